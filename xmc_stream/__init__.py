@@ -1,0 +1,1 @@
+"""Out-of-core streaming library for extreme multi-class and multi-label classification."""

@@ -1,0 +1,166 @@
+"""The memory limit: sizes in words, what a process may plan with, and the guard that watches it.
+
+This module covers: parsing "512MB", measuring what the process already holds, refusing a plan that cannot work, and
+sampling resident memory while a run goes on. It does not allocate and does not cut work: the plans in `jobs` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+
+from xmc_stream.errors import InputError, MemoryLimitError
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+_M_MMAP_THRESHOLD = -3  # glibc's mallopt parameter
+
+
+def parse_size(size: str | float) -> int:
+    """Bytes in a size such as "512MB" (decimal), "4GiB" (binary) or a plain number of bytes.
+
+    Raises InputError for anything else, zero and negative sizes included.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None or match[2].upper() not in _UNITS:
+            raise InputError(f"memory size {size!r} is not understood: write it as 512MB, 4GB or 4GiB")
+        size = float(match[1]) * _UNITS[match[2].upper()]
+    if not 1 <= size < 2**63:
+        raise InputError(f"memory size {size!r} is not a positive number of bytes: write it as 512MB, 4GB or 4GiB")
+    return int(size)
+
+
+def format_size(n_bytes: float) -> str:
+    """A size for people: three digits and a decimal unit, "210 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n_bytes) < 999.5:
+            return f"{n_bytes:.3g} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.4g} TB"
+
+
+def resident() -> int:
+    """Bytes of this process in memory now, mapped pages included."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident() -> int:
+    """The largest resident size this process ever had, in bytes (VmHWM on Linux, else the present size)."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resident()
+
+
+def return_freed_memory() -> None:
+    """Make the C library give freed buffers of 1 MiB and more back to the system at once (glibc only).
+
+    By default glibc raises that bound to 32 MiB as a program frees large blocks, after which freed buffers stay
+    resident and a planned peak is exceeded by what was planned, and freed, before.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A bound on the peak resident memory of a process, mapped pages included.
+
+    limit: bytes. A plan may use what `budget` gives: the limit less what the process holds when it plans, less a
+    reserve for what no plan can count (the allocator's edges, the interpreter's own objects).
+    """
+
+    limit: int
+
+    @classmethod
+    def of(cls, size: str | float | None) -> MemoryLimit:
+        """The limit of a size in words or bytes; None takes three quarters of the memory that is free now."""
+        return cls(int(psutil.virtual_memory().available * 0.75) if size is None else parse_size(size))
+
+    def budget(self) -> int:
+        """Bytes a plan may hand out now, in a process whose libraries and kernels are loaded."""
+        return self.limit - resident() - self.reserve
+
+    @property
+    def reserve(self) -> int:
+        """Bytes kept out of every plan."""
+        return 24 * 2**20 + self.limit // 50
+
+    def check(self, needs: Mapping[str, int], what: str, budget: int | None = None) -> None:
+        """Refuse a plan that does not fit.
+
+        needs: bytes by component. Raises MemoryLimitError naming the need, what there is, and the knob.
+        """
+        budget = self.budget() if budget is None else budget
+        need = sum(needs.values())
+        if need > budget:
+            parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs.items() if size)
+            short = self.limit + need - budget
+            raise MemoryLimitError(
+                f"{what} needs {format_size(need)} ({parts}) beside the process itself, and the memory limit of "
+                f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}: "
+                f"set --memory-limit to {format_size(short * 1.03)} or more"
+            )
+
+
+class Guard:
+    """Samples resident memory in a thread; `check` ends a run that comes too near the limit.
+
+    The second line of defence: plans keep the limit by construction. peak: the largest sample, in bytes.
+    """
+
+    def __init__(self, limit: MemoryLimit, interval: float = 0.05) -> None:
+        self.limit = limit
+        self.peak = resident()
+        self.now = self.peak
+        self._interval = interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="xmc-stream-memory-guard", daemon=True)
+
+    def __enter__(self) -> Guard:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        process = psutil.Process()
+        while not self._stop.wait(self._interval):
+            self.now = int(process.memory_info().rss)
+            self.peak = max(self.peak, self.now)
+
+    def crowded(self) -> bool:
+        """True when no further job should be admitted for the present (over 95 % of the limit)."""
+        return self.now > 0.95 * self.limit.limit
+
+    def check(self) -> None:
+        """Raise MemoryLimitError when resident memory is over 98 % of the limit."""
+        if self.now > 0.98 * self.limit.limit:
+            raise MemoryLimitError(
+                f"resident memory is {format_size(self.now)}, at the limit of {format_size(self.limit.limit)}: the run "
+                "was ended and can be resumed; run the same command with a larger --memory-limit or fewer --threads"
+            )
+
+
+def available_threads() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

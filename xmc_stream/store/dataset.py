@@ -1,0 +1,179 @@
+"""A dataset on disk: features and labels of N samples, converted once, read by every command."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.store.encoding import (
+    CHUNK_BYTES,
+    ArrayWriter,
+    MatrixWriter,
+    new_store,
+    read_small,
+)
+from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.transpose import transpose
+
+FORMAT = "xmc_stream dataset"
+VERSION = 1
+# X and Y (indices, values, indptr) and the row norms are written side by side, a chunk buffered each, and the store
+# copies a chunk twice to check and write it
+WRITER_BYTES = 8 * CHUNK_BYTES
+
+
+class Dataset:
+    """An opened dataset. Opening reads attributes only; each matrix is opened, and its chunks' sizes checked, on demand.
+
+    n_samples N, n_features D, n_labels K. Raises StoreError where there is no dataset, or one of a newer version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._group = zarr.open_group(self.path, mode="r")
+        except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
+            raise StoreError(f"{path} is not a dataset: make one with `xmc-stream convert INPUT {path}`") from None
+        self.attributes: dict[str, Any] = dict(self._group.attrs)
+        if self.attributes.get("format") != FORMAT:
+            raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
+        if self.attributes["version"] > VERSION:
+            raise StoreError(f"{path} was written by a newer xmc_stream (format {self.attributes['version']}): update")
+        self.n_samples = int(self.attributes["n_samples"])
+        self.n_features = int(self.attributes["n_features"])
+        self.n_labels = int(self.attributes["n_labels"])
+
+    def __repr__(self) -> str:
+        return f"Dataset({str(self.path)!r}: {self.n_samples} x {self.n_features}, {self.n_labels} labels)"
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of X and Y, whatever their chunks: what "the same data" means."""
+        both = [SparseMatrix(self.path / name / "rows").attributes["fingerprint"] for name in ("X", "Y")]
+        return hashlib.sha256("".join(map(str, both)).encode()).hexdigest()
+
+    def X_rows(self) -> SparseMatrix:
+        """X by rows (N x D, csr)."""
+        return SparseMatrix(self.path / "X" / "rows")
+
+    def Y_rows(self) -> SparseMatrix:
+        """Y by rows (N x K, csr of ones)."""
+        return SparseMatrix(self.path / "Y" / "rows")
+
+    def Y_columns(self) -> SparseMatrix:
+        """Y by columns (N x K, csc of ones): the positives of each label."""
+        return SparseMatrix(self.path / "Y" / "columns")
+
+    def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
+        """X by columns (N x D, csc), made in buffers of max_bytes when first asked for."""
+        path = self.path / "X" / "columns"
+        if not path.exists():
+            with new_store(path, {}) as group:
+                transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
+        return SparseMatrix(path)
+
+    def feature_counts(self) -> NDArray[np.int64]:
+        """Stored values of each feature (D,)."""
+        return read_small(self._group, "statistics/feature_counts")
+
+    def label_counts(self) -> NDArray[np.int64]:
+        """Positives of each label (K,)."""
+        return read_small(self._group, "statistics/label_counts")
+
+
+def open_dataset(path: str | Path) -> Dataset:
+    """Open a converted dataset. Raises StoreError where there is none."""
+    return Dataset(path)
+
+
+class DatasetWriter:
+    """Takes the rows of a new dataset, block by block, whatever format they came in."""
+
+    def __init__(self, group: zarr.Group, n_features: int, n_labels: int) -> None:
+        self._group = group
+        self.n_features = n_features
+        self.n_labels = n_labels
+        self.X = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (None, n_features))
+        self.Y = MatrixWriter(group.create_group("Y/rows"), "csr_matrix", (None, n_labels), data_dtype=None)
+        self._statistics = group.create_group("statistics")
+        self._norms = ArrayWriter(self._statistics, "row_norms", np.float32)
+        self._feature_counts = np.zeros(n_features, np.int64)
+        self._label_counts = np.zeros(n_labels, np.int64)
+
+    def append(
+        self,
+        x_indptr: NDArray[np.int64],
+        x_indices: NDArray[Any],
+        x_data: NDArray[np.float32],
+        y_indptr: NDArray[np.int64],
+        y_indices: NDArray[Any],
+    ) -> None:
+        """Add rows: two CSR triples with as many rows each, indptr from 0; indices sorted, unique in a row, in range."""
+        from xmc_stream.kernels.csr import count_indices, row_norms
+
+        if len(x_indptr) != len(y_indptr):
+            raise InputError(f"X has {len(x_indptr) - 1} rows and Y has {len(y_indptr) - 1}: they must have as many")
+        self.X.append(np.diff(x_indptr), x_indices, x_data)
+        self.Y.append(np.diff(y_indptr), y_indices)
+        norms = np.empty(len(x_indptr) - 1, np.float32)
+        row_norms(x_indptr, x_data, norms)
+        self._norms.append(norms)
+        count_indices(x_indices, self._feature_counts)
+        count_indices(y_indices, self._label_counts)
+
+    def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
+        """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
+        self.X.close()
+        self.Y.close()
+        self._norms.close()
+        for name, counts in (("feature_counts", self._feature_counts), ("label_counts", self._label_counts)):
+            writer = ArrayWriter(self._statistics, name, np.int64)
+            writer.append(counts)
+            writer.close()
+        columns = self._group.create_group("Y/columns")
+        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
+        return {
+            "n_samples": self.X.lines,
+            "n_features": self.n_features,
+            "n_labels": self.n_labels,
+            "nnz_features": self.X.nnz,
+            "nnz_labels": self.Y.nnz,
+        }
+
+
+@contextmanager
+def new_dataset(
+    path: str | Path,
+    n_features: int,
+    n_labels: int,
+    attributes: Mapping[str, Any],
+    max_bytes: int = 2**26,
+    overwrite: bool = False,
+) -> Iterator[DatasetWriter]:
+    """A dataset under construction; it gets its name when the block ends well, and leaves nothing when it does not.
+
+    attributes: what was converted from what, and how; JSON values. max_bytes: of the transposition's buffers.
+    Raises InputError where `path` exists and overwrite is not set.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+    if path.exists() and zarr.open_group(path, mode="r").attrs.get("format") != FORMAT:
+        raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself")
+    with new_store(path, {}) as group:
+        writer = DatasetWriter(group, n_features, n_labels)
+        yield writer
+        work = path.with_name(path.name + ".partial")
+        sizes = writer.finish(work, max_bytes)
+        group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
+
+
+__all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

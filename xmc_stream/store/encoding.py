@@ -1,0 +1,241 @@
+"""How arrays and sparse matrices lie on disk, and the writers that put them there.
+
+A 1-D array is chunked, uncompressed and crc32c-checked: chunk k is the file `c/k`, raw little-endian values and four
+bytes of checksum. Chunks hold min(32 MiB, the array rounded up to 64 KiB), so that a local chunk file can be mapped.
+A sparse matrix is a group in anndata's encoding 0.1.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from numpy.typing import DTypeLike, NDArray
+from zarr.codecs import Crc32cCodec
+
+from xmc_stream.errors import StoreError
+
+CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
+SCRATCH_CHUNK_BYTES = 2 * 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
+CHUNK_STEP = 64 * 2**10  # a chunk is a multiple of this, hence of every page size in use
+
+Attributes = Mapping[str, Any]
+Encoding = Literal["csr_matrix", "csc_matrix"]
+
+
+def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
+    """int32 where indices below `bound` fit, else int64."""
+    return np.dtype(np.int32 if bound <= np.iinfo(np.int32).max else np.int64)
+
+
+class ArrayWriter:
+    """Appends to a new 1-D zarr array of unknown length; the buffer grows to one chunk.
+
+    sha256 hashes the logical values (little-endian), whatever the chunks.
+    """
+
+    def __init__(self, group: zarr.Group, name: str, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._group = group
+        self._name = name
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self._chunk = chunk_bytes // self.dtype.itemsize
+        self._buffer: NDArray[Any] = np.empty(min(self._chunk, CHUNK_STEP // self.dtype.itemsize), self.dtype)
+        self._filled = 0  # items in the buffer
+        self._written = 0  # items in the array
+        self._array: zarr.Array[Any] | None = None
+        self._hash = hashlib.sha256()
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Add values (any number) of a kind that the array's type holds."""
+        values = np.ascontiguousarray(values, dtype=self.dtype)
+        self._hash.update(values)
+        while values.size:
+            if self._filled == self._buffer.size:
+                if self._filled == self._chunk:
+                    self._flush(self._chunk)
+                else:
+                    grown = np.empty(min(self._chunk, 4 * self._filled), self.dtype)
+                    grown[: self._filled] = self._buffer
+                    self._buffer = grown
+            n = min(values.size, self._buffer.size - self._filled)
+            self._buffer[self._filled : self._filled + n] = values[:n]
+            self._filled += n
+            values = values[n:]
+
+    def _flush(self, chunk: int) -> None:
+        size = self._written + self._filled
+        if self._array is None:
+            self._array = create_array(self._group, self._name, size, chunk, self.dtype)
+        else:
+            self._array.resize((size,))
+        self._array[self._written : size] = self._buffer[: self._filled]
+        self._written, self._filled = size, 0
+
+    def close(self) -> str:
+        """Write what is buffered; returns the sha256 of all values, in hexadecimal."""
+        if self._array is None:  # all in the buffer: a chunk no larger than the array
+            step = CHUNK_STEP // self.dtype.itemsize
+            self._flush(max(1, -(-self._filled // step)) * step)
+        elif self._filled:
+            self._flush(self._chunk)
+        return self._hash.hexdigest()
+
+
+def create_array(
+    group: zarr.Group, name: str, size: int, chunk: int, dtype: DTypeLike, fill_value: float = 0, keep_empty: bool = True
+) -> zarr.Array[Any]:
+    """A new uncompressed, checksummed 1-D array of `size` items in chunks of `chunk` items."""
+    return group.create_array(
+        name,
+        shape=(size,),
+        chunks=(chunk,),
+        dtype=dtype,
+        compressors=[Crc32cCodec()],
+        filters=None,
+        fill_value=fill_value,
+        config={"write_empty_chunks": keep_empty},
+    )
+
+
+def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
+    """A whole array that is known to be small."""
+    array = group[name]
+    if not isinstance(array, zarr.Array):
+        raise StoreError(f"{group.store_path}/{name} is not an array: the store is damaged or of another kind")
+    return np.asarray(array[:])
+
+
+class MatrixWriter:
+    """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here).
+
+    shape: the number of lines may be None where it is not known before the end. data_dtype None: every value is one
+    and costs no bytes. fingerprint (after close) hashes shape and values.
+    """
+
+    def __init__(
+        self,
+        group: zarr.Group,
+        encoding: Encoding,
+        shape: tuple[int | None, int] | tuple[int, int | None],
+        data_dtype: DTypeLike | None = np.float32,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._group = group
+        self._encoding = encoding
+        self._n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
+        if bound is None:
+            raise ValueError("the length of a line must be known")
+        self._bound = bound
+        self._chunk_bytes = chunk_bytes
+        self._indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
+        self._indptr.append(np.zeros(1, np.int64))
+        self._indices = ArrayWriter(group, "indices", index_dtype(bound), chunk_bytes)
+        self._data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
+        self.lines = 0
+        self.nnz = 0
+        self.fingerprint = ""
+
+    def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
+        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn."""
+        ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
+        self._indptr.append(ends)
+        self._indices.append(indices)
+        if self._data is not None and data is not None:
+            self._data.append(data)
+        self.lines += len(lengths)
+        self.nnz += len(indices)
+
+    def close(self) -> None:
+        """Write what is buffered and the attributes that make the group a matrix."""
+        if self._n_lines not in (None, self.lines):
+            raise StoreError(f"{self._group.store_path}: {self.lines} lines were written where {self._n_lines} were promised")
+        hashes = [self._indptr.close(), self._indices.close()]
+        if self._data is not None:
+            hashes.append(self._data.close())
+        else:
+            # readers see ones: the fill value of chunks that do not exist
+            create_array(self._group, "data", self.nnz, self._chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
+        shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
+        self.fingerprint = hashlib.sha256(repr((self._encoding, shape, hashes)).encode()).hexdigest()
+        self._group.update_attributes(
+            {
+                "encoding-type": self._encoding,
+                "encoding-version": "0.1.0",
+                "shape": list(shape),
+                "fingerprint": self.fingerprint,
+            }
+        )
+
+
+def fsync_tree(path: Path) -> None:
+    """Make every file and folder under `path` durable."""
+    for folder, _, files in os.walk(path):
+        for name in [*files, "."]:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(work: Path, path: Path) -> None:
+    """Give a finished work folder its name, all of it durable before and after; what had the name is removed."""
+    fsync_tree(work)
+    if path.exists():
+        old = path.with_name(path.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        work.rename(path)
+        shutil.rmtree(old)
+    else:
+        work.rename(path)
+    fsync_folder(path.parent)
+
+
+@contextmanager
+def new_store(path: Path, attributes: Attributes) -> Iterator[zarr.Group]:
+    """A new group under a work name, renamed to `path` when the block ends well, else removed.
+
+    A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes.
+    """
+    work = path.with_name(path.name + ".partial")
+    if work.exists():
+        shutil.rmtree(work)
+    try:
+        yield zarr.create_group(work, attributes=dict(attributes))
+        publish(work, path)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def new_matrix(
+    path: Path,
+    encoding: Encoding,
+    shape: tuple[int, int],
+    data_dtype: DTypeLike | None = np.float32,
+    attributes: Attributes | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Iterator[MatrixWriter]:
+    """A matrix in a store of its own, renamed to `path` when the block ends well."""
+    with new_store(path, attributes or {}) as group:
+        writer = MatrixWriter(group, encoding, shape, data_dtype, chunk_bytes)
+        yield writer
+        writer.close()
