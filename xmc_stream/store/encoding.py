@@ -23,7 +23,7 @@ from zarr.codecs import Crc32cCodec
 from xmc_stream.errors import StoreError
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
-SCRATCH_CHUNK_BYTES = 2 * 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
+SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
 CHUNK_STEP = 64 * 2**10  # a chunk is a multiple of this, hence of every page size in use
 
 Attributes = Mapping[str, Any]

@@ -152,9 +152,17 @@ class SparseMatrix:
             done = end
         return firsts, counts
 
-    def gather(self, lines: NDArray[np.int64], buffer: Buffer | None = None) -> Block:
-        """The lines (sorted ascending, unique) in one sweep, read into private arrays and never through a map."""
-        firsts, counts = self.lengths(lines)
+    def gather(
+        self,
+        lines: NDArray[np.int64],
+        buffer: Buffer | None = None,
+        lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> Block:
+        """The lines (sorted ascending, unique) in one sweep, read into private arrays and never through a map.
+
+        buffer: what they are read into, if not new arrays. lengths: what `lengths(lines)` gave, if it is known.
+        """
+        firsts, counts = self.lengths(lines) if lengths is None else lengths
         indptr = np.zeros(len(lines) + 1, np.int64)
         np.cumsum(counts, out=indptr[1:])
         nnz = int(indptr[-1])

@@ -1,0 +1,45 @@
+"""What the engine and the jobs agree on: a job has a key and runs; a phase is a list of jobs; a loop yields phases."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Receipt = dict[str, Any]  # small and plain: it goes through the scheduler and into the ledger as JSON
+
+
+class Job(Protocol):
+    """A picklable piece of work."""
+
+    @property
+    def key(self) -> str:
+        """Names the job in its run: the same work has the same key."""
+        ...
+
+    def run(self) -> Receipt:
+        """Do the work: everything large is on disk, durable, when this returns."""
+        ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Jobs that may run in any order, beside each other."""
+
+    name: str
+    jobs: Sequence[Job]
+
+
+Loop = Generator[Phase, list[Receipt], Receipt]
+
+
+class Ledger(Protocol):
+    """What a run has done so far, by key."""
+
+    def get(self, key: str) -> Receipt | None:
+        """The receipt of a job, or a note, if there is one."""
+        ...
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        """Note it down, durably."""
+        ...

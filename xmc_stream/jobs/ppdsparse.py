@@ -1,0 +1,249 @@
+"""PPDSparse's rounds: solve all units, search all rows for violators, and again; then a check, and the model.
+
+The loop is a generator: it yields phases of jobs and is sent their receipts, so it runs under any engine, and again
+from the start after a kill, when receipts come out of the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan, UnitSize, class_blocks, even_ranges, plan_solve
+from xmc_stream.jobs.search import Piece, SearchJob
+from xmc_stream.jobs.tiles import drop_tiles
+from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
+from xmc_stream.store.state import (
+    BIAS,
+    DUAL,
+    EMPTY,
+    INSIDE,
+    KEPT,
+    LOSS,
+    OPEN,
+    OUTSIDE,
+    STATUS,
+    WRITER_BYTES,
+    UnitState,
+)
+
+_SEARCH_BYTES = 128 * MIB  # of X, that a search job reads if there is enough of it
+_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
+
+
+@dataclass(frozen=True)
+class FinaliseJob:
+    """Write a unit of the model from its last state, and what the last search says of its classes."""
+
+    parameters: PPDSparseParameters
+    n_features: int
+    n_labels: int
+    unit: int
+    state: str
+    found: tuple[FoundFile, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt sums objective, gap and size."""
+        drop_tiles()
+        first, last = unit_range(self.unit, self.n_labels)
+        state = UnitState(Path(self.state))
+        figures = state.figures
+        update_figures(figures, self.found, first, self.parameters.tol)
+        with new_unit(Path(self.out), self.n_features, last - first) as writer:
+            for block in state.weights.blocks(8 * MIB):
+                writer.weights.append(np.diff(block.indptr), block.indices, block.data)
+            writer.bias[:] = figures[:, BIAS]
+            objective = figures[:, KEPT] + self.parameters.C * figures[:, LOSS]
+            gap = objective + figures[:, DUAL]
+            writer.figures = {
+                "objective": objective,
+                "duality_gap": gap,
+                "violation": np.maximum(figures[:, INSIDE], figures[:, OUTSIDE]),
+            }
+        learned = figures[:, STATUS] != EMPTY
+        relative = gap[learned] / objective[learned]
+        return {
+            "nnz": state.weights.nnz,
+            "learned": int(learned.sum()),
+            "open": int((figures[:, STATUS] == OPEN).sum()),
+            "objective": float(objective.sum()),
+            "gap_worst": float(relative.max(initial=0.0)),
+            "gap_sum": float(relative.sum()),
+            "violation": float(writer.figures["violation"][learned].max(initial=0.0)),
+        }
+
+
+@dataclass
+class PPDSparseRun:
+    """A training run: what to learn from, where to, and within which memory.
+
+    work: folder of the unfinished model; what jobs leave for each other lies in its `state`.
+    """
+
+    dataset: Dataset
+    work: Path
+    parameters: PPDSparseParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def loop(self) -> Loop:
+        """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
+        solves = yield Phase("round 1: solve", self._solve_jobs(0, []))
+        for round_ in itertools.count(1):
+            last = round_ == self.parameters.max_rounds
+            finished = self._all_known(self._finalise_jobs(round_, []))
+            if not last and self._all_known(self._solve_jobs(round_, [])):
+                files: list[FoundFile] = []  # searched and solved in an earlier session
+            elif finished:
+                files, last = [], True
+            else:
+                files, n_found = yield from self._search(round_, solves)
+                settled = n_found == 0 and all(receipt["inside"] <= self.parameters.tol for receipt in solves)
+                last = last or settled
+            if last:
+                break
+            solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files))
+            # what this round was made from is needed no more
+            for old in (self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}")):
+                shutil.rmtree(old, ignore_errors=True)
+        receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
+        learned = sum(receipt["learned"] for receipt in receipts)
+        return {
+            "rounds": round_,
+            "nnz": sum(receipt["nnz"] for receipt in receipts),
+            "objective": math.fsum(receipt["objective"] for receipt in receipts),
+            "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
+            "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
+            "violation": max(receipt["violation"] for receipt in receipts),
+            "n_open": sum(receipt["open"] for receipt in receipts),
+            "n_empty": self.dataset.n_labels - learned,
+        }
+
+    def _state(self, kind: str, name: str = "") -> Path:
+        return self.work / "state" / kind / name
+
+    def _all_known(self, jobs: Sequence[Job]) -> bool:
+        return all(self.ledger.get(job.key) is not None for job in jobs)
+
+    def _solve_jobs(self, round_: int, files: list[FoundFile]) -> list[SolveJob]:
+        d = self.dataset
+        sizes = plan_solve(self.plan, d.n_samples, d.n_features, WRITER_BYTES)
+        return [
+            SolveJob(
+                str(d.path), self.parameters, self.seed, round_, unit,
+                str(self._state(f"solve-{round_ - 1}", str(unit))) if round_ else "", self._of_unit(files, unit),
+                str(self._state(f"solve-{round_}", str(unit))), self.plan, sizes,
+            )
+            for unit in range(n_units(d.n_labels))
+        ]  # fmt: skip
+
+    def _finalise_jobs(self, round_: int, files: list[FoundFile]) -> list[FinaliseJob]:
+        d = self.dataset
+        return [
+            FinaliseJob(
+                self.parameters, d.n_features, d.n_labels, unit, str(self._state(f"solve-{round_ - 1}", str(unit))),
+                self._of_unit(files, unit), str(unit_path(self.work, unit)),
+            )
+            for unit in range(n_units(d.n_labels))
+        ]  # fmt: skip
+
+    @staticmethod
+    def _of_unit(files: list[FoundFile], unit: int) -> tuple[FoundFile, ...]:
+        return tuple(file for file in files if file.first < (unit + 1) * UNIT and file.last > unit * UNIT)
+
+    def _search(
+        self, round_: int, solves: list[Receipt]
+    ) -> Generator[Phase, list[Receipt], tuple[list[FoundFile], int]]:
+        """One pass over the rows for each class block; returns the files written and how many rows were found.
+
+        A search that an earlier session finished is used as it was cut then; one that it left unfinished goes on if
+        the present limit cuts it the same way, else it begins anew.
+        """
+        note = f"cut/{round_}"
+        before = self.ledger.get(note)
+        if before is not None:
+            receipts = [self.ledger.get(key) for key in before["keys"]]
+            if all(receipt is not None for receipt in receipts):
+                files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
+                return files, sum(receipt["found"] for receipt in receipts if receipt)
+        blocks = self._cut_classes(round_, solves)
+        phases = [self._search_jobs(round_, pieces, cache_bytes) for pieces, cache_bytes in blocks]
+        jobs = [job for phase in phases for job in phase]
+        files = [FoundFile(job.first, job.last, job.out) for job in jobs]
+        cut = {
+            "keys": [job.key for job in jobs],
+            "files": [[f.first, f.last, str(Path(f.path).relative_to(self.work))] for f in files],
+            "class_blocks": len(phases),
+        }
+        if cut != before:
+            self.ledger.add(note, cut)
+        n_found = 0
+        check = round_ == self.parameters.max_rounds
+        for b, phase in enumerate(phases):
+            name = "check" if check else f"round {round_ + 1}: search"
+            receipts = yield Phase(f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name, phase)
+            n_found += sum(receipt["found"] for receipt in receipts)
+        return files, n_found
+
+    def _search_jobs(self, round_: int, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
+        d = self.dataset
+        at_once = self.plan.threads * self.plan.processes
+        x_bytes = 8 * int(d.attributes["nnz_features"])
+        n_jobs = min(max(at_once, -(-x_bytes // _SEARCH_BYTES)), _MAX_SEARCH_JOBS * at_once)
+        name = f"{pieces[0].first}-{pieces[-1].last}"
+        return [
+            SearchJob(
+                str(d.path), self.parameters, round_, start, stop, pieces,
+                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes,
+            )
+            for start, stop in even_ranges(d.n_samples, n_jobs)
+        ]  # fmt: skip
+
+    def _cut_classes(self, round_: int, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
+        """Class blocks: the pieces of each, and the bytes of its tiles. Units without open classes are left out."""
+        n_labels = self.dataset.n_labels
+        units = [
+            UnitSize(receipt["unit"], receipt["tile"], receipt["heap_rows"], receipt["active_rows"], receipt["weights"])
+            for receipt in solves
+            if receipt["open"]
+        ]
+        blocks = []
+        for block in class_blocks(self.plan, units, self.dataset.n_features, UNIT):
+            pieces = tuple(
+                Piece(*unit_range(unit.unit, n_labels), str(self._state(f"solve-{round_ - 1}", str(unit.unit))), unit.tile)
+                for unit in block
+            )
+            blocks.append((pieces, sum(unit.tile for unit in block)))
+        if self.plan.cuts.classes:
+            blocks = [
+                ((small,), small.tile_bytes)
+                for pieces, _ in blocks
+                for piece in pieces
+                for small in self._split(piece, self.plan.cuts.classes)
+            ]
+        return blocks
+
+    def _split(self, piece: Piece, step: int) -> list[Piece]:
+        """A piece in parts of `step` classes. A narrower tile has more dense rows: 1,024 is a bound on their growth."""
+        bound = piece.tile_bytes * UNIT
+        return [
+            replace(piece, first=first, last=min(first + step, piece.last), tile_bytes=bound)
+            for first in range(piece.first, piece.last, step)
+        ]

@@ -1,0 +1,196 @@
+"""Search jobs: a range of rows, scored for all classes of a block; what violates most outside the active sets is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.jobs.tiles import Tile, make_tile, shared_cache, tile_width
+from xmc_stream.kernels.active import clip_rows
+from xmc_stream.kernels.scores import search, sort_heaps
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.model import UNIT
+from xmc_stream.store.state import BIAS, OPEN, STATUS, UnitState, new_found
+
+_WINDOW = 1 << 19  # entries of active sets read at a time
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Classes [first, last) of one unit, the state of the unit, and the bytes of their tile (or a bound)."""
+
+    first: int
+    last: int
+    state: str
+    tile_bytes: int
+
+
+def row_blocks(
+    X: SparseMatrix, Y: SparseMatrix, start: int, stop: int, max_bytes: int, max_rows: int = 0
+) -> Iterator[tuple[Block, Block]]:
+    """X and Y of consecutive rows, at most max_bytes of each, in two buffers used again for every block."""
+    ends = {last for _, last, _ in X.cuts(max_bytes, start, stop)}
+    ends |= {last for _, last, _ in Y.cuts(max_bytes, start, stop)}
+    if max_rows:
+        ends |= set(range(start + max_rows, stop, max_rows))
+    x_buffer = Buffer(X, min(X.nnz, max_bytes // X.entry_bytes))
+    y_buffer = Buffer(Y, min(Y.nnz, max_bytes // Y.entry_bytes))
+    for end in sorted(ends):
+        yield X.block(start, end, x_buffer), Y.block(start, end, y_buffer)
+        start = end
+
+
+class _PieceSearch:
+    """The search state of one piece: heaps, thresholds, the active rows still ahead, losses; one entry a slot."""
+
+    def __init__(self, piece: Piece, start: int, stop: int, n_samples: int, parameters: PPDSparseParameters) -> None:
+        self.piece = piece
+        low = piece.first % UNIT
+        state = UnitState(Path(piece.state))
+        mine = slice(low, low + piece.last - piece.first)
+        open_ = state.figures[mine, STATUS] == OPEN
+        self.classes = np.flatnonzero(open_)  # of each slot, from piece.first
+        self.slot_of = np.full(len(open_), -1, np.int16)
+        self.slot_of[open_] = np.arange(len(self.classes))
+        self.bias = state.figures[mine, BIAS][open_].astype(np.float32)
+        self.width = tile_width(len(self.classes))
+
+        sizes = np.diff(state.active.indptr.read(mine.start, mine.stop + 1))[open_]
+        capacity = np.minimum(added_sizes(sizes, parameters.added, n_samples), stop - start)
+        self.heap_start = np.zeros(self.width + 1, np.int64)
+        np.cumsum(capacity, out=self.heap_start[1 : len(capacity) + 1])
+        self.heap_start[len(capacity) + 1 :] = self.heap_start[len(capacity)]
+        self.heap_size = np.zeros(self.width, np.int64)
+        self.heap_scores = np.empty(self.heap_start[-1], np.float32)
+        self.heap_rows = np.empty(self.heap_start[-1], np.int32)
+        self.threshold = np.full(self.width, np.inf, np.float32)
+        self.threshold[: len(capacity)][capacity > 0] = np.float32(parameters.tol - 1.0)
+        self.losses = np.zeros(self.width)
+        self.scores = np.empty(self.width, np.float32)
+
+        self.active_next = np.zeros(self.width, np.int64)
+        self.active_end = np.zeros(self.width, np.int64)
+        self.active = self._active_rows(state.active, mine, start, stop)
+        self.bytes_read = state.bytes_read
+
+    def _active_rows(self, active: SparseMatrix, mine: slice, start: int, stop: int) -> NDArray[np.int32]:
+        """Rows of the active sets in [start, stop), as numbers from start, class after class."""
+        ptr = active.indptr.read(mine.start, mine.stop + 1)
+        begins, ends = np.full(len(ptr) - 1, -1), np.zeros(len(ptr) - 1, np.int64)
+        parts, filled = [], 0
+        for low in range(int(ptr[0]), int(ptr[-1]) + 1, _WINDOW):
+            high = min(low + _WINDOW, int(ptr[-1]))
+            # the classes with entries in the window: the last one may go on in the next
+            a, b = int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left"))
+            out = np.empty(high - low, np.int32)
+            places = np.clip(ptr[a : b + 1], low, high) - low
+            n = clip_rows(places, active.indices.read(low, high), start, stop, begins[a:b], ends[a:b], out, filled)
+            parts.append(out[:n].copy())
+            filled += n
+        self.active_next[: len(self.classes)] = begins[self.classes]
+        self.active_end[: len(self.classes)] = ends[self.classes]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def make_tile(self, n_features: int) -> Tile:
+        """Weights of the open classes, by feature."""
+        weights = SparseMatrix(Path(self.piece.state) / "weights")
+        low = self.piece.first % UNIT
+        block = weights.gather(low + self.classes.astype(np.int64))
+        return make_tile(block.indptr, block.indices, block.values, self.bias, n_features)
+
+    def search(self, x: Block, y: Block, range_start: int, tile: Tile, loss: int) -> None:
+        """Score a row block."""
+        search(
+            x.indptr, x.indices, x.values, y.indptr, y.indices, x.start - range_start, self.piece.first, self.slot_of,
+            tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
+            self.heap_start, self.heap_size, self.heap_scores, self.heap_rows, self.threshold, loss, self.losses,
+            self.scores,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Rows [start, stop) for the classes of a block, from the weights of the round before.
+
+    Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
+    -1 + tol, at most as many as the next round may add, and the loss summed over the rows.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    round: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    out: str
+    plan: MemoryPlan
+    cache_bytes: int
+
+    @property
+    def first(self) -> int:
+        """First class of the block."""
+        return self.pieces[0].first
+
+    @property
+    def last(self) -> int:
+        """Last class of the block, plus one."""
+        return self.pieces[-1].last
+
+    @property
+    def key(self) -> str:
+        """Round, classes, rows."""
+        return f"search/{self.round}/{self.first}-{self.last}/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Search; the receipt counts bytes and row blocks."""
+        dataset = Dataset(self.data)
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        searches = [
+            _PieceSearch(piece, self.start, self.stop, dataset.n_samples, self.parameters) for piece in self.pieces
+        ]
+        searches = [piece for piece in searches if len(piece.classes)]
+        cache = shared_cache(self.cache_bytes)
+        n_blocks = 0
+        for x, y in row_blocks(X, Y, self.start, self.stop, self.plan.row_block_bytes, self.plan.cuts.rows):
+            n_blocks += 1
+            for piece in searches:
+                key = (piece.piece.state, piece.piece.first, piece.piece.last)
+                with cache.use(key, piece.piece.tile_bytes, lambda p=piece: p.make_tile(dataset.n_features)) as tile:
+                    piece.search(x, y, self.start, tile, self.parameters.loss_code)
+        n_found = self._write(searches, dataset.n_samples)
+        return {
+            "found": n_found,
+            "row_blocks": n_blocks,
+            "passes": (self.stop - self.start) / dataset.n_samples,
+            "bytes_read": X.bytes_read + Y.bytes_read,
+        }
+
+    def _write(self, searches: list[_PieceSearch], n_samples: int) -> int:
+        with new_found(Path(self.out), self.last - self.first, n_samples) as writer:
+            done = self.first
+            for piece in searches:
+                n = sort_heaps(piece.heap_start, piece.heap_size, piece.heap_scores, piece.heap_rows)
+                counts = np.zeros(piece.piece.last - done, np.int64)
+                places = piece.piece.first - done + piece.classes
+                counts[places] = piece.heap_size[: len(piece.classes)]
+                some = places[counts[places] > 0]
+                firsts = np.cumsum(counts) - counts
+                writer.best[done - self.first + some] = piece.heap_scores[firsts[some]]
+                rows = piece.heap_rows[:n]
+                for begin in range(0, max(n, 1), 1 << 20):  # absolute numbers may be twice as wide
+                    part = slice(begin, min(begin + (1 << 20), n))
+                    writer.rows.append(
+                        counts if begin == 0 else counts[:0], rows[part] + np.int64(self.start), piece.heap_scores[part]
+                    )
+                writer.losses[done - self.first + places] = piece.losses[: len(piece.classes)]
+                done = piece.piece.last
+            writer.rows.append(np.zeros(self.last - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+        return writer.rows.nnz

@@ -1,0 +1,315 @@
+"""Solve jobs: the classes of a unit, from last round's state and what the search found, to the next state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import ROW_BYTES, MemoryPlan, SolvePlan
+from xmc_stream.jobs.tiles import drop_tiles, tile_bytes
+from xmc_stream.kernels.active import (
+    count_before,
+    drop_idle,
+    mark,
+    marked_rows,
+    merge_found,
+    rank,
+    set_signs,
+    start_sets,
+)
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.memory import format_size
+from xmc_stream.solvers.ppdsparse import (
+    ActiveSets,
+    PPDSparseParameters,
+    Scratch,
+    Solver,
+    added_sizes,
+    start_sizes,
+)
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, Buffer
+from xmc_stream.store.model import unit_range
+from xmc_stream.store.state import (
+    BIAS,
+    DONE,
+    DUAL,
+    EMPTY,
+    INSIDE,
+    KEPT,
+    LOSS,
+    OPEN,
+    OUTSIDE,
+    STATUS,
+    Found,
+    UnitState,
+    UnitStateWriter,
+    new_unit_state,
+)
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """What one search job found for classes [first, last)."""
+
+    first: int
+    last: int
+    path: str
+
+
+def read_found(files: tuple[FoundFile, ...], first: int, last: int) -> list[Block]:
+    """What the search jobs found for classes [first, last): a block for each file that holds some of them.
+
+    A block's lines are the classes [first, last), empty where the file does not hold them.
+    """
+    blocks = []
+    for file in files:
+        low, high = max(first, file.first), min(last, file.last)
+        if low < high:
+            block = Found(Path(file.path)).rows.block(low - file.first, high - file.first)
+            before, after = np.zeros(low - first, np.int64), np.full(last - high, block.indptr[-1])
+            blocks.append(Block(first, np.concatenate([before, block.indptr, after]), block.indices, block.data))
+    return blocks
+
+
+def update_figures(
+    figures: NDArray[np.float64], files: tuple[FoundFile, ...], first: int, tol: float
+) -> NDArray[np.int64]:
+    """Enter what a search saw of the classes first, first + 1, ...: losses, violations outside; who is done.
+
+    figures (n, N_FIGURES) is changed in the rows of open classes. Losses are added in the order of the files. Returns
+    how many rows were found for each class: those that violate by more than tol.
+    """
+    n = len(figures)
+    n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
+    for file in files:
+        low, high = max(first, file.first), min(first + n, file.last)
+        if low < high:
+            found = Found(Path(file.path))
+            mine, theirs = slice(low - first, high - first), slice(low - file.first, high - file.first)
+            n_found[mine] += np.diff(found.rows.indptr.read(theirs.start, theirs.stop + 1))
+            losses[mine] += found.losses[theirs]
+            best[mine] = np.maximum(best[mine], found.best[theirs])
+    open_ = figures[:, STATUS] == OPEN
+    figures[open_, LOSS] = losses[open_]
+    figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
+    figures[open_ & (n_found == 0) & (figures[:, INSIDE] <= tol), STATUS] = DONE
+    return n_found
+
+
+@dataclass(frozen=True)
+class SolveJob:
+    """One round of one unit. previous: the unit's state after the round before, "" in round 0."""
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    round: int
+    unit: int
+    previous: str
+    found: tuple[FoundFile, ...]
+    out: str
+    plan: MemoryPlan
+    sizes: SolvePlan
+
+    @property
+    def key(self) -> str:
+        """Round and unit."""
+        return f"solve/{self.round}/{self.unit}"
+
+    def run(self) -> Receipt:
+        """Solve; the receipt has the sizes that the next search is planned from."""
+        drop_tiles()
+        return _UnitSolve(self).run()
+
+
+class _UnitSolve:
+    """The work of one solve job."""
+
+    def __init__(self, job: SolveJob) -> None:
+        self.job = job
+        self.dataset = Dataset(job.data)
+        self.n_samples = self.dataset.n_samples
+        self.first, self.last = unit_range(job.unit, self.dataset.n_labels)
+        self.X = self.dataset.X_rows()
+        self.Y = self.dataset.Y_columns()
+        self.previous = UnitState(Path(job.previous)) if job.previous else None
+        self.solver = Solver(job.parameters, job.seed)
+        self.scratch = Scratch(self.dataset.n_features, job.sizes.max_rows, job.sizes.max_nnz)
+        self.buffer = Buffer(self.X, job.sizes.max_nnz)
+        self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
+        self.before = np.empty(len(self.words), np.int32)
+        self.feature_counts = np.zeros(self.dataset.n_features, np.int64)  # of the weights of open classes
+        self.open_sizes: list[NDArray[np.int64]] = []  # |A| of open classes
+
+    def run(self) -> Receipt:
+        job, n = self.job, self.last - self.first
+        with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
+            if self.previous is None:
+                positives = self.Y.indptr.read(self.first, self.last + 1)
+                counts = np.diff(positives)
+                writer.figures[counts == 0, STATUS] = EMPTY
+                bound = counts + start_sizes(counts, self.n_samples)
+            else:
+                writer.figures[:] = self.previous.figures
+                n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol)
+                sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
+                bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
+            for low, high in self._batches(writer.figures[:, STATUS] == OPEN, bound):
+                if writer.figures[low, STATUS] == OPEN:
+                    self._solve_batch(low, high, writer)
+                else:
+                    self._copy(low, high, writer)
+        open_sizes = np.concatenate([*self.open_sizes, np.zeros(0, np.int64)])
+        open_ = writer.figures[:, STATUS] == OPEN
+        return {
+            "unit": job.unit,
+            "open": int(open_.sum()),
+            "tile": tile_bytes(self.feature_counts, int(open_.sum())),
+            "heap_rows": int(added_sizes(open_sizes, job.parameters.added, self.n_samples).sum()),
+            "active_rows": int(open_sizes.sum()),
+            "weights": int(self.feature_counts.sum()),
+            "nnz": writer.weights.nnz,
+            "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
+            "bytes_read": self.X.bytes_read + self.Y.bytes_read,
+        }
+
+    def _batches(self, open_: NDArray[np.bool_], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Runs of classes that are all open or all not, with at most max_rows active rows, or of one larger class."""
+        batches: list[tuple[int, int]] = []
+        total = 0
+        for c in range(len(open_)):
+            total += int(bound[c])
+            low = batches[-1][0] if batches else 0
+            full = total > self.job.sizes.max_rows or c - low >= (self.job.plan.cuts.classes or len(open_))
+            if not batches or full or open_[c] != open_[c - 1]:
+                batches.append((c, c + 1))
+                total = int(bound[c])
+            else:
+                batches[-1] = (low, c + 1)
+        return batches
+
+    def _copy(self, low: int, high: int, writer: UnitStateWriter) -> None:
+        """Carry classes that are not solved any more over from the last state; a class without positives gets w_0 = -1."""
+        empty = low + np.flatnonzero(writer.figures[low:high, STATUS] == EMPTY)
+        tau = self.job.parameters.tau
+        writer.figures[empty, BIAS], writer.figures[empty, KEPT], writer.figures[empty, DUAL] = -1.0, tau / 2, -tau / 2
+        if self.previous is None:
+            nothing = np.zeros(0, np.int32)
+            writer.active.append(np.zeros(high - low, np.int64), nothing, np.zeros(0))
+            writer.weights.append(np.zeros(high - low, np.int64), nothing, np.zeros(0, np.float32))
+            return
+        for c in range(low, high):
+            active, weights = self.previous.active.block(c, c + 1), self.previous.weights.block(c, c + 1)
+            writer.active.append(np.diff(active.indptr), active.indices, active.data)
+            writer.weights.append(np.diff(weights.indptr), weights.indices, weights.data)
+
+    def _active_sets(self, low: int, high: int) -> ActiveSets:
+        """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
+        job, n = self.job, high - low
+        first = self.first + low
+        positives = self.Y.block(first, first + n)
+        ptr = np.zeros(n + 1, np.int64)
+        if self.previous is None:
+            counts = np.diff(positives.indptr)
+            sizes = start_sizes(counts, self.n_samples)
+            rows = np.empty(int((counts + sizes).sum()), np.int64)
+            start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, job.seed, ptr, rows)
+            alpha = np.zeros(len(rows))
+        else:
+            old = self.previous.active.block(low, high)
+            blocks = read_found(job.found, first, first + n)
+            sizes = np.diff(old.indptr)
+            room = added_sizes(sizes, job.parameters.added, self.n_samples)
+            f_ptr, f_rows, f_scores = _join(blocks, n)
+            found = sum(np.diff(block.indptr) for block in blocks) if blocks else np.zeros(n, np.int64)
+            rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
+            alpha = np.empty(len(rows))
+            merge_found(
+                old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, np.empty(len(f_ptr), np.int64),
+                ptr, rows, alpha,
+            )  # fmt: skip
+        sign = np.empty(len(rows), np.int8)
+        set_signs(positives.indptr, positives.indices, ptr, rows, sign)
+        return ActiveSets(first, ptr, rows, sign, alpha)
+
+    def _solve_batch(self, low: int, high: int, writer: UnitStateWriter) -> None:
+        sets = self._active_sets(low, high)
+        figures = np.empty((high - low, 4))
+        self._solve_part(sets, figures, writer)
+        writer.figures[low:high, [BIAS, DUAL, KEPT, INSIDE]] = figures
+        counts = np.empty(high - low, np.int64)
+        filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
+        writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
+        self.open_sizes.append(counts)
+
+    def _solve_part(self, sets: ActiveSets, figures: NDArray[np.float64], writer: UnitStateWriter) -> None:
+        """Gather the rows of all classes at once if they fit, else of one half after the other, else of one by stretches."""
+        job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
+
+        def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
+            writer.weights.append(counts, features, data)
+            count_indices(features, self.feature_counts)
+
+        if n == 1 and len(sets.rows) > sizes.max_rows:
+            if len(sets.rows) > sizes.max_class_rows + sizes.max_rows:
+                need = format_size(ROW_BYTES * len(sets.rows))
+                raise MemoryLimitError(
+                    f"class {sets.first_label} has {len(sets.rows)} active rows, whose state takes {need} a thread: "
+                    "raise --memory-limit or lower --threads; the run can be resumed"
+                )
+            lengths = self.X.lengths(sets.rows)[1]
+        else:
+            union, spans = self._union(sets.rows)
+            if int(spans[1].sum()) <= sizes.max_nnz:
+                at = np.empty(len(sets.rows), np.int64)
+                rank(sets.rows, self.words, self.before, at)
+                block = self.X.gather(union, self.buffer, spans)
+                self.solver.solve(sets, at, block, job.round, self.scratch, figures, sink)
+                return
+            if n > 1:
+                for a, b in ((0, n // 2), (n // 2, n)):
+                    self._solve_part(_part(sets, a, b), figures[a:b], writer)
+                return
+            lengths = spans[1]
+        self.solver.solve_streamed(
+            sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
+            figures[0], sink,
+        )  # fmt: skip
+
+    def _union(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The distinct rows in ascending order, and where they lie; leaves what `rank` needs."""
+        self.words[:] = 0
+        mark(rows, self.words)
+        union = np.empty(count_before(self.words, self.before), np.int64)
+        marked_rows(self.words, union)
+        return union, self.X.lengths(union)
+
+
+def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:
+    """Classes a .. b - 1 of some active sets: views, so that alpha is shared."""
+    mine = slice(int(sets.ptr[a]), int(sets.ptr[b]))
+    ptr = sets.ptr[a : b + 1] - sets.ptr[a]
+    return ActiveSets(sets.first_label + a, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
+
+
+def _join(
+    blocks: list[Block], n: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Blocks of the same classes, one after another in shared arrays; the places of each block's classes in them."""
+    ptr = np.zeros((len(blocks), n + 1), np.int64)
+    filled = 0
+    for j, block in enumerate(blocks):
+        ptr[j] = filled + block.indptr
+        filled += len(block.indices)
+    rows = np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]).astype(np.int64, copy=False)
+    return ptr, rows, np.concatenate([np.zeros(0, np.float32), *(block.values for block in blocks)])
+
+

@@ -1,0 +1,305 @@
+"""Dual coordinate descent for one class after another: PPDSparse's inner problem (Yen et al. 2017, section 4).
+
+    min_a  G(a) = (tau/2) ||w(a)||^2 - sum_i a_i + (h2/2) sum_i a_i^2,   0 <= a_i <= upper
+    v = sum_i a_i y_i x_i,   w_j = soft(v_j, lam) / tau,   w_0 = v_0 / tau   (the bias, where there is one)
+
+with h2 = 1/C and no upper bound for the squared hinge, h2 = 0 and upper = C for the hinge. All sums in float64, in an
+order given by the data and the key: rows ascending, or the epoch's permutation; features in the order of the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.permutation import key_of, visiting_order
+
+
+@kernel
+def localise(
+    at: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    local_of: NDArray[np.int32],
+    features: NDArray[np.int32],
+    n_local: int,
+    constant: float,
+    out_indptr: NDArray[np.int64],
+    out_indices: NDArray[np.int32],
+    out_data: NDArray[np.float32],
+    squares: NDArray[np.float64],
+) -> int:
+    """Copy rows `at` of a block into a compact matrix whose features are numbered as they are met.
+
+    local_of (D,): number of a feature, -1 before it is met; features (D,): the other way round; both are added to.
+    squares (n,): squared norm of each row, `constant` (the bias feature's square) included. Returns the new n_local.
+    """
+    filled = 0
+    out_indptr[0] = 0
+    for r in range(len(at)):
+        total = constant
+        for p in range(indptr[at[r]], indptr[at[r] + 1]):
+            j = indices[p]
+            if local_of[j] < 0:
+                local_of[j] = n_local
+                features[n_local] = j
+                n_local += 1
+            out_indices[filled] = local_of[j]
+            out_data[filled] = data[p]
+            total += np.float64(data[p]) * np.float64(data[p])
+            filled += 1
+        out_indptr[r + 1] = filled
+        squares[r] = total
+    return n_local
+
+
+@kernel
+def add_rows(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    sign: NDArray[np.int8],
+    alpha: NDArray[np.float64],
+    v: NDArray[np.float64],
+    v0: float,
+) -> float:
+    """v += sum_i a_i y_i x_i over the rows of a local matrix, in their order; returns v_0 (as if the bias feature were on)."""
+    for r in range(len(alpha)):
+        if alpha[r] != 0.0:
+            d = alpha[r] * sign[r]
+            v0 += d
+            for p in range(indptr[r], indptr[r + 1]):
+                v[indices[p]] += d * data[p]
+    return v0
+
+
+@kernel
+def _margin(
+    row: int,
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    v: NDArray[np.float64],
+    v0: float,
+    lam: float,
+) -> float:
+    """tau w.x of a row: soft() is applied as v is read."""
+    z = v0
+    for p in range(indptr[row], indptr[row + 1]):
+        x = v[indices[p]]
+        z += data[p] * (x - min(max(x, -lam), lam))
+    return z
+
+
+@kernel
+def descend(
+    visit: NDArray[np.int64],
+    local: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    squares: NDArray[np.float64],
+    sign: NDArray[np.int8],
+    alpha: NDArray[np.float64],
+    asleep: NDArray[np.bool_],
+    bar: float,
+    v: NDArray[np.float64],
+    v0: float,
+    lam: float,
+    tau: float,
+    h2: float,
+    upper: float,
+    use_bias: bool,
+) -> tuple[float, float]:
+    """Visit coordinates `visit` (rows `local` of the local matrix) in turn; alpha, v and asleep are updated.
+
+    A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep and is
+    skipped from then on. Returns v_0 and the largest projected gradient met.
+    """
+    worst = 0.0
+    for t in range(len(visit)):
+        i, r = visit[t], local[t]
+        if asleep[i]:
+            continue
+        a = alpha[i]
+        g = sign[i] * (_margin(r, indptr, indices, data, v, v0, lam) / tau) - 1.0 + a * h2
+        if a <= 0.0 and g >= 0.0:
+            if g > bar:
+                asleep[i] = True
+            continue
+        if a >= upper and g <= 0.0:
+            continue
+        worst = max(worst, abs(g))
+        a_new = min(max(a - g / (squares[r] / tau + h2), 0.0), upper)
+        d = (a_new - a) * sign[i]
+        if d != 0.0:
+            alpha[i] = a_new
+            if use_bias:
+                v0 += d
+            for p in range(indptr[r], indptr[r + 1]):
+                v[indices[p]] += d * data[p]
+    return v0, worst
+
+
+@kernel
+def violation(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    sign: NDArray[np.int8],
+    alpha: NDArray[np.float64],
+    v: NDArray[np.float64],
+    v0: float,
+    lam: float,
+    tau: float,
+    h2: float,
+    upper: float,
+) -> float:
+    """The largest |projected gradient| over the rows of a local matrix, nothing moving."""
+    worst = 0.0
+    for r in range(len(alpha)):
+        g = sign[r] * (_margin(r, indptr, indices, data, v, v0, lam) / tau) - 1.0 + alpha[r] * h2
+        if alpha[r] <= 0.0:
+            g = min(g, 0.0)
+        elif alpha[r] >= upper:
+            g = max(g, 0.0)
+        worst = max(worst, abs(g))
+    return worst
+
+
+@kernel
+def dual_terms(alpha: NDArray[np.float64], h2: float) -> float:
+    """-sum_i a_i + (h2/2) sum_i a_i^2: what G has beside the norm of w."""
+    total = 0.0
+    for r in range(len(alpha)):
+        total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
+    return total
+
+
+@kernel
+def take_weights(
+    n_local: int,
+    features: NDArray[np.int32],
+    local_of: NDArray[np.int32],
+    v: NDArray[np.float64],
+    v0: float,
+    lam: float,
+    tau: float,
+    out_features: NDArray[np.int32],
+    out_weights: NDArray[np.float32],
+) -> tuple[int, float, float, float]:
+    """w = soft(v, lam) / tau, non-zeros with features ascending; v, local_of are reset for the next class.
+
+    Returns the number of non-zeros, ||w||^2 in float64 and, of the float32 weights that are kept, lam ||w||_1 +
+    (tau/2) ||w||^2 (the bias counts in the norms, not in the l1 term) and the bias as kept.
+    """
+    n = 0
+    for j in range(n_local):
+        if abs(v[j]) > lam:
+            out_features[n] = features[j]
+            n += 1
+    out_features[:n].sort()
+    w0 = v0 / tau
+    kept0 = np.float64(np.float32(w0))
+    square, kept = w0 * w0, 0.5 * tau * kept0 * kept0
+    filled = 0
+    for q in range(n):
+        j = out_features[q]
+        x = v[local_of[j]]
+        w = (x - min(max(x, -lam), lam)) / tau
+        square += w * w
+        w32 = np.float32(w)
+        if w32 != 0.0:
+            out_features[filled], out_weights[filled] = j, w32
+            filled += 1
+            kept += lam * abs(np.float64(w32)) + 0.5 * tau * np.float64(w32) * np.float64(w32)
+    for j in range(n_local):
+        local_of[features[j]] = -1
+        v[j] = 0.0
+    return filled, square, kept, kept0
+
+
+@kernel
+def solve_classes(
+    first: int,
+    first_label: int,
+    ptr: NDArray[np.int64],
+    at: NDArray[np.int64],
+    sign: NDArray[np.int8],
+    alpha: NDArray[np.float64],
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    seed: int,
+    round_: int,
+    epochs: int,
+    tol: float,
+    lam: float,
+    tau: float,
+    h2: float,
+    upper: float,
+    use_bias: bool,
+    local_of: NDArray[np.int32],
+    features: NDArray[np.int32],
+    v: NDArray[np.float64],
+    l_indptr: NDArray[np.int64],
+    l_indices: NDArray[np.int32],
+    l_data: NDArray[np.float32],
+    squares: NDArray[np.float64],
+    order: NDArray[np.int64],
+    asleep: NDArray[np.bool_],
+    w_counts: NDArray[np.int64],
+    w_features: NDArray[np.int32],
+    w_data: NDArray[np.float32],
+    figures: NDArray[np.float64],
+) -> tuple[int, int]:
+    """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
+
+    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block.
+    figures (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
+    class and how many weights were filled in. Scratch holds what the largest class needs; local_of is -1, v is 0.
+    """
+    filled = 0
+    for c in range(first, len(ptr) - 1):
+        begin, end = ptr[c], ptr[c + 1]
+        n = end - begin
+        constant = 1.0 if use_bias else 0.0
+        n_local = localise(
+            at[begin:end], indptr, indices, data, local_of, features, 0, constant, l_indptr, l_indices, l_data, squares
+        )
+        if filled + n_local > len(w_data):
+            for j in range(n_local):
+                local_of[features[j]] = -1
+            return c, filled
+        signs, alphas = sign[begin:end], alpha[begin:end]
+        v0 = add_rows(l_indptr, l_indices, l_data, signs, alphas, v, 0.0)
+        if not use_bias:
+            v0 = 0.0
+        asleep[:n] = False
+        bar = np.inf
+        for epoch in range(epochs):
+            visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
+            v0, worst = descend(
+                order[:n], order[:n], l_indptr, l_indices, l_data, squares, signs, alphas, asleep, bar,
+                v, v0, lam, tau, h2, upper, use_bias,
+            )  # fmt: skip
+            bar = worst
+            if worst <= tol:
+                if not asleep[:n].any():
+                    break
+                asleep[:n] = False
+                bar = np.inf
+        figures[c, 3] = violation(l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper)
+        count, square, kept, bias = take_weights(
+            n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_data[filled:]
+        )
+        figures[c, 0] = bias
+        figures[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2)
+        figures[c, 2] = kept
+        w_counts[c] = count
+        filled += count
+    return len(ptr) - 1, filled

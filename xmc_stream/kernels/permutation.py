@@ -1,0 +1,72 @@
+"""Keyed random orders without tables: item t of a permutation of n, from a Feistel network with cycle walking.
+
+Draws depend on their key alone (seed, class, round or epoch), never on time, thread or memory.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+
+_A = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
+_B = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
+_C = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+
+
+@kernel
+def mix(x: np.uint64) -> np.uint64:
+    """The splitmix64 finaliser: every bit of x moves every bit of the result."""
+    x = (x ^ (x >> _30)) * _B
+    x = (x ^ (x >> _27)) * _C
+    return x ^ (x >> _31)
+
+
+@kernel
+def key_of(seed: int, label: int, round_: int, epoch: int) -> np.uint64:
+    """One key of four numbers."""
+    key = mix(np.uint64(seed) + _A)
+    key = mix(key ^ (np.uint64(label) * _A))
+    key = mix(key ^ (np.uint64(round_) * _B))
+    return mix(key ^ (np.uint64(epoch) * _C))
+
+
+@kernel
+def word_bits(n: int) -> int:
+    """Bits of the smallest word that holds 0 .. n - 1, two at least."""
+    bits = 2
+    while (1 << bits) < n:
+        bits += 1
+    return bits
+
+
+@kernel
+def permuted(t: int, n: int, bits: int, key: np.uint64) -> int:
+    """Item t of the key's permutation of 0 .. n - 1, for bits = word_bits(n)."""
+    right_bits = np.uint64(bits - bits // 2)
+    right_mask = (np.uint64(1) << right_bits) - np.uint64(1)
+    left_mask = (np.uint64(1) << np.uint64(bits // 2)) - np.uint64(1)
+    x = np.uint64(t)
+    while True:
+        left, right = x >> right_bits, x & right_mask
+        k = np.uint64(key)
+        for _ in range(2):
+            h = (right + k) * _B
+            left ^= ((h ^ (h >> _32)) * _A >> _32) & left_mask
+            k += _C
+            h = (left + k) * _B
+            right ^= ((h ^ (h >> _32)) * _A >> _32) & right_mask
+            k += _C
+        x = (left << right_bits) | right
+        if x < np.uint64(n):
+            return np.int64(x)
+
+
+@kernel
+def visiting_order(begin: int, n: int, key: np.uint64, out: NDArray[np.int64]) -> None:
+    """out[t - begin] = item t of the key's permutation of n, for len(out) items from t = begin on."""
+    bits = word_bits(n)
+    for t in range(len(out)):
+        out[t] = permuted(begin + t, n, bits, key)

@@ -1,0 +1,289 @@
+"""PPDSparse: one class at a time, by dual coordinate descent on an active set that a search over all rows extends.
+
+Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. Per class, with y_i in {-1, +1} and a bias feature
+x_i0 = 1 that the l1 term leaves alone,
+
+    F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
+    squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
+
+This module covers the parameters and the inner problem. Rounds, files and memory are those of `jobs.ppdsparse`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, localise, solve_classes, take_weights, violation
+from xmc_stream.kernels.permutation import key_of, visiting_order
+
+LOSSES = ("squared_hinge", "hinge")
+
+
+@dataclass(frozen=True)
+class PPDSparseParameters:
+    """Parameters of the model, validated once, stored beside it; nothing here depends on the machine.
+
+    lam >= 0: l1 weight. tau > 0: l2 weight. C > 0: weight of the loss. loss: "squared_hinge" or "hinge". bias: whether
+    there is a bias feature. tol: largest |dG/da_i| over all rows at which a class is done (at least 1e-5: scores are
+    float32). max_rounds: solves of a class at most, None for no cap. epochs, last_epochs: passes over the active set
+    in a round, and in the last one that max_rounds allows. added: a round may add max(|A|, added) violators.
+    """
+
+    lam: float = 0.01
+    tau: float = 1.0
+    C: float = 1.0
+    loss: str = "squared_hinge"
+    bias: bool = True
+    tol: float = 0.01
+    max_rounds: int | None = 3
+    epochs: int = 2
+    last_epochs: int = 6
+    added: int = 50
+
+    def __post_init__(self) -> None:
+        _number(self, "lam", 0.0, "[0, inf)")
+        _number(self, "tau", math.ulp(0.0), "(0, inf)")
+        _number(self, "C", math.ulp(0.0), "(0, inf)")
+        _number(self, "tol", 1e-5, "[1e-5, inf)")
+        for name in ("epochs", "last_epochs", "added"):
+            _whole(self, name)
+        if self.max_rounds is not None:
+            _whole(self, "max_rounds")
+        if self.loss not in LOSSES:
+            raise InputError(f"The 'loss' parameter of PPDSparse must be one of {LOSSES}. Got {self.loss!r} instead.")
+        if not isinstance(self.bias, bool):
+            raise InputError(f"The 'bias' parameter of PPDSparse must be true or false. Got {self.bias!r} instead.")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> PPDSparseParameters:
+        """Parameters by name. Raises InputError for a name that is none."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise InputError(f"PPDSparse has no parameter {name!r}: it has {', '.join(names)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @property
+    def loss_code(self) -> int:
+        """The kernels' number of the loss."""
+        return LOSSES.index(self.loss)
+
+    @property
+    def h2(self) -> float:
+        """Second derivative of the dual's loss term h: h(a) = h2 a^2 / 2."""
+        return 1.0 / self.C if self.loss == "squared_hinge" else 0.0
+
+    @property
+    def upper(self) -> float:
+        """Upper bound of a dual variable."""
+        return math.inf if self.loss == "squared_hinge" else self.C
+
+    def epochs_of(self, round_: int) -> int:
+        """Passes over the active set in a round (the first round is 0)."""
+        return self.last_epochs if round_ + 1 == self.max_rounds else self.epochs
+
+
+def _number(parameters: PPDSparseParameters, name: str, least: float, interval: str) -> None:
+    value = getattr(parameters, name)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < math.inf
+    if not good:
+        raise InputError(f"The '{name}' parameter of PPDSparse must be a float in {interval}. Got {value!r} instead.")
+
+
+def _whole(parameters: PPDSparseParameters, name: str) -> None:
+    value = getattr(parameters, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"The '{name}' parameter of PPDSparse must be an int in [1, inf). Got {value!r} instead.")
+
+
+def start_sizes(n_positives: NDArray[np.int64], n_samples: int) -> NDArray[np.int64]:
+    """Negatives drawn at first: min(10 n_pos, N / 10), one at least, as far as there are any; none without positives."""
+    wanted = np.maximum(1, np.minimum(10 * n_positives, n_samples // 10))
+    return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
+
+
+def added_sizes(n_active: NDArray[np.int64], added: int, n_samples: int) -> NDArray[np.int64]:
+    """Violators that a round may add: max(|A|, added), as far as there are rows outside A."""
+    return np.minimum(np.maximum(n_active, added), n_samples - n_active)
+
+
+@dataclass
+class ActiveSets:
+    """Active sets of a run of classes, ragged: class c has the entries [ptr[c], ptr[c + 1]).
+
+    rows int64, ascending in a class; sign int8 (+1 positive, -1 negative); alpha float64 >= 0.
+    """
+
+    first_label: int
+    ptr: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    sign: NDArray[np.int8]
+    alpha: NDArray[np.float64]
+
+
+class Scratch:
+    """Work space of one thread, made once: feature numbers, v and weights, and room for the largest class's rows."""
+
+    def __init__(self, n_features: int, max_rows: int, max_nnz: int) -> None:
+        self.local_of = np.full(n_features, -1, np.int32)
+        self.features = np.empty(n_features, np.int32)
+        self.v = np.zeros(n_features)
+        self.indptr = np.empty(max_rows + 1, np.int64)
+        self.squares = np.empty(max_rows)
+        self.order = np.empty(max_rows, np.int64)
+        self.asleep = np.empty(max_rows, np.bool_)
+        self.indices = np.empty(max_nnz, np.int32)
+        self.data = np.empty(max_nnz, np.float32)
+        max_weights = max(n_features, min(max_nnz, 1 << 20))
+        self.w_features = np.empty(max_weights, np.int32)
+        self.w_data = np.empty(max_weights, np.float32)
+
+    @staticmethod
+    def bytes(n_features: int, max_rows: int, max_nnz: int) -> int:
+        """What a scratch of these sizes takes at most."""
+        return 16 * n_features + 25 * max_rows + 8 * max_nnz + 8 * max(n_features, min(max_nnz, 1 << 20))
+
+
+class CSRBlock(Protocol):
+    """Rows in memory: indptr (n + 1,) from 0, indices, values float32."""
+
+    @property
+    def indptr(self) -> NDArray[np.int64]: ...
+    @property
+    def indices(self) -> NDArray[Any]: ...
+    @property
+    def values(self) -> NDArray[np.float32]: ...
+
+
+Sink = Callable[[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]], None]
+Gather = Callable[[NDArray[np.int64]], CSRBlock]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The inner problem for given parameters: gives every class of some active sets its weights.
+
+    seed: of the visiting orders, with class, round and epoch.
+    """
+
+    parameters: PPDSparseParameters
+    seed: int
+
+    def solve(
+        self,
+        sets: ActiveSets,
+        at: NDArray[np.int64],
+        block: CSRBlock,
+        round_: int,
+        scratch: Scratch,
+        figures: NDArray[np.float64],
+        sink: Sink,
+    ) -> None:
+        """Solve all classes, their active rows being rows `at` of the block; sets.alpha is moved on.
+
+        figures (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
+        set. sink takes weights: counts of some classes in turn, and their features (ascending) and values.
+        """
+        p = self.parameters
+        n = len(sets.ptr) - 1
+        counts = np.zeros(n, np.int64)
+        done = 0
+        while done < n:
+            end, filled = solve_classes(
+                done, sets.first_label, sets.ptr, at, sets.sign, sets.alpha,
+                block.indptr, block.indices, block.values,
+                self.seed, round_, p.epochs_of(round_), p.tol, p.lam, p.tau, p.h2, p.upper, p.bias,
+                scratch.local_of, scratch.features, scratch.v, scratch.indptr, scratch.indices, scratch.data,
+                scratch.squares, scratch.order, scratch.asleep,
+                counts, scratch.w_features, scratch.w_data, figures,
+            )  # fmt: skip
+            sink(counts[done:end], scratch.w_features[:filled], scratch.w_data[:filled])
+            done = end
+
+    def solve_streamed(
+        self,
+        sets: ActiveSets,
+        lengths: NDArray[np.int64],
+        gather: Gather,
+        max_nnz: int,
+        round_: int,
+        scratch: Scratch,
+        figures: NDArray[np.float64],
+        sink: Sink,
+    ) -> None:
+        """The same for one class whose rows do not fit: they are gathered anew, a stretch of the visiting order at a time.
+
+        lengths: entries of each active row. Same arithmetic in the same order as `solve`, hence the same bits.
+        """
+        p = self.parameters
+        n = len(sets.rows)
+        constant = 1.0 if p.bias else 0.0
+        n_local = 0
+        asleep = np.zeros(n, np.bool_)
+
+        def stretches(order: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+            """Load runs of the order that fit; yields the run's members, whose rows are then in scratch, by number."""
+            nonlocal n_local
+            ends = np.cumsum(lengths[order])
+            begin = 0
+            while begin < n:
+                before = int(ends[begin - 1]) if begin else 0
+                end = int(np.searchsorted(ends, before + max_nnz, side="right"))
+                end = min(max(end, begin + 1), begin + len(scratch.squares), n)
+                members = np.sort(order[begin:end])
+                block = gather(sets.rows[members])
+                n_local = localise(
+                    np.arange(end - begin), block.indptr, block.indices, block.values, scratch.local_of,
+                    scratch.features, n_local, constant, scratch.indptr, scratch.indices, scratch.data, scratch.squares,
+                )  # fmt: skip
+                yield members
+                begin = end
+
+        matrix = (scratch.indptr, scratch.indices, scratch.data)
+        ascending = np.arange(n)
+        v0 = 0.0
+        for members in stretches(ascending):
+            v0 = add_rows(*matrix, sets.sign[members], sets.alpha[members], scratch.v, v0)
+        if not p.bias:
+            v0 = 0.0
+        bar = math.inf
+        order = np.empty(n, np.int64)
+        for epoch in range(p.epochs_of(round_)):
+            visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
+            worst, begin = 0.0, 0
+            for members in stretches(order):
+                visit = order[begin : begin + len(members)]
+                v0, met = descend(
+                    visit, np.searchsorted(members, visit), *matrix, scratch.squares, sets.sign, sets.alpha, asleep,
+                    bar, scratch.v, v0, p.lam, p.tau, p.h2, p.upper, p.bias,
+                )  # fmt: skip
+                worst = max(worst, met)
+                begin += len(members)
+            bar = worst
+            if worst <= p.tol:
+                if not asleep.any():
+                    break
+                asleep[:] = False
+                bar = math.inf
+        inside = 0.0
+        for members in stretches(ascending):
+            found = violation(
+                *matrix, sets.sign[members], sets.alpha[members], scratch.v, v0, p.lam, p.tau, p.h2, p.upper
+            )
+            inside = max(inside, found)
+        count, square, kept, bias = take_weights(
+            n_local, scratch.features, scratch.local_of, scratch.v, v0, p.lam, p.tau, scratch.w_features, scratch.w_data
+        )
+        figures[0] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2), kept, inside
+        sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_data[:count])

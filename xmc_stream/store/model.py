@@ -1,0 +1,127 @@
+"""A trained linear model on disk: sparse weights in units of 1,024 classes by absolute id, mapped when opened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.matrix import Block, SparseMatrix
+
+FORMAT = "xmc_stream model"
+VERSION = 1
+UNIT = 1024  # classes in a unit; the last one of a model may have fewer
+
+
+def n_units(n_labels: int) -> int:
+    """Units of a model of so many classes."""
+    return -(-n_labels // UNIT)
+
+
+def unit_range(unit: int, n_labels: int) -> tuple[int, int]:
+    """The classes [first, last) of a unit."""
+    return unit * UNIT, min((unit + 1) * UNIT, n_labels)
+
+
+def unit_path(model: Path, unit: int) -> Path:
+    """Where a unit of a model lies."""
+    return model / "units" / f"{unit:05d}"
+
+
+@dataclass
+class UnitWriter:
+    """weights: D x classes (csc), by class; bias (classes,); figures: named float64 arrays (classes,), for reports."""
+
+    weights: MatrixWriter
+    bias: NDArray[np.float32]
+    figures: dict[str, NDArray[np.float64]]
+
+
+@contextmanager
+def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
+    """A unit of a model under construction, under its name when the block ends well."""
+    with new_store(path, {}) as group:
+        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", (n_features, n_classes))
+        writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
+        yield writer
+        weights.close()
+        for name, values in {"bias": writer.bias, **writer.figures}.items():
+            array = ArrayWriter(group, name, values.dtype)
+            array.append(values)
+            array.close()
+
+
+def begin_model(path: Path) -> None:
+    """Make the folder in which a run builds its model, if it does not exist; nothing opens it as a model."""
+    if not path.exists():
+        (path / "units").mkdir(parents=True)
+        fsync_folder(path.parent)
+
+
+def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
+    """Write the attributes that make the folder a model, and give it its name."""
+    zarr.open_group(work, mode="a", attributes={"format": FORMAT, "version": VERSION, **attributes})
+    publish(work, path)
+
+
+class StoredModel:
+    """An opened model: attributes at once, weights when asked for.
+
+    n_features D, n_labels K. Raises StoreError where there is no model, or one of a newer version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.attributes: dict[str, Any] = dict(zarr.open_group(self.path, mode="r").attrs)
+        except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
+            partial = self.path.with_name(self.path.name + ".partial")
+            hint = "its training is not finished: run the train command again" if partial.exists() else "train it first"
+            raise StoreError(f"{path} is not a model: {hint}") from None
+        if self.attributes.get("format") != FORMAT:
+            raise StoreError(f"{path} is a zarr group but not a model of xmc_stream: give the folder that train wrote")
+        if self.attributes["version"] > VERSION:
+            raise StoreError(f"{path} was written by a newer xmc_stream (format {self.attributes['version']}): update")
+        self.n_features = int(self.attributes["n_features"])
+        self.n_labels = int(self.attributes["n_labels"])
+
+    def unit_weights(self, unit: int) -> SparseMatrix:
+        """Weights of a unit (D x classes, csc)."""
+        return SparseMatrix(unit_path(self.path, unit) / "weights")
+
+    def unit_array(self, unit: int, name: str = "bias") -> NDArray[Any]:
+        """The bias, or another array with an entry for each class of a unit."""
+        group = zarr.open_group(unit_path(self.path, unit), mode="r")
+        return np.asarray(group[name][:])  # type: ignore[index]
+
+    def classes(self, first: int, last: int) -> Block:
+        """Weights of classes [first, last) of one unit, behind a memory map."""
+        matrix = self.unit_weights(first // UNIT)
+        low, high = first % UNIT, first % UNIT + last - first
+        indptr = matrix.indptr.read(low, high + 1)
+        a, b = int(indptr[0]), int(indptr[-1])
+        data = None if matrix.data is None else matrix.data.map()[a:b]
+        return Block(first, indptr - a, matrix.indices.map()[a:b], data)
+
+    def digest(self) -> str:
+        """What "the same model" means: a hash of parameters, seed, shape and the weights in class order."""
+        keys = ("solver", "params", "seed", "n_features", "n_labels")
+        digest = hashlib.sha256(json.dumps({key: self.attributes[key] for key in keys}, sort_keys=True).encode())
+        for unit in range(n_units(self.n_labels)):
+            matrix = self.unit_weights(unit)
+            digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8"))
+            digest.update(self.unit_array(unit).astype("<f4"))
+            for block in matrix.blocks(1 << 24):
+                digest.update(np.ascontiguousarray(block.indices.astype("<i8", copy=False)))
+                digest.update(np.ascontiguousarray(block.values))
+        return digest.hexdigest()
