@@ -1,1 +1,53 @@
-"""Out-of-core streaming library for extreme multi-class and multi-label classification."""
+"""Out-of-core streaming library for extreme multi-class and multi-label classification.
+
+    import xmc_stream as xs
+    train = xs.convert("train.txt.gz", "train.xmc", normalize="l2", memory_limit="2GB")
+    clf = xs.PPDSparse(lam=0.01, memory_limit="4GB", seed=0).fit(train, model="wiki.model")
+    labels, scores = clf.predict_topk(xs.open_dataset("test.xmc"), k=5)
+
+Names are loaded when first used: importing this package loads neither numba nor dask nor zarr.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# The package `convert` and the function of that name share an attribute: importing the package first, once, and light
+# as it is, lets the function have it for good.
+from xmc_stream.convert import convert
+
+if TYPE_CHECKING:
+    from xmc_stream.estimators import PPDSparse as PPDSparse
+    from xmc_stream.models import Execution as Execution
+    from xmc_stream.models import Model as Model
+    from xmc_stream.models import evaluate as evaluate
+    from xmc_stream.models import load_model as load_model
+    from xmc_stream.models import predict as predict
+    from xmc_stream.store.dataset import Dataset as Dataset
+    from xmc_stream.store.dataset import open_dataset as open_dataset
+
+_HOME = {
+    "PPDSparse": "xmc_stream.estimators",
+    "Execution": "xmc_stream.models",
+    "Model": "xmc_stream.models",
+    "evaluate": "xmc_stream.models",
+    "load_model": "xmc_stream.models",
+    "predict": "xmc_stream.models",
+    "Dataset": "xmc_stream.store.dataset",
+    "open_dataset": "xmc_stream.store.dataset",
+}
+
+__all__ = ["Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "load_model", "open_dataset", "predict"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'xmc_stream' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

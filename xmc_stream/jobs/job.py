@@ -43,3 +43,25 @@ class Ledger(Protocol):
     def add(self, key: str, receipt: Receipt) -> None:
         """Note it down, durably."""
         ...
+
+
+class Notes(dict[str, Receipt]):
+    """A ledger for runs that are not resumed: it is forgotten with the process."""
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        """Remember a receipt."""
+        self[key] = receipt
+
+
+def run_here(loop: Loop, ledger: Ledger) -> Receipt:
+    """Run a loop's jobs one after another in this thread; returns what the loop returns."""
+    receipts = None
+    while True:
+        try:
+            phase = loop.send(receipts)  # type: ignore[arg-type]
+        except StopIteration as end:
+            result: Receipt = end.value
+            return result
+        receipts = [job.run() for job in phase.jobs]
+        for job, receipt in zip(phase.jobs, receipts, strict=True):
+            ledger.add(job.key, receipt)

@@ -16,10 +16,14 @@ _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per threa
 
 @dataclass(frozen=True)
 class Cuts:
-    """Upper bounds that only tests set, to cut small data into many pieces; 0 for none."""
+    """Upper bounds that only tests set, to cut small data into many pieces; 0 for none.
+
+    classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together.
+    """
 
     classes: int = 0
     rows: int = 0
+    solve_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: 
     }
     plan.refuse_unless({**fixed, "rows": plan.threads * 8 * MIB}, f"solving on {plan.threads} threads")
     left = (plan.budget - sum(fixed.values())) // plan.threads
-    return SolvePlan(left // 4 // ROW_BYTES, left // 2 // 16, left // 4 // ROW_BYTES)
+    max_rows = left // 4 // ROW_BYTES
+    return SolvePlan(min(max_rows, plan.cuts.solve_rows or max_rows), left // 2 // 16, max_rows)
 
 
 @dataclass(frozen=True)

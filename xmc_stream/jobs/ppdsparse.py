@@ -12,14 +12,16 @@ import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, UnitSize, class_blocks, even_ranges, plan_solve
 from xmc_stream.jobs.search import Piece, SearchJob
-from xmc_stream.jobs.tiles import drop_tiles
+from xmc_stream.jobs.tiles import drop_tiles, tile_bytes
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
+from xmc_stream.kernels.csr import count_indices
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
@@ -65,8 +67,10 @@ class FinaliseJob:
         state = UnitState(Path(self.state))
         figures = state.figures
         update_figures(figures, self.found, first, self.parameters.tol)
+        feature_counts = np.zeros(self.n_features, np.int64)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(8 * MIB):
+                count_indices(block.indices, feature_counts)
                 writer.weights.append(np.diff(block.indptr), block.indices, block.data)
             writer.bias[:] = figures[:, BIAS]
             objective = figures[:, KEPT] + self.parameters.C * figures[:, LOSS]
@@ -80,6 +84,7 @@ class FinaliseJob:
         relative = gap[learned] / objective[learned]
         return {
             "nnz": state.weights.nnz,
+            "tile": tile_bytes(feature_counts, last - first),
             "learned": int(learned.sum()),
             "open": int((figures[:, STATUS] == OPEN).sum()),
             "objective": float(objective.sum()),
@@ -128,6 +133,8 @@ class PPDSparseRun:
         return {
             "rounds": round_,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
+            "unit_nnz": [receipt["nnz"] for receipt in receipts],
+            "tile_bytes": [receipt["tile"] for receipt in receipts],
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
             "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
             "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
@@ -247,3 +254,18 @@ class PPDSparseRun:
             replace(piece, first=first, last=min(first + step, piece.last), tile_bytes=bound)
             for first in range(piece.first, piece.last, step)
         ]
+
+
+def model_attributes(
+    dataset: Dataset, parameters: PPDSparseParameters, seed: int, result: Receipt
+) -> dict[str, Any]:
+    """What a model says of itself: how it was made, its sizes, and how well the problem was solved."""
+    return {
+        "solver": "ppdsparse",
+        "params": parameters.to_dict(),
+        "seed": seed,
+        "n_features": dataset.n_features,
+        "n_labels": dataset.n_labels,
+        "data": {"fingerprint": dataset.fingerprint, **{k: dataset.attributes.get(k) for k in ("source", "normalize")}},
+        **result,
+    }

@@ -224,7 +224,7 @@ class Solver:
     ) -> None:
         """The same for one class whose rows do not fit: they are gathered anew, a stretch of the visiting order at a time.
 
-        lengths: entries of each active row. Same arithmetic in the same order as `solve`, hence the same bits.
+        lengths: entries of each active row. figures (4,). Same arithmetic in the same order as `solve`, hence the same bits.
         """
         p = self.parameters
         n = len(sets.rows)
@@ -285,5 +285,5 @@ class Solver:
         count, square, kept, bias = take_weights(
             n_local, scratch.features, scratch.local_of, scratch.v, v0, p.lam, p.tau, scratch.w_features, scratch.w_data
         )
-        figures[0] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2), kept, inside
+        figures[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2), kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_data[:count])

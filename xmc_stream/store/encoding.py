@@ -85,6 +85,7 @@ class ArrayWriter:
             self._flush(max(1, -(-self._filled // step)) * step)
         elif self._filled:
             self._flush(self._chunk)
+        self._buffer = np.empty(0, self.dtype)  # given back now: the writer may live on
         return self._hash.hexdigest()
 
 

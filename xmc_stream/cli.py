@@ -1,0 +1,244 @@
+"""The command line: thin wrappers that read options, call the library and print."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xmc_stream.errors import InputError, XmcStreamError
+from xmc_stream.memory import format_size
+
+_PATH = click.Path(path_type=Path)
+
+
+class _OneLine(click.Group):
+    """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, standalone_mode=False, **kwargs)
+        except click.exceptions.Abort:
+            click.echo("xmc-stream: interrupted; the same command goes on where training was", err=True)
+        except click.ClickException as error:
+            hint = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+            click.echo(f"xmc-stream: {' '.join(error.format_message().split())}{hint}", err=True)
+        except (XmcStreamError, OSError, MemoryError) as error:
+            if "--debug" in sys.argv:
+                raise
+            click.echo(f"xmc-stream: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+        sys.exit(1)
+
+
+def _common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that every command takes."""
+    command = click.option("--debug", is_flag=True, help="On an error, show the traceback.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(command)
+
+
+def _limited(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option of commands that keep within a memory limit."""
+    return click.option(
+        "--memory-limit", metavar="SIZE", help="Peak resident memory, as 512MB or 4GiB. [default: 3/4 of what is free]"
+    )(command)
+
+
+def _executed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of commands that run jobs; none of them changes results."""
+    for option in (
+        click.option("--scheduler", metavar="ADDRESS", help="A dask scheduler to run on. [default: this process]"),
+        click.option("--threads", type=click.IntRange(1), help="Threads of this process. [default: all processors]"),
+    ):
+        command = option(command)
+    return _limited(command)
+
+
+def _show(figures: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    click.echo(json.dumps(figures) if as_json else "\n".join(lines))
+
+
+@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="xmc-stream")
+def main() -> None:
+    """Extreme multi-class and multi-label classification from disk, within a memory limit."""
+
+
+@main.command()
+@click.argument("source", type=_PATH)
+@click.argument("target", type=_PATH)
+@click.option("--labels", type=_PATH, help="The .npz file of Y, when SOURCE is the .npz file of X.")
+@click.option("--like", type=_PATH, help="The training set: its numbers of features and labels, its normalisation.")
+@click.option("--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, or as --like]")
+@click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
+@_limited
+@_common
+def convert(
+    source: Path, target: Path, labels: Path | None, like: Path | None, normalize: str | None, overwrite: bool,
+    memory_limit: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Convert SOURCE (XMLRepo text, plain or gzip, or a .npz matrix) to the dataset TARGET, once."""
+    from xmc_stream.convert import convert_report
+
+    dataset, figures = convert_report(
+        source, target, labels=labels, like=like, normalize=normalize, overwrite=overwrite, memory_limit=memory_limit,
+        progress=True,
+    )  # fmt: skip
+    _show(figures, as_json, [
+        f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
+        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives",
+        f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
+        f"peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@main.command()
+@click.argument("path", type=_PATH)
+@click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
+@_common
+def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
+    """Say what the dataset or model at PATH is."""
+    from xmc_stream.models import describe, folder_bytes, is_model, load_model
+    from xmc_stream.store.dataset import open_dataset
+
+    if is_model(path):
+        model = load_model(path)
+        figures = {"kind": "model", **describe(model)}
+        if digest:
+            figures["digest"] = model.digest()
+    else:
+        dataset = open_dataset(path)
+        figures = {"kind": "dataset", **dataset.attributes, "bytes_on_disk": folder_bytes(path)}
+        if digest:
+            figures["digest"] = dataset.fingerprint
+    _show(figures, as_json, [f"{name:16} {_plain(value)}" for name, value in figures.items()])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_plain(item)}" for name, item in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write it as name=value, for instance --set lam=0.01")
+    try:
+        return name, json.loads({"none": "null", "inf": "Infinity"}.get(value.lower(), value.replace("True", "true")))
+    except ValueError:
+        return name, value
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("model", type=_PATH)
+@click.option("--solver", type=click.Choice(["ppdsparse"]), default="ppdsparse", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
+@click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare the data with its checksums first.")
+@_executed
+@_common
+def train(
+    data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, overwrite: bool, force: bool,
+    check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again.
+
+    \b
+    Parameters of ppdsparse (--set NAME=VALUE):
+      lam=0.01        weight of the l1 term            tau=1          weight of the l2 term
+      C=1             weight of the loss               loss=squared_hinge  or hinge
+      bias=true       a bias for each class            tol=0.01       violation at which a class is done
+      max_rounds=3    solves of a class, or none       epochs=2       passes over the active set in a round
+      last_epochs=6   and in the last round            added=50       a round adds max(|A|, added) violators
+    """
+    from xmc_stream.estimators import train as train_model
+    from xmc_stream.models import Execution
+    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+    from xmc_stream.store.dataset import open_dataset
+
+    parameters = PPDSparseParameters.of(dict(map(_setting, settings)))
+    execution = Execution(memory_limit, threads, scheduler, True)
+    _, figures = train_model(
+        open_dataset(data), model.absolute(), parameters, seed, execution, overwrite, force, check
+    )
+    figures["model"] = str(model)
+    _show(figures, as_json, [
+        f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
+        + (" (resumed)" if figures["resumed"] else ""),
+        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
+        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped at the cap on rounds",
+        f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
+        f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
+    ])  # fmt: skip
+
+
+@main.command()
+@click.argument("model", type=_PATH)
+@click.argument("data", type=_PATH)
+@click.argument("out", type=_PATH)
+@click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@_executed
+@_common
+def predict(
+    model: Path, data: Path, out: Path, k: int, overwrite: bool, memory_limit: str | None, threads: int | None,
+    scheduler: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz or .txt file by its name."""
+    from xmc_stream.models import Execution, load_model
+    from xmc_stream.models import predict as predict_to
+    from xmc_stream.store.dataset import open_dataset
+
+    execution = Execution(memory_limit, threads, scheduler, True)
+    figures = predict_to(load_model(model), open_dataset(data), out.absolute(), k, execution, overwrite)
+    figures["predictions"] = str(out)
+    _show(figures, as_json, [
+        f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
+        f"{figures['seconds']:.1f} s, {figures['ms_per_sample']:.3g} ms a sample, "
+        f"peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@main.command()
+@click.argument("predictions", type=_PATH)
+@click.argument("data", type=_PATH)
+@click.option("--train", "train_data", type=_PATH, help="The training set, for propensity-scored figures.")
+@click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
+@click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
+@_executed
+@_common
+def evaluate(
+    predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str,
+    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent."""
+    from xmc_stream.models import Execution
+    from xmc_stream.models import evaluate as evaluate_predictions
+    from xmc_stream.store.dataset import open_dataset
+
+    pair: str | tuple[float, float] = propensity
+    if "," in propensity:
+        try:
+            a, b = map(float, propensity.split(","))
+        except ValueError:
+            raise InputError(f"--propensity {propensity}: write two numbers as 0.55,1.5, or a name") from None
+        pair = (a, b)
+    began = time.perf_counter()
+    train_set = None if train_data is None else open_dataset(train_data)
+    execution = Execution(memory_limit, threads, scheduler, True)
+    figures = evaluate_predictions(predictions, open_dataset(data), train_set, ks, pair, execution)
+    lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
+    lines += [f"{name:8} {value:6.2f}" for name, value in figures.items() if name != "n_samples"]
+    _show(figures, as_json, lines)
+
+
+if __name__ == "__main__":
+    main()

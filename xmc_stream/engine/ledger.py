@@ -1,0 +1,103 @@
+"""What a run has done: one durable line a finished job, so that a killed run goes on where it was.
+
+A line is the JSON of a key and a receipt, a tab and its crc32. The first names the run's identity. A line cut short by
+a kill can only be the last one and is dropped; any other damage ends in a StoreError.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from xmc_stream.errors import ResumeError, StoreError
+
+Receipt = dict[str, Any]
+_IDENTITY = "identity"
+
+
+class Ledger:
+    """The ledger of one run, held by one process at a time.
+
+    identity: what must be the same for the run to go on; `environment` in it may differ when forced. resumed: whether
+    there was something to go on from. Raises ResumeError for another identity or a run in progress.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False) -> None:
+        self.path = path
+        self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ResumeError(f"{path.parent} is being written by another run: wait for it, or name another model") from None
+        try:
+            self._receipts = self._read()
+            self.resumed = len(self._receipts) > 1
+            if _IDENTITY in self._receipts:
+                check_identity(path, self._receipts[_IDENTITY], identity, force)
+            else:
+                self.add(_IDENTITY, dict(identity))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _read(self) -> dict[str, Receipt]:
+        self._file.seek(0)
+        receipts: dict[str, Receipt] = {}
+        good = 0
+        lines = self._file.read().splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            text, _, crc = line.rstrip(b"\n").rpartition(b"\t")
+            if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
+                if number == len(lines):
+                    break  # the kill came while it was written: its job is done again
+                raise StoreError(f"{self.path}:{number}: the line fails its checksum: remove {self.path.parent} and train anew")
+            entry = json.loads(text)
+            receipts[entry["key"]] = entry["receipt"]
+            good += len(line)
+        self._file.truncate(good)
+        return receipts
+
+    def get(self, key: str) -> Receipt | None:
+        """The receipt of a finished job, or a note."""
+        return self._receipts.get(key)
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        """Note a finished job; durable when this returns."""
+        text = json.dumps({"key": key, "receipt": receipt}, separators=(",", ":")).encode()
+        self._file.write(text + b"\t%08x\n" % zlib.crc32(text))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._receipts[key] = receipt
+
+    def items(self) -> Iterator[tuple[str, Receipt]]:
+        """Keys and receipts, the identity apart, in the order of their lines."""
+        return ((key, receipt) for key, receipt in self._receipts.items() if key != _IDENTITY)
+
+
+def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
+    """Raise ResumeError where a run would go on as another one, naming what differs."""
+    now = json.loads(json.dumps(now))
+    differ = [name for name in now if before.get(name) != now[name] and not (force and name == "environment")]
+    if differ:
+        name = differ[0]
+        hint = (
+            "resume on the same processor type and package versions, or --force"
+            if name == "environment"
+            else "give the same, name another model, or --overwrite"
+        )
+        raise ResumeError(f"{path.parent} holds a run with {name} {before.get(name)}, not {now[name]}: {hint}")

@@ -1,0 +1,262 @@
+"""The scikit-learn face: an estimator joins a solver's plan with an engine, and a dataset with a model on disk."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+import time
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.engine.ledger import Ledger, check_identity
+from xmc_stream.engine.runner import Engine
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.check import check_jobs
+from xmc_stream.jobs.job import Loop, Phase
+from xmc_stream.jobs.plan import Cuts, MemoryPlan
+from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
+from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.models import Execution, Model, folder_bytes, load_model
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.model import begin_model, finish_model
+
+
+class PPDSparse:
+    """Class-separable primal-dual sparse one-vs-rest learning (Yen et al. 2017), from data on disk, in bounded memory.
+
+    Per class:  F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),  a bias apart from the l1 term
+
+    Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, max_rounds (None for no cap),
+    epochs, last_epochs, added (see `solvers.ppdsparse`), seed. Of its execution, without influence on the model:
+    memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client or address), progress.
+
+    After `fit`: model_ (an opened Model) and report_ (figures of the run, see DESIGN: train).
+    """
+
+    def __init__(
+        self,
+        lam: float = 0.01,
+        tau: float = 1.0,
+        C: float = 1.0,
+        loss: str = "squared_hinge",
+        bias: bool = True,
+        tol: float = 0.01,
+        max_rounds: int | None = 3,
+        epochs: int = 2,
+        last_epochs: int = 6,
+        added: int = 50,
+        seed: int = 0,
+        memory_limit: str | int | None = None,
+        threads: int | None = None,
+        scheduler: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.lam = lam
+        self.tau = tau
+        self.C = C
+        self.loss = loss
+        self.bias = bias
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.epochs = epochs
+        self.last_epochs = last_epochs
+        self.added = added
+        self.seed = seed
+        self.memory_limit = memory_limit
+        self.threads = threads
+        self.scheduler = scheduler
+        self.progress = progress
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    _EXECUTION = ("memory_limit", "threads", "scheduler", "progress")
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name, as scikit-learn's tools ask for them."""
+        names = [field.name for field in fields(PPDSparseParameters)]
+        return {name: getattr(self, name) for name in (*names, "seed", *self._EXECUTION)}
+
+    def set_params(self, **values: Any) -> PPDSparse:
+        """Set parameters by name. Raises InputError for a name that is none."""
+        for name, value in values.items():
+            if name not in self.get_params():
+                raise InputError(f"PPDSparse has no parameter {name!r}: it has {', '.join(self.get_params())}")
+            setattr(self, name, value)
+        return self
+
+    def parameters(self) -> PPDSparseParameters:
+        """The model's parameters, checked. Raises InputError naming the one that is out of range."""
+        return PPDSparseParameters(**{field.name: getattr(self, field.name) for field in fields(PPDSparseParameters)})
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        model: str | Path | None = None,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+        cuts: Cuts | None = None,
+    ) -> PPDSparse:
+        """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
+
+        model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
+        killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
+        resume on another processor type or package versions. check: compare the data with their checksums first.
+        Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
+        """
+        parameters = self.parameters()
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise InputError(f"The 'seed' parameter of PPDSparse must be an int in [0, inf). Got {self.seed!r} instead.")
+        if model is None or Y is not None:
+            self._folder = tempfile.TemporaryDirectory(prefix="xmc_stream-")
+        if Y is not None:
+            from xmc_stream.convert import convert
+
+            dataset = convert(X, f"{self._named_folder()}/data.xmc", labels=Y, memory_limit=self.memory_limit)
+        else:
+            dataset = X if isinstance(X, Dataset) else open_dataset(X)
+        path = Path(f"{self._named_folder()}/model" if model is None else model).absolute()
+        execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
+        self.model_, self.report_ = train(dataset, path, parameters, self.seed, execution, overwrite, force, check)
+        return self
+
+    def _named_folder(self) -> str:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="xmc_stream-")
+        return self._folder.name
+
+    def predict_topk(self, data: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k best classes of each sample of a Dataset or scipy matrix, and their scores: (n, k) each, best first."""
+        if not hasattr(self, "model_"):
+            raise InputError("this PPDSparse is not fitted yet: call fit first, or load_model for a model on disk")
+        execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress)
+        return self.model_.predict_topk(data, k, execution)
+
+
+def train(
+    dataset: Dataset,
+    path: Path,
+    parameters: PPDSparseParameters,
+    seed: int,
+    execution: Execution,
+    overwrite: bool = False,
+    force: bool = False,
+    check: bool = True,
+) -> tuple[Model, dict[str, Any]]:
+    """Train, or go on training, a model at `path`; returns it, opened, and the figures of the run."""
+    began = time.perf_counter()
+    if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
+        raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
+    limit = execution.limit()
+    identity = _identity(dataset, parameters, seed)
+    work = path.with_name(path.name + ".partial")
+    if path.exists():
+        if overwrite:
+            load_model(path)  # only a model is replaced
+        else:
+            finished = load_model(path)
+            check_identity(path / "ledger.jsonl", finished.attributes["identity"], identity, force=True)
+            return finished, _report(finished, limit.limit, began, finished.attributes["run"], True)
+    if overwrite:
+        shutil.rmtree(work, ignore_errors=True)
+    begin_model(work)
+    with Ledger(work / "ledger.jsonl", identity, force) as ledger:
+        threads = execution.threads or available_threads()
+        events = work / "events.jsonl"
+        with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
+            held = engine.warm(WarmUp(predict=False))
+            budget = limit.limit - held - limit.reserve
+            plan = MemoryPlan(limit.limit, budget, engine.threads, engine.processes, execution.cuts or Cuts())
+            run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger)
+
+            def whole() -> Loop:
+                if check:
+                    yield Phase("check the data", check_jobs(dataset))
+                return (yield from run.loop())
+
+            result = engine.run(whole(), ledger)
+            peak = max(engine.peak, peak_resident() if engine.in_process else 0)
+        receipts = [receipt for _, receipt in ledger.items()]
+        totals = {
+            "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
+            "bytes_read": sum(receipt.get("bytes_read", 0) for receipt in receipts),
+            "class_blocks": max((receipt.get("class_blocks", 0) for receipt in receipts), default=0),
+            "row_blocks": _row_blocks(ledger),
+            "peak_rss": peak,
+        }
+        shutil.rmtree(work / "state", ignore_errors=True)
+        attributes = model_attributes(dataset, parameters, seed, result)
+        finish_model(work, path, {**attributes, "identity": identity, "run": totals})
+        resumed = ledger.resumed
+    model = load_model(path)
+    return model, _report(model, limit.limit, began, totals, resumed)
+
+
+def _row_blocks(ledger: Ledger) -> int:
+    """Row blocks of one pass: of the search that had the most."""
+    blocks: dict[str, int] = {}
+    for key, receipt in ledger.items():
+        if key.startswith("search/"):
+            searched = key.rsplit("/", 1)[0]
+            blocks[searched] = blocks.get(searched, 0) + receipt["row_blocks"]
+    return max(blocks.values(), default=0)
+
+
+def _identity(dataset: Dataset, parameters: PPDSparseParameters, seed: int) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    return {
+        "solver": "ppdsparse",
+        "params": parameters.to_dict(),
+        "seed": seed,
+        "data": dataset.fingerprint,
+        "environment": {"processor": _processor(), "python": platform.python_version(), **packages},
+    }
+
+
+def _processor() -> str:
+    """The processor's type: compiled kernels round the same on the same type."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
+            for line in cpuinfo:
+                if line.startswith("model name"):
+                    return f"{platform.machine()} {line.partition(':')[2].strip()}"
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def _report(model: Model, limit: int, began: float, totals: dict[str, Any], resumed: bool) -> dict[str, Any]:
+    a = model.attributes
+    return {
+        "model": str(model.path),
+        "solver": a["solver"],
+        "params": a["params"],
+        "seed": a["seed"],
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": totals["peak_rss"],
+        "memory_limit": limit,
+        "passes": totals["passes"],
+        "bytes_read": totals["bytes_read"],
+        "nnz": a["nnz"],
+        "model_bytes": folder_bytes(model.path),
+        "objective": a["objective"],
+        "duality_gap": a["duality_gap"],
+        "resumed": resumed,
+        "duality_gap_mean": a["duality_gap_mean"],
+        "violation": a["violation"],
+        "n_open": a["n_open"],
+        "n_empty": a["n_empty"],
+        "rounds": a["rounds"],
+        "class_blocks": totals["class_blocks"],
+        "row_blocks": totals["row_blocks"],
+    }

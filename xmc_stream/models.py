@@ -1,0 +1,248 @@
+"""A trained model: opened in milliseconds, its weights mapped; exact top-k prediction; figures of merit."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
+from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_propensity
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.model import StoredModel, n_units, unit_range
+from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+    from xmc_stream.jobs.plan import Cuts
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How work is done, none of which changes its results.
+
+    memory_limit: of the process, or of each worker of a cluster; None for three quarters of what is free. threads: of
+    this process, None for all processors. scheduler: a dask client or address, None for this process. progress: bars on
+    a terminal. cuts: smaller blocks, for tests.
+    """
+
+    memory_limit: str | int | None = None
+    threads: int | None = None
+    scheduler: Any = None
+    progress: bool = False
+    cuts: Cuts | None = None
+
+    def limit(self) -> MemoryLimit:
+        """The memory limit in bytes. Raises InputError for a size that is none, and for threads below one."""
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"threads must be 1 or more. Got {self.threads}.")
+        return_freed_memory()
+        return MemoryLimit.of(self.memory_limit)
+
+
+class Model(StoredModel):
+    """An opened model: attributes, weights by class, digest, prediction.
+
+    Raises StoreError where there is no finished model.
+    """
+
+    def __repr__(self) -> str:
+        a = self.attributes
+        return f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}, {a['nnz']} weights)"
+
+    def bias(self) -> NDArray[np.float32]:
+        """The bias of every class (K,)."""
+        return np.concatenate([self.unit_array(unit) for unit in range(n_units(self.n_labels))])
+
+    def to_scipy(self) -> scipy.sparse.csc_matrix:
+        """All weights in memory (D x K, csc, the bias apart): for models that fit."""
+        import scipy.sparse
+
+        units = []
+        for unit in range(n_units(self.n_labels)):
+            first, last = unit_range(unit, self.n_labels)
+            block = self.classes(first, last)
+            triple = (block.values, block.indices, block.indptr)
+            units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
+        return scipy.sparse.hstack(units, format="csc")
+
+    def predict_topk(
+        self, data: Any, k: int = 5, execution: Execution | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The k best classes of each sample, and their scores: two arrays (n, k), best first, ties to the lower label.
+
+        score = w_0 + sum_j w_j x_j in float32, in the order of the features. data: a Dataset, or a scipy sparse matrix
+        (n x D). For results that do not fit in memory see `predict`. Raises InputError where the features do not match.
+        """
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+            path = Path(folder)
+            dataset = data if isinstance(data, Dataset) else _as_dataset(data, self, path / "data.xmc")
+            predict(self, dataset, path / "predictions", k, execution)
+            labels, scores = Predictions(path / "predictions").rows(0, dataset.n_samples)
+        return labels.astype(np.int64), scores
+
+
+def load_model(path: str | Path) -> Model:
+    """Open a trained model. Raises StoreError where there is none, or one that is not finished."""
+    return Model(path)
+
+
+def _as_dataset(X: Any, model: Model, path: Path) -> Dataset:
+    """A scipy matrix as a dataset without labels."""
+    from xmc_stream.store.dataset import new_dataset
+
+    if not hasattr(X, "tocsr") or X.shape[1] != model.n_features:
+        got = f"a matrix of {X.shape[1]} features" if hasattr(X, "tocsr") else type(X).__name__
+        raise InputError(f"got {got}: give a Dataset or a scipy sparse matrix with {model.n_features} features")
+    X = X.tocsr()
+    X.sum_duplicates()
+    with new_dataset(path, model.n_features, model.n_labels, {"source": "scipy matrices"}) as writer:
+        none = np.zeros(X.shape[0] + 1, np.int64), np.zeros(0, np.int32)
+        writer.append(X.indptr.astype(np.int64), X.indices, X.data.astype(np.float32), *none)
+    return open_dataset(path)
+
+
+def predict(
+    model: Model,
+    dataset: Dataset,
+    out: str | Path,
+    k: int = 5,
+    execution: Execution | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz or .txt.
+
+    Returns figures of the run (see DESIGN: predict). Raises InputError where the data do not match the model, and
+    MemoryLimitError where the limit cannot work.
+    """
+    from xmc_stream.engine.runner import Engine
+    from xmc_stream.jobs.job import Notes
+    from xmc_stream.jobs.plan import Cuts, MemoryPlan
+    from xmc_stream.jobs.predict import PredictRun
+    from xmc_stream.jobs.warm import WarmUp
+
+    began = time.perf_counter()
+    execution = execution or Execution()
+    limit = execution.limit()
+    out = Path(out)
+    if not 1 <= k <= model.n_labels:
+        raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists: give another name, or --overwrite to replace it")
+    as_file = out.suffix in (".npz", ".txt")
+    store = out.with_name(out.name + ".store") if as_file else out
+    with Engine(limit, execution.threads or available_threads(), execution.scheduler, None, execution.progress) as engine:
+        held = engine.warm(WarmUp(predict=True))
+        plan = MemoryPlan(
+            limit.limit, limit.limit - held - limit.reserve, engine.threads, engine.processes, execution.cuts or Cuts()
+        )
+        run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan)
+        begin_predictions(store, dataset.n_samples, model.n_labels, k)
+        result = engine.run(run.loop(), Notes())
+        peak = engine.peak
+    attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
+    finish_predictions(run.out, store, attributes, overwrite and not as_file)
+    if as_file:
+        _export(Predictions(store), out, limit)
+    seconds = time.perf_counter() - began
+    return {
+        "predictions": str(out),
+        "n_samples": dataset.n_samples,
+        "k": k,
+        "seconds": round(seconds, 3),
+        "ms_per_sample": round(1000 * seconds / max(dataset.n_samples, 1), 5),
+        "peak_rss": max(peak, peak_resident()),
+        "memory_limit": limit.limit,
+        **result,
+    }
+
+
+def _export(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
+    """Turn a store of predictions into a .npz file, or lines of `label:score` pairs, best first."""
+    import shutil
+
+    work = out.with_name(out.name + ".partial")
+    if out.suffix == ".npz":
+        limit.check({"labels and scores": 24 * predictions.n_samples * predictions.k}, f"writing {out.name}")
+        labels, scores = predictions.rows(0, predictions.n_samples)
+        with open(work, "wb") as file:
+            np.savez(file, labels=labels, scores=scores)
+    else:
+        with open(work, "w", encoding="ascii") as text:
+            for _, labels, scores in predictions.blocks():
+                for row, values in zip(labels.tolist(), scores.tolist(), strict=True):
+                    pairs = (f"{label}:{value:.6g}" for label, value in zip(row, values, strict=True) if label >= 0)
+                    text.write(" ".join(pairs) + "\n")
+    work.replace(out)
+    shutil.rmtree(predictions.path)
+
+
+def evaluate(
+    predictions: str | Path,
+    dataset: Dataset,
+    train: Dataset | None = None,
+    ks: Sequence[int] = (1, 3, 5),
+    propensity: tuple[float, float] | str = "default",
+    execution: Execution | None = None,
+) -> dict[str, Any]:
+    """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
+
+    predictions: what `predict` wrote, or a model, whose predictions are then made first. propensity: A and B, or the
+    name of a pair. Raises InputError where rows do not match or k is larger than what was predicted.
+    """
+    path = Path(predictions)
+    if is_model(path):
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+            predict(load_model(path), dataset, Path(folder) / "predictions", max(ks), execution)
+            return evaluate(Path(folder) / "predictions", dataset, train, ks, propensity)
+    stored = Predictions(path)
+    if stored.n_samples != dataset.n_samples:
+        raise InputError(f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match")
+    weights = None
+    if train is not None:
+        if train.n_labels != dataset.n_labels:
+            raise InputError(
+                f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
+                "convert the test set with --like and the training set"
+            )
+        if isinstance(propensity, str):
+            if propensity not in PROPENSITY_PRESETS:
+                raise InputError(f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}")
+            propensity = PROPENSITY_PRESETS[propensity]
+        weights = inverse_propensity(train.label_counts(), train.n_samples, *propensity)
+    metrics = RankingMetrics(tuple(ks), weights)
+    Y = dataset.Y_rows()
+    for start, labels, _ in stored.blocks():
+        truth = Y.block(start, start + len(labels))
+        metrics.update(labels, truth.indptr, truth.indices)
+    return {"n_samples": dataset.n_samples, **metrics.result()}
+
+
+def is_model(path: Path) -> bool:
+    """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
+    try:
+        attributes: Mapping[str, Any] = json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return attributes.get("format") == "xmc_stream model"
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Sizes and figures of a model, for `info`."""
+    n_bytes = folder_bytes(model.path)
+    hidden = ("unit_nnz", "tile_bytes")
+    return {**{k: v for k, v in model.attributes.items() if k not in hidden}, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of all files under a folder."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
