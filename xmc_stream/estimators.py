@@ -6,6 +6,7 @@ import platform
 import shutil
 import tempfile
 import time
+import weakref
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -74,7 +75,7 @@ class PPDSparse:
         self.threads = threads
         self.scheduler = scheduler
         self.progress = progress
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = ""
 
     _EXECUTION = ("memory_limit", "threads", "scheduler", "progress")
 
@@ -117,22 +118,19 @@ class PPDSparse:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"The 'seed' parameter of PPDSparse must be an int in [0, inf). Got {self.seed!r} instead.")
         if model is None or Y is not None:
-            self._folder = tempfile.TemporaryDirectory(prefix="xmc_stream-")
+            # lives as long as the estimator
+            self._folder = tempfile.mkdtemp(prefix="xmc_stream-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if Y is not None:
             from xmc_stream.convert import convert
 
-            dataset = convert(X, f"{self._named_folder()}/data.xmc", labels=Y, memory_limit=self.memory_limit)
+            dataset = convert(X, f"{self._folder}/data.xmc", labels=Y, memory_limit=self.memory_limit)
         else:
             dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        path = Path(f"{self._named_folder()}/model" if model is None else model).absolute()
+        path = Path(f"{self._folder}/model" if model is None else model).absolute()
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
         self.model_, self.report_ = train(dataset, path, parameters, self.seed, execution, overwrite, force, check)
         return self
-
-    def _named_folder(self) -> str:
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="xmc_stream-")
-        return self._folder.name
 
     def predict_topk(self, data: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample of a Dataset or scipy matrix, and their scores: (n, k) each, best first."""

@@ -66,7 +66,7 @@ def peak_resident() -> int:
 
 
 def return_freed_memory() -> None:
-    """Make the C library give freed buffers of 1 MiB and more back to the system at once (glibc only).
+    """Make the C library give freed buffers of 256 KiB and more back to the system at once (glibc only).
 
     By default glibc raises that bound to 32 MiB as a program frees large blocks, after which freed buffers stay
     resident and a planned peak is exceeded by what was planned, and freed, before.
@@ -74,7 +74,7 @@ def return_freed_memory() -> None:
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+            mallopt(_M_MMAP_THRESHOLD, 1 << 18)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class MemoryLimit:
     @property
     def reserve(self) -> int:
         """Bytes kept out of every plan."""
-        return 24 * 2**20 + self.limit // 50
+        return 24 * 2**20 + self.limit // 32
 
     def check(self, needs: Mapping[str, int], what: str, budget: int | None = None) -> None:
         """Refuse a plan that does not fit.

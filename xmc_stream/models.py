@@ -239,7 +239,7 @@ def is_model(path: Path) -> bool:
 def describe(model: Model) -> dict[str, Any]:
     """Sizes and figures of a model, for `info`."""
     n_bytes = folder_bytes(model.path)
-    hidden = ("unit_nnz", "tile_bytes")
+    hidden = ("tiles", "identity")
     return {**{k: v for k, v in model.attributes.items() if k not in hidden}, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
 
 

@@ -5,8 +5,10 @@ Plans decide where work is cut and never what comes out of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from xmc_stream.jobs.tiles import Run, widest
 from xmc_stream.memory import MemoryLimit
 
 MIB = 2**20
@@ -48,7 +50,7 @@ class MemoryPlan:
     @property
     def row_block_bytes(self) -> int:
         """Of X in a row block of a search or a prediction, Y or the results apart."""
-        return min(32 * MIB, max(MIB // 2, self.per_thread // 8))
+        return min(32 * MIB, max(MIB // 2, self.per_thread // 16))
 
     def refuse_unless(self, needs: dict[str, int], what: str) -> None:
         """Raise MemoryLimitError when the components do not fit the budget."""
@@ -57,64 +59,75 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class SolvePlan:
-    """What a solve job may hold: active rows of a batch of classes, entries gathered for it, rows of one large class."""
+    """What a solve job may hold.
+
+    max_rows: active rows of a batch of classes; max_nnz: entries gathered for it; max_class_nnz: of one class of a
+    batch. A class by itself may have max_class_rows rows of any size: what does not fit is gathered again.
+    """
 
     max_rows: int
     max_nnz: int
+    max_class_nnz: int
     max_class_rows: int
 
 
 def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int) -> SolvePlan:
     """Share a thread's memory between rows and entries. Raises MemoryLimitError when too little is left for either."""
     fixed = {
-        "features": plan.threads * (36 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "features": plan.threads * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
         "marks of rows": plan.threads * (n_samples // 8 + n_samples // 16),
         "writers and windows": plan.threads * (writer_bytes + _WINDOWS),
     }
     plan.refuse_unless({**fixed, "rows": plan.threads * 8 * MIB}, f"solving on {plan.threads} threads")
     left = (plan.budget - sum(fixed.values())) // plan.threads
-    max_rows = left // 4 // ROW_BYTES
-    return SolvePlan(min(max_rows, plan.cuts.solve_rows or max_rows), left // 2 // 16, max_rows)
+    rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
+    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, rows)
 
 
 @dataclass(frozen=True)
-class UnitSize:
-    """Exact sizes of what a search needs of one unit: its tile, places in heaps, active rows, weights."""
+class SearchSize:
+    """What a search needs for some classes of a unit: their tile, places in heaps, rows of active sets."""
 
-    unit: int
-    tile: int
+    run: Run
     heap_rows: int
     active_rows: int
-    weights: int
 
 
-def search_needs(plan: MemoryPlan, units: list[UnitSize], n_features: int, unit_classes: int) -> dict[str, int]:
-    """Bytes by component that a search of these units takes in one process."""
+def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int) -> dict[str, int]:
+    """Bytes by component that a search of these pieces takes in one process."""
     t = plan.threads
     return {
-        "tiles": sum(unit.tile for unit in units),
-        "heaps": t * 8 * sum(unit.heap_rows for unit in units),
-        "active sets": t * 4 * sum(unit.active_rows for unit in units),
-        "classes": t * 120 * unit_classes * len(units),
-        "making tiles": t * (8 * max((unit.weights for unit in units), default=0) + 4 * n_features),
+        "tiles": sum(piece.run.tile for piece in pieces),
+        "heaps": t * 8 * sum(piece.heap_rows for piece in pieces),
+        "active sets": t * 4 * sum(piece.active_rows for piece in pieces),
+        "classes": t * 120 * sum(piece.run.last - piece.run.first for piece in pieces),
+        "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 4 * n_features),
         "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
     }
 
 
 def class_blocks(
-    plan: MemoryPlan, units: list[UnitSize], n_features: int, unit_classes: int
-) -> list[list[UnitSize]]:
-    """Runs of units, each as long as the budget allows. Raises MemoryLimitError for a unit that does not fit alone."""
-    blocks: list[list[UnitSize]] = []
-    for unit in units:
-        plan.refuse_unless(
-            search_needs(plan, [unit], n_features, unit_classes),
-            f"the search for unit {unit.unit} on {plan.threads} threads",
-        )
-        if blocks and sum(search_needs(plan, [*blocks[-1], unit], n_features, unit_classes).values()) <= plan.budget:
-            blocks[-1].append(unit)
-        else:
-            blocks.append([unit])
+    plan: MemoryPlan, units: Iterable[Sequence[SearchSize]], n_features: int
+) -> list[list[SearchSize]]:
+    """Pieces of units in blocks, each as long as the budget allows. units: of each, all pieces it may be cut into.
+
+    Raises MemoryLimitError for a smallest piece that does not fit by itself.
+    """
+
+    def fits(pieces: Sequence[SearchSize]) -> bool:
+        return sum(search_needs(plan, pieces, n_features).values()) <= plan.budget
+
+    blocks: list[list[SearchSize]] = []
+    for sizes in units:
+        of = {size.run: size for size in sizes}
+        for run in widest(of, lambda run, of=of: fits([of[run]])):
+            piece = of[run]
+            what = f"the search for classes {run.first} to {run.last - 1} on {plan.threads} threads"
+            plan.refuse_unless(search_needs(plan, [piece], n_features), what)
+            if blocks and fits([*blocks[-1], piece]):
+                blocks[-1].append(piece)
+            else:
+                blocks.append([piece])
     return blocks
 
 

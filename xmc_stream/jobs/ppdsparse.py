@@ -10,18 +10,17 @@ import itertools
 import math
 import shutil
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, UnitSize, class_blocks, even_ranges, plan_solve
+from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, even_ranges, plan_solve
 from xmc_stream.jobs.search import Piece, SearchJob
-from xmc_stream.jobs.tiles import drop_tiles, tile_bytes
+from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
-from xmc_stream.kernels.csr import count_indices
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
@@ -67,11 +66,11 @@ class FinaliseJob:
         state = UnitState(Path(self.state))
         figures = state.figures
         update_figures(figures, self.found, first, self.parameters.tol)
-        feature_counts = np.zeros(self.n_features, np.int64)
+        tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(8 * MIB):
-                count_indices(block.indices, feature_counts)
                 writer.weights.append(np.diff(block.indptr), block.indices, block.data)
+                tiles.add(np.diff(block.indptr), block.indices)
             writer.bias[:] = figures[:, BIAS]
             objective = figures[:, KEPT] + self.parameters.C * figures[:, LOSS]
             gap = objective + figures[:, DUAL]
@@ -84,7 +83,7 @@ class FinaliseJob:
         relative = gap[learned] / objective[learned]
         return {
             "nnz": state.weights.nnz,
-            "tile": tile_bytes(feature_counts, last - first),
+            "runs": [astuple(run) for run in tiles.runs],
             "learned": int(learned.sum()),
             "open": int((figures[:, STATUS] == OPEN).sum()),
             "objective": float(objective.sum()),
@@ -133,8 +132,7 @@ class PPDSparseRun:
         return {
             "rounds": round_,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
-            "unit_nnz": [receipt["nnz"] for receipt in receipts],
-            "tile_bytes": [receipt["tile"] for receipt in receipts],
+            "tiles": [receipt["runs"] for receipt in receipts],
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
             "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
             "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
@@ -224,20 +222,15 @@ class PPDSparseRun:
         ]  # fmt: skip
 
     def _cut_classes(self, round_: int, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
-        """Class blocks: the pieces of each, and the bytes of its tiles. Units without open classes are left out."""
-        n_labels = self.dataset.n_labels
-        units = [
-            UnitSize(receipt["unit"], receipt["tile"], receipt["heap_rows"], receipt["active_rows"], receipt["weights"])
-            for receipt in solves
-            if receipt["open"]
-        ]
+        """Class blocks: the pieces of each, and the bytes of its tiles. Only open classes are in them."""
+        units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt["runs"]] for receipt in solves]
         blocks = []
-        for block in class_blocks(self.plan, units, self.dataset.n_features, UNIT):
+        for block in class_blocks(self.plan, units, self.dataset.n_features):
             pieces = tuple(
-                Piece(*unit_range(unit.unit, n_labels), str(self._state(f"solve-{round_ - 1}", str(unit.unit))), unit.tile)
-                for unit in block
+                Piece(run.first, run.last, str(self._state(f"solve-{round_ - 1}", str(run.first // UNIT))), run.tile)
+                for run in (piece.run for piece in block)
             )
-            blocks.append((pieces, sum(unit.tile for unit in block)))
+            blocks.append((pieces, sum(piece.tile_bytes for piece in pieces)))
         if self.plan.cuts.classes:
             blocks = [
                 ((small,), small.tile_bytes)

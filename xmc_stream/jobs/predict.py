@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.tiles import Tile, drop_tiles, make_tile, shared_cache
+from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
 from xmc_stream.kernels.scores import top_k
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
-from xmc_stream.store.model import StoredModel, unit_range
+from xmc_stream.store.model import UNIT, StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
@@ -23,36 +25,41 @@ _RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and 
 
 @dataclass(frozen=True)
 class PredictPlan:
-    """row_bytes: of X in memory per thread; rows_per_job: whole chunks of the predictions; cache_bytes: for tiles."""
+    """row_bytes: of X in memory per thread; rows_per_job: whole chunks of the predictions; tiles, and bytes for them."""
 
     row_bytes: int
     rows_per_job: int
+    tiles: tuple[Run, ...]
     cache_bytes: int
 
 
 def plan_predict(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int) -> PredictPlan:
-    """Share the budget between rows and tiles. Raises MemoryLimitError where the largest tile does not fit.
+    """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
     If all tiles fit, they stay; else every row block loads each tile anew, and gets half of what there is, so that it
     does so seldom.
     """
-    tiles = [int(n) for n in model.attributes["tile_bytes"]]
     t = plan.threads
     fixed = {
-        "making tiles": t * (8 * max(model.attributes["unit_nnz"]) + 4 * model.n_features),
         "results": t * CHUNK_ROWS * k * _RESULT_BYTES,
-        "windows": t * 4 * MIB,
+        "windows": t * 4 * MIB + t * 4 * model.n_features,
     }
-    need = {**fixed, "tiles": max(tiles), "row blocks": t * MIB}
-    plan.refuse_unless(need, f"predicting on {t} threads")
     left = plan.budget - sum(fixed.values())
-    cache = min(sum(tiles), max(max(tiles), left * 3 // 4 if sum(tiles) <= left * 3 // 4 else left // 2))
+    units = [[Run(*run) for run in runs] for runs in model.attributes["tiles"]]
+    # a thread makes a tile while others use theirs; a tile may be half of the room
+    tiles = [run for runs in units for run in widest(runs, lambda run: run.tile + t * 8 * run.weights <= left // 2)]
+    making = t * 8 * max(run.weights for run in tiles)
+    largest, total = max(run.tile for run in tiles), sum(run.tile for run in tiles)
+    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * MIB}
+    plan.refuse_unless(need, f"predicting on {t} threads")
+    left -= making
+    cache = total if total <= left * 3 // 4 else max(largest, left // 2)
     row_bytes = min(64 * MIB, (left - cache) // t // 2)
-    at_once = t * plan.processes
     # results of a job stay in memory until it ends
     most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * _RESULT_BYTES))
     n_chunks = -(-n_samples // CHUNK_ROWS)
-    return PredictPlan(row_bytes, CHUNK_ROWS * min(most, max(1, n_chunks // (4 * at_once))), cache)
+    rows_per_job = CHUNK_ROWS * min(most, max(1, n_chunks // (4 * t * plan.processes)))
+    return PredictPlan(row_bytes, rows_per_job, tuple(tiles), cache)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class PredictJob:
         n_blocks = 0
         for start, stop in self._cuts(X):
             mine = slice(start - self.start, stop - self.start)
-            _fold(model, X.block(start, stop, buffer), labels[mine], scores[mine], self.sizes.cache_bytes)
+            _fold(model, X.block(start, stop, buffer), labels[mine], scores[mine], self.sizes)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
@@ -94,24 +101,22 @@ class PredictJob:
             yield from ((a, min(a + step, last)) for a in range(first, last, step))
 
 
-def _fold(
-    model: StoredModel, block: Block, labels: np.ndarray, scores: np.ndarray, cache_bytes: int
-) -> None:
-    """Fold all units' scores of a row block into its rows' best labels and scores, units in ascending order."""
-    cache = shared_cache(cache_bytes)
-    for unit, size in enumerate(model.attributes["tile_bytes"]):
-        first, last = unit_range(unit, model.n_labels)
-        with cache.use((str(model.path), unit), size, lambda u=unit: _make_tile(model, u)) as tile:
+def _fold(model: StoredModel, block: Block, labels: NDArray[Any], scores: NDArray[Any], sizes: PredictPlan) -> None:
+    """Fold all classes' scores of a row block into its rows' best labels and scores, in ascending order of classes."""
+    cache = shared_cache(sizes.cache_bytes)
+    for run in sizes.tiles:
+        with cache.use((str(model.path), run), run.tile, lambda run=run: _make_tile(model, run)) as tile:
             top_k(
-                block.indptr, block.indices, block.values, first, last - first, tile.start, tile.slots, tile.weights,
-                tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
+                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
+                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
             )  # fmt: skip
 
 
-def _make_tile(model: StoredModel, unit: int) -> Tile:
-    matrix = model.unit_weights(unit)
-    block = matrix.block(0, matrix.n_lines)
-    return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit), model.n_features)
+def _make_tile(model: StoredModel, run: Run) -> Tile:
+    unit = run.first // UNIT
+    mine = slice(run.first - unit * UNIT, run.last - unit * UNIT)
+    block = model.unit_weights(unit).block(mine.start, mine.stop)
+    return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import ROW_BYTES, MemoryPlan, SolvePlan
-from xmc_stream.jobs.tiles import drop_tiles, tile_bytes
+from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,
     drop_idle,
@@ -22,12 +22,12 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.kernels.csr import count_indices
 from xmc_stream.memory import format_size
 from xmc_stream.solvers.ppdsparse import (
     ActiveSets,
     PPDSparseParameters,
     Scratch,
+    Sink,
     Solver,
     added_sizes,
     start_sizes,
@@ -140,12 +140,12 @@ class _UnitSolve:
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
         self.solver = Solver(job.parameters, job.seed)
-        self.scratch = Scratch(self.dataset.n_features, job.sizes.max_rows, job.sizes.max_nnz)
+        self.scratch = Scratch(self.dataset.n_features, job.sizes.max_rows, job.sizes.max_class_nnz)
         self.buffer = Buffer(self.X, job.sizes.max_nnz)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
-        self.feature_counts = np.zeros(self.dataset.n_features, np.int64)  # of the weights of open classes
-        self.open_sizes: list[NDArray[np.int64]] = []  # |A| of open classes
+        self.tiles = TileSizes(self.first, self.last, self.dataset.n_features)  # of open classes
+        self.sizes = np.zeros(self.last - self.first, np.int64)  # |A| of open classes
 
     def run(self) -> Receipt:
         job, n = self.job, self.last - self.first
@@ -160,20 +160,22 @@ class _UnitSolve:
                 n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
+                bound += n_found // 4  # what is read of a row that was found is a quarter of what is kept of an active one
             for low, high in self._batches(writer.figures[:, STATUS] == OPEN, bound):
                 if writer.figures[low, STATUS] == OPEN:
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(low, high, writer)
-        open_sizes = np.concatenate([*self.open_sizes, np.zeros(0, np.int64)])
         open_ = writer.figures[:, STATUS] == OPEN
+        heaps = np.where(open_, added_sizes(self.sizes, job.parameters.added, self.n_samples), 0)
+        runs = []
+        for run in self.tiles.runs:
+            mine = slice(run.first - self.first, run.last - self.first)
+            runs.append([*astuple(run), int(heaps[mine].sum()), int(self.sizes[mine].sum())])
         return {
             "unit": job.unit,
             "open": int(open_.sum()),
-            "tile": tile_bytes(self.feature_counts, int(open_.sum())),
-            "heap_rows": int(added_sizes(open_sizes, job.parameters.added, self.n_samples).sum()),
-            "active_rows": int(open_sizes.sum()),
-            "weights": int(self.feature_counts.sum()),
+            "runs": runs,
             "nnz": writer.weights.nnz,
             "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read,
@@ -203,11 +205,13 @@ class _UnitSolve:
             nothing = np.zeros(0, np.int32)
             writer.active.append(np.zeros(high - low, np.int64), nothing, np.zeros(0))
             writer.weights.append(np.zeros(high - low, np.int64), nothing, np.zeros(0, np.float32))
+            self.tiles.add(np.zeros(high - low, np.int64), nothing, counted=False)
             return
         for c in range(low, high):
             active, weights = self.previous.active.block(c, c + 1), self.previous.weights.block(c, c + 1)
             writer.active.append(np.diff(active.indptr), active.indices, active.data)
             writer.weights.append(np.diff(weights.indptr), weights.indices, weights.data)
+            self.tiles.add(np.diff(weights.indptr), weights.indices, counted=False)
 
     def _active_sets(self, low: int, high: int) -> ActiveSets:
         """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
@@ -246,51 +250,57 @@ class _UnitSolve:
         counts = np.empty(high - low, np.int64)
         filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
         writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
-        self.open_sizes.append(counts)
+        self.sizes[low:high] = counts
 
     def _solve_part(self, sets: ActiveSets, figures: NDArray[np.float64], writer: UnitStateWriter) -> None:
-        """Gather the rows of all classes at once if they fit, else of one half after the other, else of one by stretches."""
+        """Gather the rows of all classes at once if they fit, else of one half after the other; a large class by itself."""
         job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
 
         def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
             writer.weights.append(counts, features, data)
-            count_indices(features, self.feature_counts)
+            self.tiles.add(counts, features)
 
-        if n == 1 and len(sets.rows) > sizes.max_rows:
-            if len(sets.rows) > sizes.max_class_rows + sizes.max_rows:
-                need = format_size(ROW_BYTES * len(sets.rows))
-                raise MemoryLimitError(
-                    f"class {sets.first_label} has {len(sets.rows)} active rows, whose state takes {need} a thread: "
-                    "raise --memory-limit or lower --threads; the run can be resumed"
-                )
+        if n == 1:
+            self._check_size(sets)
             lengths = self.X.lengths(sets.rows)[1]
-        else:
-            union, spans = self._union(sets.rows)
-            if int(spans[1].sum()) <= sizes.max_nnz:
-                at = np.empty(len(sets.rows), np.int64)
-                rank(sets.rows, self.words, self.before, at)
-                block = self.X.gather(union, self.buffer, spans)
-                self.solver.solve(sets, at, block, job.round, self.scratch, figures, sink)
-                return
-            if n > 1:
-                for a, b in ((0, n // 2), (n // 2, n)):
-                    self._solve_part(_part(sets, a, b), figures[a:b], writer)
-                return
-            lengths = spans[1]
-        self.solver.solve_streamed(
-            sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
-            figures[0], sink,
-        )  # fmt: skip
+            self.solver.solve_large(
+                sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
+                figures[0], sink,
+            )  # fmt: skip
+            return
+        if not self._solve_together(sets, figures, sink):
+            for a, b in ((0, n // 2), (n // 2, n)):
+                self._solve_part(_part(sets, a, b), figures[a:b], writer)
 
-    def _union(
-        self, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """The distinct rows in ascending order, and where they lie; leaves what `rank` needs."""
+    def _solve_together(self, sets: ActiveSets, figures: NDArray[np.float64], sink: Sink) -> bool:
+        """Solve some classes if their rows fit at once; else say so, nothing held any more."""
+        sizes = self.job.sizes
+        if len(sets.rows) > sizes.max_rows:
+            return False
         self.words[:] = 0
-        mark(rows, self.words)
+        mark(sets.rows, self.words)
         union = np.empty(count_before(self.words, self.before), np.int64)
         marked_rows(self.words, union)
-        return union, self.X.lengths(union)
+        spans = self.X.lengths(union)
+        if int(spans[1].sum()) > sizes.max_nnz:
+            return False
+        at = np.empty(len(sets.rows), np.int64)
+        rank(sets.rows, self.words, self.before, at)
+        nnz = np.add.reduceat(spans[1][at], sets.ptr[:-1])  # of each class: none is empty
+        if int(nnz.max()) > sizes.max_class_nnz:
+            return False
+        block = self.X.gather(union, self.buffer, spans)
+        self.solver.solve(sets, at, block, self.job.round, self.scratch, figures, sink)
+        return True
+
+    def _check_size(self, sets: ActiveSets) -> None:
+        """Refuse a class whose rows' own numbers, not to speak of the rows, do not fit."""
+        if len(sets.rows) > self.job.sizes.max_class_rows:
+            need = format_size(ROW_BYTES * len(sets.rows))
+            raise MemoryLimitError(
+                f"class {sets.first_label} has {len(sets.rows)} active rows, whose numbers take {need} a thread: "
+                "raise --memory-limit or lower --threads; the run can be resumed"
+            )
 
 
 def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:

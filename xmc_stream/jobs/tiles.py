@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.scores import DENSE_SHARE, LANES, fill, lay_out
 from xmc_stream.memory import format_size
+from xmc_stream.store.model import UNIT
 
 ENTRY_BYTES = 6  # a weight and its slot
 
@@ -64,6 +66,73 @@ def make_tile(
     padded = np.full(width, -np.inf, np.float32)
     padded[: len(bias)] = bias
     return Tile(start, slots, weights, padded)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Classes [first, last) of one unit that a tile may hold, the bytes of their tile and their weights."""
+
+    first: int
+    last: int
+    tile: int
+    weights: int
+
+
+class TileSizes:
+    """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class."""
+
+    _STEP = UNIT // 8
+
+    def __init__(self, first: int, last: int, n_features: int) -> None:
+        self._first, self._last, self._next = first, last, first
+        self._counts = np.zeros((4, n_features), np.int32)  # of features, in the present run of each size
+        self._classes = [0, 0, 0, 0]
+        self.runs: list[Run] = []  # those that hold any class, the smaller ones first
+
+    def add(self, lengths: NDArray[np.int64], features: NDArray[Any], counted: bool = True) -> None:
+        """The next classes: how many weights each has, and their features; classes may be left out of the tiles."""
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        done = 0
+        while done < len(lengths):
+            n = min(len(lengths) - done, self._STEP - (self._next - self._first) % self._STEP)
+            if counted:
+                count_indices(features[ends[done] : ends[done + n]], self._counts[0])
+                self._classes[0] += n
+            done, self._next = done + n, self._next + n
+            self._close_runs()
+
+    def _close_runs(self) -> None:
+        for level in range(4):
+            size = self._STEP << level
+            behind = self._next - self._first
+            if behind % size and self._next != self._last:
+                return
+            counts, classes = self._counts[level], self._classes[level]
+            if classes:
+                first = self._first + (behind - 1) // size * size
+                weights = int(counts.sum(dtype=np.int64))
+                self.runs.append(Run(first, self._next, tile_bytes(counts, classes), weights))
+            if level < 3:
+                self._counts[level + 1] += counts
+                self._classes[level + 1] += classes
+            counts[:] = 0
+            self._classes[level] = 0
+
+
+def widest(runs: Iterable[Run], fits: Callable[[Run], bool]) -> list[Run]:
+    """Runs that hold every class once, in order, each as wide as fits; the narrowest where nothing fits."""
+    chosen: list[Run] = []
+    ordered = sorted(set(runs), key=lambda run: (run.first - run.last, run.first))  # the widest first
+    for run in ordered:
+        if not any(_within(run, other) for other in chosen):
+            narrowest = not any(other != run and _within(other, run) for other in ordered)
+            if narrowest or fits(run):
+                chosen.append(run)
+    return sorted(chosen, key=lambda run: run.first)
+
+
+def _within(run: Run, other: Run) -> bool:
+    return other.first <= run.first and run.last <= other.last
 
 
 class TileCache:

@@ -1,50 +1,63 @@
-"""Copying and counting in compressed sparse rows."""
+"""Reading, counting and scaling compressed sparse rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 
 
-@kernel
-def end_of_span(
-    firsts: NDArray[np.int64], counts: NDArray[np.int64], begin: int, hole: int, capacity: int
-) -> tuple[int, bool]:
-    """The run of ranges, from number `begin` on, that one read should fetch.
+# the C library's pread, found by name when the code is loaded: compiled code that calls it can be cached
+_pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
 
-    Holes of at most `hole` items are read over, unless the span would outgrow `capacity`; a run without any hole may.
-    Returns the end of the run and whether it has no hole.
+
+@kernel
+def pread_ranges(
+    fd: int,
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    itemsize: int,
+    hole: int,
+    staging: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> bool:
+    """Read items [start, start + count) of a file for each range (ascending), one after another, into `out`.
+
+    Ranges with holes of at most `hole` items between them are read at once, by way of `staging`, as far as it holds
+    them. Returns False when the file gives less than asked for.
     """
-    start = firsts[begin]
-    stop = start + counts[begin]
-    end = begin + 1
-    while end < len(firsts) and firsts[end] == stop:
-        stop += counts[end]
-        end += 1
-    if stop - start >= capacity:
-        return end, True
-    dense = True
-    while end < len(firsts) and firsts[end] - stop <= hole and firsts[end] + counts[end] - start <= capacity:
-        dense = dense and firsts[end] == stop
-        stop = firsts[end] + counts[end]
-        end += 1
-    return end, dense
-
-
-@kernel
-def copy_ranges(
-    source: NDArray[Any], starts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any], filled: int
-) -> int:
-    """Copy source[start : start + count] of each range to out[filled:], one after another; returns the new `filled`."""
-    for r in range(len(starts)):
-        for p in range(starts[r], starts[r] + counts[r]):
-            out[filled] = source[p]
-            filled += 1
-    return filled
+    filled = 0
+    begin = 0
+    while begin < len(starts):
+        low = starts[begin]
+        high = low + counts[begin]
+        end = begin + 1
+        dense = True
+        while end < len(starts) and starts[end] - high <= hole:
+            if not (dense and starts[end] == high) and (starts[end] + counts[end] - low) * itemsize > len(staging):
+                break
+            dense = dense and starts[end] == high
+            high = starts[end] + counts[end]
+            end += 1
+        n = (high - low) * itemsize
+        if dense:
+            if n > 0 and _pread(fd, out.ctypes.data + filled, n, low * itemsize) != n:
+                return False
+            filled += n
+        else:
+            if _pread(fd, staging.ctypes.data, n, low * itemsize) != n:
+                return False
+            for r in range(begin, end):
+                source = (starts[r] - low) * itemsize
+                size = counts[r] * itemsize
+                out[filled : filled + size] = staging[source : source + size]
+                filled += size
+        begin = end
+    return True
 
 
 @kernel

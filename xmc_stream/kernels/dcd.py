@@ -58,7 +58,34 @@ def localise(
 
 
 @kernel
+def renumber(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    local_of: NDArray[np.int32],
+    features: NDArray[np.int32],
+    n_local: int,
+    constant: float,
+    squares: NDArray[np.float64],
+) -> int:
+    """`localise` for all rows of a block, in place: its indices become local numbers. Returns the new n_local."""
+    for r in range(len(indptr) - 1):
+        total = constant
+        for p in range(indptr[r], indptr[r + 1]):
+            j = indices[p]
+            if local_of[j] < 0:
+                local_of[j] = n_local
+                features[n_local] = j
+                n_local += 1
+            indices[p] = local_of[j]
+            total += np.float64(data[p]) * np.float64(data[p])
+        squares[r] = total
+    return n_local
+
+
+@kernel
 def add_rows(
+    local: NDArray[np.int64],
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
@@ -67,12 +94,12 @@ def add_rows(
     v: NDArray[np.float64],
     v0: float,
 ) -> float:
-    """v += sum_i a_i y_i x_i over the rows of a local matrix, in their order; returns v_0 (as if the bias feature were on)."""
-    for r in range(len(alpha)):
-        if alpha[r] != 0.0:
-            d = alpha[r] * sign[r]
+    """v += sum_i a_i y_i x_i over rows `local` of a local matrix, in that order; returns v_0, bias feature counted."""
+    for i in range(len(alpha)):
+        if alpha[i] != 0.0:
+            d = alpha[i] * sign[i]
             v0 += d
-            for p in range(indptr[r], indptr[r + 1]):
+            for p in range(indptr[local[i]], indptr[local[i] + 1]):
                 v[indices[p]] += d * data[p]
     return v0
 
@@ -147,6 +174,7 @@ def descend(
 
 @kernel
 def violation(
+    local: NDArray[np.int64],
     indptr: NDArray[np.int64],
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
@@ -159,13 +187,13 @@ def violation(
     h2: float,
     upper: float,
 ) -> float:
-    """The largest |projected gradient| over the rows of a local matrix, nothing moving."""
+    """The largest |projected gradient| over rows `local` of a local matrix, nothing moving."""
     worst = 0.0
-    for r in range(len(alpha)):
-        g = sign[r] * (_margin(r, indptr, indices, data, v, v0, lam) / tau) - 1.0 + alpha[r] * h2
-        if alpha[r] <= 0.0:
+    for i in range(len(alpha)):
+        g = sign[i] * (_margin(local[i], indptr, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
+        if alpha[i] <= 0.0:
             g = min(g, 0.0)
-        elif alpha[r] >= upper:
+        elif alpha[i] >= upper:
             g = max(g, 0.0)
         worst = max(worst, abs(g))
     return worst
@@ -251,6 +279,7 @@ def solve_classes(
     l_data: NDArray[np.float32],
     squares: NDArray[np.float64],
     order: NDArray[np.int64],
+    ascending: NDArray[np.int64],
     asleep: NDArray[np.bool_],
     w_counts: NDArray[np.int64],
     w_features: NDArray[np.int32],
@@ -259,6 +288,7 @@ def solve_classes(
 ) -> tuple[int, int]:
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
+    ascending: 0, 1, 2, ...
     Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block.
     figures (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
     class and how many weights were filled in. Scratch holds what the largest class needs; local_of is -1, v is 0.
@@ -276,7 +306,7 @@ def solve_classes(
                 local_of[features[j]] = -1
             return c, filled
         signs, alphas = sign[begin:end], alpha[begin:end]
-        v0 = add_rows(l_indptr, l_indices, l_data, signs, alphas, v, 0.0)
+        v0 = add_rows(ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, 0.0)
         if not use_bias:
             v0 = 0.0
         asleep[:n] = False
@@ -293,7 +323,9 @@ def solve_classes(
                     break
                 asleep[:n] = False
                 bar = np.inf
-        figures[c, 3] = violation(l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper)
+        figures[c, 3] = violation(
+            ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper
+        )
         count, square, kept, bias = take_weights(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_data[filled:]
         )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, localise, solve_classes, take_weights, violation
+from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, renumber, solve_classes, take_weights, violation
 from xmc_stream.kernels.permutation import key_of, visiting_order
 
 LOSSES = ("squared_hinge", "hinge")
@@ -133,7 +133,7 @@ class ActiveSets:
 
 
 class Scratch:
-    """Work space of one thread, made once: feature numbers, v and weights, and room for the largest class's rows."""
+    """Work space of one thread, made once: feature numbers, v and weights, and a class of max_rows and max_nnz."""
 
     def __init__(self, n_features: int, max_rows: int, max_nnz: int) -> None:
         self.local_of = np.full(n_features, -1, np.int32)
@@ -142,17 +142,13 @@ class Scratch:
         self.indptr = np.empty(max_rows + 1, np.int64)
         self.squares = np.empty(max_rows)
         self.order = np.empty(max_rows, np.int64)
+        self.ascending = np.arange(max_rows)
         self.asleep = np.empty(max_rows, np.bool_)
         self.indices = np.empty(max_nnz, np.int32)
         self.data = np.empty(max_nnz, np.float32)
         max_weights = max(n_features, min(max_nnz, 1 << 20))
         self.w_features = np.empty(max_weights, np.int32)
         self.w_data = np.empty(max_weights, np.float32)
-
-    @staticmethod
-    def bytes(n_features: int, max_rows: int, max_nnz: int) -> int:
-        """What a scratch of these sizes takes at most."""
-        return 16 * n_features + 25 * max_rows + 8 * max_nnz + 8 * max(n_features, min(max_nnz, 1 << 20))
 
 
 class CSRBlock(Protocol):
@@ -205,13 +201,13 @@ class Solver:
                 block.indptr, block.indices, block.values,
                 self.seed, round_, p.epochs_of(round_), p.tol, p.lam, p.tau, p.h2, p.upper, p.bias,
                 scratch.local_of, scratch.features, scratch.v, scratch.indptr, scratch.indices, scratch.data,
-                scratch.squares, scratch.order, scratch.asleep,
+                scratch.squares, scratch.order, scratch.ascending, scratch.asleep,
                 counts, scratch.w_features, scratch.w_data, figures,
             )  # fmt: skip
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_data[:filled])
             done = end
 
-    def solve_streamed(
+    def solve_large(
         self,
         sets: ActiveSets,
         lengths: NDArray[np.int64],
@@ -222,54 +218,60 @@ class Solver:
         figures: NDArray[np.float64],
         sink: Sink,
     ) -> None:
-        """The same for one class whose rows do not fit: they are gathered anew, a stretch of the visiting order at a time.
+        """The same for one class of any size: rows are gathered as they are needed, at most max_nnz entries at a time.
 
-        lengths: entries of each active row. figures (4,). Same arithmetic in the same order as `solve`, hence the same bits.
+        lengths: entries of each active row. gather: its block is renumbered in place. figures (4,). What does not fit at
+        once is gathered anew in every epoch, a stretch of the visiting order after the other. Same arithmetic in the
+        same order as `solve`, hence the same bits.
         """
         p = self.parameters
         n = len(sets.rows)
-        constant = 1.0 if p.bias else 0.0
+        held: tuple[NDArray[np.int64], CSRBlock, NDArray[np.float64]] | None = None
         n_local = 0
         asleep = np.zeros(n, np.bool_)
 
-        def stretches(order: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-            """Load runs of the order that fit; yields the run's members, whose rows are then in scratch, by number."""
-            nonlocal n_local
+        def stretches(
+            order: NDArray[np.int64],
+        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSRBlock, NDArray[np.float64]]]:
+            """Runs of an order that fit: members as ordered, their places in the block, the block, squared norms."""
+            nonlocal n_local, held
             ends = np.cumsum(lengths[order])
             begin = 0
-            while begin < n:
+            while begin < len(order):
                 before = int(ends[begin - 1]) if begin else 0
-                end = int(np.searchsorted(ends, before + max_nnz, side="right"))
-                end = min(max(end, begin + 1), begin + len(scratch.squares), n)
-                members = np.sort(order[begin:end])
-                block = gather(sets.rows[members])
-                n_local = localise(
-                    np.arange(end - begin), block.indptr, block.indices, block.values, scratch.local_of,
-                    scratch.features, n_local, constant, scratch.indptr, scratch.indices, scratch.data, scratch.squares,
-                )  # fmt: skip
-                yield members
+                end = max(int(np.searchsorted(ends, before + max_nnz, side="right")), begin + 1)
+                visit = order[begin:end]
+                if held is None or len(held[0]) < n:  # what is held is not all of them
+                    held = None
+                    members = np.sort(visit)
+                    block = gather(sets.rows[members])
+                    squares = np.empty(len(members))
+                    n_local = renumber(
+                        block.indptr, block.indices, block.values, scratch.local_of, scratch.features, n_local,
+                        1.0 if p.bias else 0.0, squares,
+                    )  # fmt: skip
+                    held = members, block, squares
+                yield visit, np.searchsorted(held[0], visit), *held[1:]
                 begin = end
 
-        matrix = (scratch.indptr, scratch.indices, scratch.data)
-        ascending = np.arange(n)
         v0 = 0.0
-        for members in stretches(ascending):
-            v0 = add_rows(*matrix, sets.sign[members], sets.alpha[members], scratch.v, v0)
+        for visit, at, block, _ in stretches(np.flatnonzero(sets.alpha)):
+            v0 = add_rows(
+                at, block.indptr, block.indices, block.values, sets.sign[visit], sets.alpha[visit], scratch.v, v0
+            )
         if not p.bias:
             v0 = 0.0
         bar = math.inf
         order = np.empty(n, np.int64)
         for epoch in range(p.epochs_of(round_)):
             visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
-            worst, begin = 0.0, 0
-            for members in stretches(order):
-                visit = order[begin : begin + len(members)]
+            worst = 0.0
+            for visit, at, block, squares in stretches(order[~asleep[order]]):
                 v0, met = descend(
-                    visit, np.searchsorted(members, visit), *matrix, scratch.squares, sets.sign, sets.alpha, asleep,
-                    bar, scratch.v, v0, p.lam, p.tau, p.h2, p.upper, p.bias,
+                    visit, at, block.indptr, block.indices, block.values, squares, sets.sign, sets.alpha, asleep, bar,
+                    scratch.v, v0, p.lam, p.tau, p.h2, p.upper, p.bias,
                 )  # fmt: skip
                 worst = max(worst, met)
-                begin += len(members)
             bar = worst
             if worst <= p.tol:
                 if not asleep.any():
@@ -277,10 +279,11 @@ class Solver:
                 asleep[:] = False
                 bar = math.inf
         inside = 0.0
-        for members in stretches(ascending):
+        for visit, at, block, _ in stretches(np.arange(n)):
             found = violation(
-                *matrix, sets.sign[members], sets.alpha[members], scratch.v, v0, p.lam, p.tau, p.h2, p.upper
-            )
+                at, block.indptr, block.indices, block.values, sets.sign[visit], sets.alpha[visit], scratch.v, v0,
+                p.lam, p.tau, p.h2, p.upper,
+            )  # fmt: skip
             inside = max(inside, found)
         count, square, kept, bias = take_weights(
             n_local, scratch.features, scratch.local_of, scratch.v, v0, p.lam, p.tau, scratch.w_features, scratch.w_data

@@ -23,6 +23,10 @@ from xmc_stream.errors import StoreError
 
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
+_OPEN_FILES = 64  # of one array
+_STAGING = 1 << 18  # bytes that a sweep reads at a time
+# A hole smaller than this is cheaper read over than jumped: see benchmarks/read_paths.py.
+_HOLE = 1 << 13
 
 
 class ChunkedArray:
@@ -41,6 +45,7 @@ class ChunkedArray:
         self.bytes_read = 0
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
+        self._staging: NDArray[np.uint8] | None = None
         if self.path is not None:
             self._check_sizes()
             weakref.finalize(self, _close_all, self._files)
@@ -84,12 +89,51 @@ class ChunkedArray:
             position += take
         return out
 
-    def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
+    def read_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Items [first, first + count) of each range (ascending, apart), one after another, into private memory.
+
+        One sweep over the chunks; small holes between ranges are read over.
+        """
+        places = np.concatenate([[0], np.cumsum(counts)])
+        self.bytes_read += int(places[-1]) * self.dtype.itemsize
+        r = 0
+        while r < len(firsts):
+            k = int(firsts[r]) // self.chunk
+            inside = int(np.searchsorted(firsts, (k + 1) * self.chunk))  # ranges that begin in the chunk
+            stop = inside - int(firsts[inside - 1] + counts[inside - 1] > (k + 1) * self.chunk)
+            if stop > r:
+                self._sweep(k, firsts[r:stop] - k * self.chunk, counts[r:stop], out[places[r] : places[stop]])
+            if stop < inside:  # the last one goes on in the next chunk
+                first, count = int(firsts[stop]), int(counts[stop])
+                self.bytes_read -= count * self.dtype.itemsize
+                self.read(first, first + count, out[places[stop] :])
+            r = inside
+
+    def _sweep(self, k: int, starts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        from xmc_stream.kernels.csr import pread_ranges
+
+        if self.path is None:
+            chunk = self._through_zarr(k)
+            np.concatenate([chunk[a : a + n] for a, n in zip(starts, counts, strict=True)], out=out)
+            return
+        itemsize = self.dtype.itemsize
+        if self._staging is None:
+            self._staging = np.empty(_STAGING, np.uint8)
+        if not pread_ranges(
+            self._open(k), starts, counts, itemsize, _HOLE // itemsize, self._staging, out.view(np.uint8)
+        ):
+            raise StoreError(f"{self.chunk_file(k)} ends early or cannot be read: the store is damaged; make it again")
+
+    def _open(self, k: int) -> int:
         fd = self._files.get(k)
         if fd is None:
-            while len(self._files) >= 64:
+            while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
             fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        return fd
+
+    def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
+        fd = self._open(k)
         view = memoryview(out).cast("B")
         while view.nbytes:
             n = os.preadv(fd, [view], offset)

@@ -16,10 +16,6 @@ from xmc_stream.memory import format_size
 from xmc_stream.store.chunks import ChunkedArray
 
 _WINDOW = 1 << 17  # entries of indptr read at a time: 1 MiB
-_STAGING = 1 << 20  # bytes that a gather reads at a time
-# A hole smaller than this is cheaper read over than jumped: a read costs about 5 us, the time in which the page cache
-# gives some 40 kB (benchmarks/read_paths.py: a tenth of the rows at 1.1 GB/s, against 0.3 with holes of 8 kB).
-_HOLE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -168,32 +164,11 @@ class SparseMatrix:
         nnz = int(indptr[-1])
         if buffer is None:
             buffer = Buffer(self, nnz)
-        self._sweep(self.indices, firsts, counts, buffer.indices)
+        self.indices.read_ranges(firsts, counts, buffer.indices[:nnz])
         if self.data is not None and buffer.data is not None:
-            self._sweep(self.data, firsts, counts, buffer.data)
+            self.data.read_ranges(firsts, counts, buffer.data[:nnz])
         data = None if buffer.data is None else buffer.data[:nnz]
         return Block(0, indptr, buffer.indices[:nnz], data)
-
-    @staticmethod
-    def _sweep(
-        array: ChunkedArray, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]
-    ) -> None:
-        """Copy the ranges [first, first + count) of an array to `out`, one after another."""
-        from xmc_stream.kernels.csr import copy_ranges, end_of_span
-
-        itemsize = array.dtype.itemsize
-        staging = np.empty(_STAGING // itemsize, array.dtype)
-        done, filled = 0, 0
-        while done < len(firsts):
-            end, dense = end_of_span(firsts, counts, done, _HOLE // itemsize, len(staging))
-            start, stop = int(firsts[done]), int(firsts[end - 1] + counts[end - 1])
-            if dense:  # no holes: straight to its place
-                array.read(start, stop, out[filled:])
-                filled += stop - start
-            else:
-                array.read(start, stop, staging)
-                filled = copy_ranges(staging, firsts[done:end] - start, counts[done:end], out, filled)
-            done = end
 
 
 def _data_or_ones(path: Path, array: zarr.Array[Any]) -> ChunkedArray | None:
