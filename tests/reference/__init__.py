@@ -1,0 +1,1 @@
+"""Plain, slow twins of what the library computes, written to be read and believed."""

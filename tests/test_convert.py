@@ -1,0 +1,501 @@
+"""Conversion: what goes in comes back from the store, what is wrong ends in one line, memory keeps the limit."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import xmc_stream
+from xmc_stream.convert import convert, convert_report, scipy_matrices, xmlrepo
+from xmc_stream.convert.xmlrepo import Parser, XMLRepoText
+from xmc_stream.errors import InputError, MemoryLimitError, StoreError
+from xmc_stream.store.dataset import Dataset, open_dataset
+
+TEXT = b"5 4 3\n0,2 3:0.5 0:-2\n 1:3\n1\n\n2 0:1 1:2 2:2 3:0\n"
+X = np.array([[-2, 0, 0, 0.5], [0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 2, 2, 0]], np.float32)
+Y = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 1]])
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def dense(dataset: Dataset) -> tuple[Any, Any]:
+    """X and Y, by rows; Y by columns must agree."""
+    n, (x, y) = dataset.n_samples, (dataset.X_rows(), dataset.Y_rows())
+    a, b, c = x.block(0, n), y.block(0, n), dataset.Y_columns().block(0, dataset.n_labels)
+    assert b.data is None
+    X = sparse.csr_array((a.values, a.indices, a.indptr), shape=(n, dataset.n_features))
+    Y = sparse.csr_array((np.ones(len(b.indices), int), b.indices, b.indptr), shape=(n, dataset.n_labels))
+    columns = sparse.csc_array((np.ones(len(c.indices), int), c.indices, c.indptr), shape=Y.shape)
+    assert (columns.toarray() == Y.toarray()).all()
+    assert (dataset.feature_counts() == np.bincount(a.indices, minlength=dataset.n_features)).all()
+    assert (dataset.label_counts() == Y.toarray().sum(0)).all()
+    return X.toarray(), Y.toarray()
+
+
+def refused(target: Path, *args: Any, kind: type[Exception] = InputError, **options: Any) -> str:
+    """The message of a conversion that fails; nothing is left of it."""
+    before = sorted(target.parent.iterdir())
+    with pytest.raises(kind) as caught:
+        convert(*args, target, **options)
+    assert sorted(target.parent.iterdir()) == before
+    message = str(caught.value)
+    assert message.isprintable(), "more than one line"
+    return message
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_comes_back_from_the_store(tmp_path: Path, packed: bool) -> None:
+    path = write(tmp_path / "any.name", gzip.compress(TEXT) if packed else TEXT)
+    dataset, figures = convert_report(path, tmp_path / "d.xmc")
+    got_x, got_y = dense(dataset)
+    assert (got_x == X).all()
+    assert (got_y == Y).all()
+    assert dataset.X_rows().nnz == 7  # the stored zero is kept
+    assert dataset.attributes["source"] == "any.name"
+    assert dataset.attributes["source_format"] == ("XMLRepo text, gzip" if packed else "XMLRepo text")
+    assert dataset.attributes["normalize"] == "none"
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "d.xmc").rglob("*") if file.is_file())
+    assert list(figures) == [
+        "dataset", "n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels", "bytes_in", "bytes_on_disk",
+        "seconds", "peak_rss",
+    ]  # fmt: skip
+    assert json.loads(json.dumps(figures)) == figures
+    assert list(figures.values())[:8] == [
+        str(tmp_path / "d.xmc"), 5, 4, 3, 7, 4, path.stat().st_size, on_disk
+    ]  # fmt: skip
+    assert 0 < figures["seconds"] < 600
+    assert figures["peak_rss"] > 10**7
+
+
+def test_pieces_and_lines_longer_than_a_piece_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{i % 7} " + " ".join(f"{j}:{i}.{j}" for j in range(i % 50)) for i in range(500)]
+    path = write(tmp_path / "a.txt", "\n".join(["500 50 7", *lines]).encode())  # the last line lacks its newline
+    whole = convert(path, tmp_path / "whole.xmc")
+    for piece in (1, 64, 1000):
+        monkeypatch.setattr(xmlrepo, "_PIECE", piece)
+        assert convert(path, tmp_path / "d.xmc", overwrite=True).fingerprint == whole.fingerprint
+    zipped = write(tmp_path / "a.gz", gzip.compress(path.read_bytes()[:999]) + gzip.compress(path.read_bytes()[999:]))
+    assert convert(zipped, tmp_path / "d.xmc", overwrite=True).fingerprint == whole.fingerprint
+
+
+def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.txt", b"3 9 9\n1 1:1\n" + b"1 1:1" + b" " * 10**7 + b"\n1 1:1\n")
+    monkeypatch.setattr(xmlrepo, "_PIECE", 2**10)
+    text = XMLRepoText(path)
+    assert text.fit(2 * 10**7) < 10**7
+    with pytest.raises(MemoryLimitError, match=r"^[^:]+a\.txt:3: the line is longer than 2\.\d+ MB"):
+        list(text.blocks())
+    text.close()
+    assert convert(path, tmp_path / "d.xmc", memory_limit="4GB").n_samples == 3
+
+
+@pytest.mark.parametrize("text", [b"0 3 2\n", b"0 3 2", b"0 0 0\n", b"2 0 0\n\n\n", b"2 3 2\r\n\r\n\r\n"])
+def test_datasets_without_rows_or_entries(tmp_path: Path, text: bytes) -> None:
+    dataset = convert(write(tmp_path / "a.txt", text), tmp_path / "d.xmc")
+    n, d, k = map(int, text.split()[:3])
+    got_x, got_y = dense(dataset)
+    assert got_x.shape == (n, d)
+    assert got_y.shape == (n, k)
+    assert not got_x.any()
+    assert not got_y.any()
+
+
+def test_like_fixes_sizes_and_normalisation(tmp_path: Path) -> None:
+    train = convert(write(tmp_path / "train.txt", TEXT), tmp_path / "train.xmc", normalize="l2")
+    small = write(tmp_path / "test.txt", b"1 2 1\n0 3:5\n")  # its header is about itself
+    test = convert(small, tmp_path / "test.xmc", like=tmp_path / "train.xmc")
+    assert (test.n_features, test.n_labels) == (4, 3)
+    assert dense(test)[0].tolist() == [[0, 0, 0, 1]]
+    assert test.attributes["normalize"] == "l2"
+    assert test.attributes["like"] == "train.xmc"
+    plain = convert(small, tmp_path / "plain.xmc", like=train, normalize="none")
+    assert plain.attributes["normalize"] == "none"
+    assert dense(plain)[0].tolist() == [[0, 0, 0, 5]]
+    message = refused(tmp_path / "x.xmc", write(tmp_path / "far.txt", b"2 9 9\n0 1:1\n3 1:1\n"), like=train)
+    assert message.startswith(f"{tmp_path / 'far.txt'}:3: label id 3 is not below K = 3, which comes from --like ")
+    assert "train.xmc" in message
+    message = refused(tmp_path / "x.xmc", sparse.csr_array(np.eye(5, 9)), labels=sparse.csr_array(Y), like=train)
+    assert "row 4 (from 0) is not below the number of features D = 4, which comes from --like" in message
+
+
+def test_normalize_l2_divides_rows_by_their_norms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    dense_x = rng.normal(size=(200, 30)) * (rng.random((200, 30)) < 0.2)
+    dense_x[7] = 0
+    exact = dense_x.astype(np.float32).astype(np.float64)
+    norms = np.linalg.norm(exact, axis=1, keepdims=True)
+    lines = [" " + " ".join(f"{j}:{row[j]:.9g}" for j in np.flatnonzero(row)) for row in dense_x.astype(np.float32)]
+    path = write(tmp_path / "a.txt", "\n".join(["200 30 1", *lines, ""]).encode())
+    expected = (exact / np.where(norms == 0, 1, norms)).astype(np.float32)
+    matrices = {"labels": sparse.csr_array((200, 1))}
+    for source, options in ((path, {}), (sparse.csr_array(dense_x), matrices)):
+        dataset = convert(source, tmp_path / "d.xmc", normalize="l2", overwrite=True, **options)
+        np.testing.assert_array_max_ulp(dense(dataset)[0], expected, 1)
+        assert dataset.attributes["normalize"] == "l2"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (b"", 1, "empty"),
+        (b"\n", 1, "the first line must be the header"),
+        (b"0,1 0:1 2:2\n", 1, "not '0,1 0:1 2:2'"),
+        (b"2 3\n", 1, "header"),
+        (b"2 3 4 5\n", 1, "header"),
+        (b"2 3 -4\n", 1, "header"),
+        (b"2 3 four\n", 1, "header"),
+        (b"2 3 99999999999999999999\n", 1, "header"),
+        (b"x" * 10**6, 1, "header"),
+        (b"\x00\xff\x00" * 100, 1, "header"),
+        (b"2 5 5\n0 1:1\n", 2, "promises 2 rows and 1 follow"),
+        (b"2 5 5\n0 1:1\n1 1:1\n\n\n0 1:1", 1, "promises 2 rows and 5 follow"),
+        (b"2 5 5\n0 1:1\n1 2:abc\n", 3, "value 'abc' of feature 2 is not a finite decimal number"),
+        (b"2 5 5\n0 1:1\n1 2:\n", 3, "value '' of feature 2"),
+        (b"2 5 5\n0 1:nan\n1 2:1\n", 2, "'nan'"),
+        (b"2 5 5\n0 1:1\n1 2:-inf\n", 3, "'-inf'"),
+        (b"2 5 5\n0 1:1\n1 2:0x1p3\n", 3, "'0x1p3'"),
+        (b"2 5 5\n0 1:1\n1 2:1_0\n", 3, "'1_0'"),
+        (b"2 5 5\n0 1:1\n1 2:1e39\n", 3, "too large for float32"),
+        (b"2 5 5\n0 1:1\n1 2:3.40282356779733661637539395458142568447\n", 0, ""),
+        (b"2 5 5\n0 1:1\n1 2:340282356779733661637539395458142568448\n", 3, "too large for float32"),
+        (b"2 5 5\n0 1:1\n1 5:1\n", 3, "feature id 5 is not below D = 5, which comes from the header"),
+        (b"2 5 5\n0 1:1\n5 1:1\n", 3, "label id 5 is not below K = 5"),
+        (b"2 5 5\n0 1:1\n1 %s:1\n" % (b"9" * 30), 3, "feature id " + "9" * 30),
+        (b"2 5 5\n0 1:1\n1 -2:1\n", 3, "feature id in '-2:1' is negative"),
+        (b"2 5 5\n0 1:1\n-1 2:1\n", 3, "label id in '-1' is negative"),
+        (b"2 5 5\n0 1:1\n1 2:1 2:1\n", 3, "feature 2 stands twice"),
+        (b"2 5 5\n0 1:1\n1 3:1 2:1 3:2\n", 3, "feature 3 stands twice"),
+        (b"2 5 5\n0 1:1\n1,2,1 2:1\n", 3, "label 1 stands twice"),
+        (b"2 5 5\n0 1:1\n1, 2:1\n", 3, "'2:1' is not a list of label ids"),
+        (b"2 5 5\n0 1:1\n1,\n", 3, "ends in a comma"),
+        (b"2 5 5\n0 1:1\n,1 2:1\n", 3, "',1' is not a list of label ids"),
+        (b"2 5 5\n0 1:1\n1.0 2:1\n", 3, "'1.0'"),
+        (b"2 5 5\n0 1:1\n1 2 2:1\n", 3, "'2' is not a feature id:value"),
+        (b"2 5 5\n0 1:1\n1 2:1 # comment\n", 3, "'#'"),
+        (b"2 5 5\n0 1:1\n1 2:1 3\n", 3, "'3'"),
+        (b"2 5 5\n0 1:1\n1 2 :1\n", 3, "'2'"),
+        (b"2 5 5\n0 1:1\r1 2:1\n", 2, r"'\r1'"),
+        (b"2 5 5\n0 1:1\n1 2:1\x00\n", 3, "NUL"),
+        (b"2 5 5\n0 1:1\n\x00\x00\n", 3, "NUL"),
+        ("2 5 5\n0 1:1\n\u0661 2:1\n".encode(), 3, "'\u0661'"),
+        ("2 5 5\n0 1:1\n1 2:\u2028x\n".encode(), 3, r"'\u2028x'"),
+        (b"2 5 5\n0 1:1\n1 2:" + b"1" * 999 + b"x" * 10**5, 3, "value '111"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_bad_text_ends_in_one_line_with_file_and_line(
+    tmp_path: Path, text: bytes, line: int, what: str, packed: bool
+) -> None:
+    path = write(tmp_path / "bad.txt", gzip.compress(text) if packed else text)
+    if not line:
+        assert convert(path, tmp_path / "d.xmc").n_samples == 2
+        return
+    message = refused(tmp_path / "d.xmc", path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert what in message
+    assert len(message) < 300 + len(str(path))
+
+
+def test_damaged_gzip_names_the_line_reached(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    text = b"5000 100 9\n" + b"".join(b"%d %d:%.6f\n" % (i % 9, i % 100, v) for i, v in enumerate(rng.random(5000)))
+    packed = gzip.compress(text)
+    cut = write(tmp_path / "cut.gz", packed[: len(packed) // 2])
+    message = refused(tmp_path / "d.xmc", cut)
+    line = int(message.removeprefix(f"{cut}:").split(":")[0])
+    assert 1000 < line < 4000
+    assert "gzip data end early" in message
+    for name, content in {
+        "bits": packed[:9000] + bytes(1000) + packed[10000:],
+        "checksum": packed[:-8] + bytes(8),
+        "behind": packed + b"garbage",
+        "head": packed[:2] + b"\x07" + packed[3:],
+    }.items():
+        message = refused(tmp_path / "d.xmc", write(tmp_path / name, content))
+        assert message.startswith(f"{tmp_path / name}:")
+        assert "gzip data are damaged" in message
+    assert ":1: the gzip data end early" in refused(tmp_path / "d.xmc", write(tmp_path / "short", packed[:5]))
+
+
+def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+    good = write(tmp_path / "a.txt", TEXT)
+    assert "missing.txt cannot be read (No such file" in refused(tmp_path / "d.xmc", tmp_path / "missing.txt")
+    assert "cannot be read (Is a directory)" in refused(tmp_path / "d.xmc", tmp_path)
+    assert "is not a dataset" in refused(tmp_path / "d.xmc", good, like=tmp_path / "missing.xmc", kind=StoreError)
+    assert "normalize must be one of none, l2" in refused(tmp_path / "d.xmc", good, normalize="l1")
+    assert "labels" in refused(tmp_path / "d.xmc", good, labels=good)
+    with pytest.raises(StoreError, match="cannot be written"):
+        convert(good, good / "d.xmc")
+
+
+def test_an_existing_dataset_is_replaced_only_when_told_and_when_all_is_well(tmp_path: Path) -> None:
+    target = tmp_path / "d.xmc"
+    first = convert(write(tmp_path / "a.txt", TEXT), target).fingerprint
+    assert "exists" in refused(target, tmp_path / "a.txt")
+    refused(target, write(tmp_path / "bad.txt", b"1 1 1\n0 5:1\n"), overwrite=True)
+    assert open_dataset(target).fingerprint == first
+    assert convert(write(tmp_path / "b.txt", b"1 4 3\n0 3:1\n"), target, overwrite=True).n_samples == 1
+    assert open_dataset(target).n_samples == 1
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr", "dia"])
+@pytest.mark.parametrize("how", ["array", "matrix", "npz"])
+def test_scipy_matrices_come_back_from_the_store(tmp_path: Path, kind: str, how: str) -> None:
+    rng = np.random.default_rng(3)
+    dense_x = rng.normal(size=(40, 12)) * (rng.random((40, 12)) < 0.3)
+    dense_y = (rng.random((40, 6)) < 0.3) * rng.choice([1, -2, 7], size=(40, 6))
+    make = sparse.csr_matrix if how == "matrix" else sparse.csr_array
+    x, y = make(dense_x).asformat(kind), make(dense_y).asformat(kind)
+    before = [matrix.copy() for matrix in (x, y)]
+    if how == "npz":
+        if kind in ("lil", "dok"):
+            pytest.skip("save_npz does not take it")
+        sparse.save_npz(tmp_path / "x.npz", x)
+        sparse.save_npz(tmp_path / "y.npz", y, compressed=False)
+        dataset = convert(tmp_path / "x.npz", tmp_path / "d.xmc", labels=tmp_path / "y.npz")
+        assert dataset.attributes["source"] == "x.npz"
+    else:
+        dataset = convert(x, tmp_path / "d.xmc", labels=y)
+        assert dataset.attributes["source"] == "scipy matrices"
+    got_x, got_y = dense(dataset)
+    assert (got_x == dense_x.astype(np.float32)).all()
+    assert (got_y == (dense_y != 0)).all()
+    for matrix, copy in zip((x, y), before, strict=True):
+        assert (matrix != copy).nnz == 0
+
+
+def test_scipy_values_of_other_types_unsorted_rows_and_stored_zeros(tmp_path: Path) -> None:
+    x = sparse.csr_array((np.array([1, 0, 3]), np.array([2, 0, 1], np.int64), np.array([0, 2, 3, 3])), shape=(3, 3))
+    y = sparse.csr_array((np.array([True, False, True]), np.array([1, 0, 0]), np.array([0, 1, 1, 3])), shape=(3, 2))
+    y.indices[1:] = [1, 0]
+    dataset = convert(x, tmp_path / "d.xmc", labels=y)
+    got_x, got_y = dense(dataset)
+    assert got_x.tolist() == [[0, 0, 1], [0, 3, 0], [0, 0, 0]]
+    assert got_y.tolist() == [[0, 1], [0, 0], [1, 0]]
+    assert dataset.X_rows().nnz == 3  # stored zeros of X are kept
+    assert dataset.Y_rows().nnz == 2  # those of Y are not
+    assert x.indices.tolist() == [2, 0, 1]
+
+
+def test_scipy_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    x = sparse.csr_array(rng.normal(size=(300, 20)) * (rng.random((300, 20)) < 0.2))
+    y = sparse.csr_array(rng.random((300, 9)) < 0.1)
+    whole = convert(x, tmp_path / "whole.xmc", labels=y).fingerprint
+    for block in (1, 5, 64):
+        monkeypatch.setattr(scipy_matrices, "_BLOCK", block)
+        assert convert(x, tmp_path / "d.xmc", labels=y, overwrite=True).fingerprint == whole
+
+
+def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
+    """A csr_array that scipy has not looked at."""
+    matrix = sparse.csr_array(shape, dtype=np.asarray(data).dtype)
+    matrix.data, matrix.indices, matrix.indptr = np.asarray(data), np.asarray(indices), np.asarray(indptr)
+    return matrix
+
+
+ONES = sparse.csr_array(np.ones((2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "what"),
+    [
+        (ONES, None, "labels were not"),
+        (np.ones((2, 2)), ONES, "X must be a two-dimensional sparse matrix of scipy, got ndarray"),
+        (ONES, np.ones((2, 2)), "Y must be"),
+        (ONES, "y.npz", "Y must be"),
+        (ONES * 1j, ONES, "real numbers"),
+        (ONES, sparse.csr_array(np.ones((3, 2))), "X has 2 rows and Y has 3"),
+        (csr([1.0, np.nan], [0, 1], [0, 1, 2], (2, 2)), ONES, "value nan in row 1 (from 0)"),
+        (csr([1.0, 1e300], [0, 1], [0, 1, 2], (2, 2)), ONES, "value 1e+300 in row 1 (from 0)"),
+        (ONES, csr([np.nan, 1.0], [0, 1], [0, 1, 2], (2, 2)), "label in row 0 (from 0) is NaN"),
+        (csr([1.0, 1.0], [1, 1], [0, 0, 2], (2, 2)), ONES, "X: row 1 (from 0) has an index twice"),
+        (ONES, csr([0.0, 1.0], [1, 1], [0, 0, 2], (2, 2)), "Y: row 1 (from 0) has an index twice"),
+        (sparse.coo_array((np.ones(2), ([1, 1], [0, 0])), shape=(2, 2)), ONES, "X has an entry twice"),
+        (csr([1.0, 1.0], [0, 2], [0, 1, 2], (2, 2)), ONES, "X: its arrays do not fit its shape"),
+        (csr([1.0, 1.0], [0, -1], [0, 1, 2], (2, 2)), ONES, "do not fit"),
+        (csr([1.0, 1.0], [0, 1], [0, 2, 1], (2, 2)), ONES, "do not fit"),
+        (csr([1.0, 1.0], [0, 1], [0, 1, 9], (2, 2)), ONES, "do not fit"),
+        (csr([1.0, 1.0], [0, 1], [0, 2], (2, 2)), ONES, "do not fit"),
+    ],
+)
+def test_bad_matrices_end_in_one_line(tmp_path: Path, x: Any, y: Any, what: str) -> None:
+    assert what in refused(tmp_path / "d.xmc", x, labels=y)
+
+
+def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
+    good = tmp_path / "good.npz"
+    sparse.save_npz(good, ONES)
+    content = good.read_bytes()
+    plain = tmp_path / "plain.npz"
+    sparse.save_npz(plain, ONES, compressed=False)
+    assert "name the .npz of its labels" in refused(tmp_path / "d.xmc", good)
+    assert "missing.npz" in refused(tmp_path / "d.xmc", good, labels=tmp_path / "missing.npz")
+
+    def npz(name: str, **arrays: Any) -> Path:
+        np.savez(tmp_path / name, **arrays)
+        return tmp_path / f"{name}.npz"
+
+    def head(shape: tuple[int, ...]) -> bytes:
+        file = io.BytesIO()
+        np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": "<f8"})
+        return file.getvalue()
+
+    lying = tmp_path / "lying.npz"
+    lying.write_bytes(content)
+    with zipfile.ZipFile(lying, "a") as archive:
+        archive.writestr("more.npy", head((10**15,)))
+    array = {"format": b"csc", "shape": (2, 2), "data": [1.0], "indices": [0], "indptr": [0, 1, 1]}
+    bad = {
+        npz("other", a=np.ones(3)): "it has the arrays a",
+        npz("kind", **{**array, "format": b"xyz"}): "format 'xyz'",
+        npz("pickle", **{**array, "data": np.array([{}])}): "not a sparse matrix",
+        npz("shape", **{**array, "shape": (-1, 2)}): "shape -1 x 2",
+        npz("without", **{name: value for name, value in array.items() if name != "indices"}): "not a sparse matrix",
+        npz("outside", **{**array, "indices": [77]}): "do not fit its shape",
+        lying: "an array of shape (1000000000000000,)",
+        write(tmp_path / "cut.npz", content[: len(content) // 2]): "not a sparse matrix",
+        write(
+            tmp_path / "bits.npz", plain.read_bytes().replace(np.ones(4).tobytes(), np.full(4, 3.0).tobytes())
+        ): "CRC",
+        write(tmp_path / "text", TEXT): "not a sparse matrix",
+    }
+    for path, what in bad.items():
+        message = refused(tmp_path / "d.xmc", good, labels=path)
+        assert message.startswith(str(path))
+        assert what in message
+
+
+def test_a_matrix_that_cannot_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    sparse.save_npz(tmp_path / "x.npz", csr(np.zeros(10**7), np.arange(10**7), [0, 10**7, *[10**7] * 4], (5, 10**7)))
+    ones = tmp_path / "y.npz"
+    sparse.save_npz(ones, sparse.csr_array(np.ones((5, 1))))
+    here = xmc_stream.memory.resident() + 150 * 10**6
+    message = refused(tmp_path / "d.xmc", tmp_path / "x.npz", labels=ones, memory_limit=here, kind=MemoryLimitError)
+    assert "x.npz" in message
+    assert "--memory-limit" in message
+
+
+def test_sizes_of_a_header_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"1 100000000000000 5\n0 1:1\n")
+    message = refused(tmp_path / "d.xmc", path, kind=MemoryLimitError)
+    assert "counts of 100000000000000 features" in message
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    code = f"from xmc_stream.convert import convert_report as c; print(c('/dev/stdin', {str(tmp_path / 'd.xmc')!r})[1])"
+    for content in (TEXT, gzip.compress(TEXT)):
+        done = subprocess.run([sys.executable, "-c", code], input=content, env=environment(), capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert b"'bytes_in': %d" % len(TEXT) in done.stdout
+        assert (dense(open_dataset(tmp_path / "d.xmc"))[0] == X).all()
+        code = code.replace("d.xmc'", "d.xmc', overwrite=True")
+
+
+def test_progress_is_quiet_without_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    convert(write(tmp_path / "a.txt", TEXT), tmp_path / "d.xmc", progress=True)
+    assert capfd.readouterr() == ("", "")
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, in which a child finds the library."""
+    return {**os.environ, "PYTHONPATH": str(Path(xmc_stream.__file__).parents[1])}
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, xmc_stream.convert; print([m for m in ('numba', 'dask', 'zarr', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
+
+
+CHILD = """
+import sys
+from xmc_stream.convert import convert
+convert(sys.argv[1], sys.argv[2], memory_limit="512MB")
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    # long rows of one-digit values: 60 MB of them fill the chunks of X, which are the largest buffers there are
+    block = b"".join(
+        b"%d " % (i % 7) + b" ".join(b"%d:%d" % (j, j % 10) for j in range(500)) + b"\n" for i in range(99)
+    )
+
+    def peak(times: int) -> int:
+        path = tmp_path / "a.txt"
+        with open(path, "wb") as file:
+            file.write(b"%d 500 7\n" % (99 * times))
+            for _ in range(times):
+                file.write(block)
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, path, tmp_path / f"{times}.xmc"], env=environment(), capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        path.unlink()
+        return int(done.stdout) * 1024
+
+    peak(1)  # whatever is not compiled yet
+    times = 60 * 10**6 // len(block)
+    small, large = peak(times), peak(3 * times)
+    assert small < 512 * 10**6
+    assert large < small + 15 * 10**6
+    assert open_dataset(tmp_path / f"{3 * times}.xmc").X_rows().nnz == 500 * 99 * 3 * times
+
+
+DATA = os.environ.get("XMC_STREAM_DATA")
+
+
+@pytest.mark.skipif(DATA is None, reason="XMC_STREAM_DATA does not name the folder of public data sets")
+@pytest.mark.parametrize(
+    ("name", "sizes", "nnz", "positives", "unlabelled"),
+    [
+        ("bibtex/train", (4880, 1836, 159), 334250, 2.38, 0),
+        ("bibtex/test", (2515, 1836, 159), 173496, 2.444, 0),
+        ("delicious/train", (12920, 500, 983), 239549, 19.047, 10),
+        ("delicious/test", (3185, 500, 983), 55065, 18.91, 4),
+    ],
+)
+def test_public_data_sets_have_the_counts_of_their_descriptions(
+    tmp_path: Path, name: str, sizes: tuple[int, int, int], nnz: int, positives: float, unlabelled: int
+) -> None:
+    path = Path(str(DATA)) / f"{name}.txt.gz"
+    dataset, figures = convert_report(path, tmp_path / "d.xmc")
+    assert (dataset.n_samples, dataset.n_features, dataset.n_labels) == sizes
+    assert figures["nnz_features"] == nnz
+    assert round(figures["nnz_labels"] / sizes[0], 3) == pytest.approx(positives, abs=0.005)
+    lengths = np.diff(dataset.Y_rows().indptr.read(0, sizes[0] + 1))
+    assert np.count_nonzero(lengths == 0) == unlabelled
+    with gzip.open(path) as file:  # the first rows again, read in another way
+        file.readline()
+        block = dataset.X_rows().block(0, 100)
+        for i in range(100):
+            features = [token.split(b":") for token in file.readline().split() if b":" in token]
+            row = slice(block.indptr[i], block.indptr[i + 1])
+            assert block.indices[row].tolist() == [int(j) for j, _ in features]
+            assert block.values[row].tolist() == [np.float32(v) for _, v in features]
+
+
+def test_parser_counts_lines_across_texts() -> None:
+    parser = Parser("a.txt", 5, 5)
+    for _ in range(3):
+        text = np.frombuffer(bytearray(b"1 1:1\n\n"), np.uint8)
+        assert sum(len(x_indptr) - 1 for x_indptr, *_ in parser.blocks(text)) == 2
+    with pytest.raises(InputError, match=r"^a\.txt:9: "):
+        list(parser.blocks(np.frombuffer(bytearray(b"1 1:1\n1 1\n"), np.uint8)))
