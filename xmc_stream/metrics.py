@@ -1,0 +1,281 @@
+"""Ranking figures of top-k predictions, streamed: update with a block of rows, merge the partial sums, read the result.
+
+This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and PSnDCG@k. It does not rank, read or
+print anything, and it holds no figure that needs the score of every label.
+
+Every sum is kept as a whole number of 2**-52, so addition is exact and a figure has the same bits however the rows were
+cut into blocks and in whatever order the blocks were merged.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmc_stream.errors import InputError
+
+PROPENSITY_PRESETS: Mapping[str, tuple[float, float]] = {
+    "default": (0.55, 1.5),
+    "amazon": (0.6, 2.6),
+    "wikipedia": (0.5, 0.4),
+}
+"""The (a, b) of `inverse_propensity` that the field uses, by kind of data."""
+
+_HIGH_BITS, _LOW_BITS = 20, 32  # a term is summed as two integers, so that neither sum leaves int64
+_ONE = 1 << (_HIGH_BITS + _LOW_BITS)
+_MAX_INVERSE_PROPENSITY = 2.0**16
+# a term is at most k * 2**16, hence its high part at most k * 2**36, and n of them stay below 2**63
+_MAX_RANKED = 2**27
+
+_PLAIN = ("P", "nDCG", "R")
+_SCORED = ("PSP", "PSnDCG")
+
+_Integers = npt.NDArray[np.integer[Any]]
+_Floats = npt.NDArray[np.float64]
+
+
+def inverse_propensity(label_counts: npt.ArrayLike, n_samples: int, a: float = 0.55, b: float = 1.5) -> _Floats:
+    """Inverse propensities of the labels: how much a hit on a rare label is worth.
+
+    1/p_l = 1 + C (N_l + b)^-a  with  C = (ln N - 1) (b + 1)^a
+
+    label_counts: [n_labels], N_l, the training samples that carry label l. n_samples: N, the training samples, at least
+    3 (below that 1/p_l < 1). a >= 0, b > 0: see PROPENSITY_PRESETS. Returns float64 [n_labels], no unit, each >= 1.
+    Raises InputError for counts outside 0..n_samples and for parameters out of range.
+    """
+    counts = np.asarray(label_counts)
+    if counts.ndim != 1 or counts.dtype.kind not in "iuf":
+        raise InputError(
+            f"The 'label_counts' of inverse_propensity must be a vector of numbers, one per label. "
+            f"Got shape {counts.shape} of {counts.dtype} instead."
+        )
+    if n_samples < 3:
+        raise InputError(
+            f"The 'n_samples' of inverse_propensity must be at least 3. Got {n_samples} instead: leave the propensity-"
+            f"scored figures out, or give the whole training set."
+        )
+    if not (0 <= a < np.inf and 0 < b < np.inf):
+        raise InputError(f"The 'a' and 'b' of inverse_propensity must be in [0, inf) and (0, inf). Got {a} and {b}.")
+    if not np.all((counts >= 0) & (counts <= n_samples)):
+        raise InputError(
+            f"The 'label_counts' of inverse_propensity must be in [0, {n_samples}], the number of training samples: "
+            f"count each label once per sample, and on the set that 'n_samples' speaks of."
+        )
+    c = (np.log(float(n_samples)) - 1.0) * (b + 1.0) ** a
+    return np.asarray(1.0 + c * (counts.astype(np.float64) + b) ** -a, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class RankingSums:
+    """Partial sums of the figures over some rows: small, picklable, what a job hands back.
+
+    ks: the k asked for. propensity: checksum of the inverse propensities, None without. n_samples: rows summed.
+    units: name of a sum -> one integer per k, in units of 2**-52.
+    """
+
+    ks: tuple[int, ...]
+    propensity: int | None
+    n_samples: int
+    units: Mapping[str, tuple[int, ...]]
+
+    def merge(self, other: RankingSums) -> RankingSums:
+        """Sums over the rows of both; raises InputError if the two were made for other ks or propensities."""
+        if (self.ks, self.propensity) != (other.ks, other.propensity):
+            raise InputError(
+                f"RankingSums.merge: the two sides were made with other ks ({self.ks} and {other.ks}) or other inverse "
+                f"propensities; evaluate every block with the same."
+            )
+        units = {name: tuple(map(operator.add, mine, other.units[name])) for name, mine in self.units.items()}
+        return RankingSums(self.ks, self.propensity, self.n_samples + other.n_samples, units)
+
+    def result(self) -> dict[str, float]:
+        """The figures in percent, "P@1" and so on, 0.0 where there is nothing to divide by."""
+        figures: dict[str, float] = {}
+        for name in _PLAIN:
+            for k, total in zip(self.ks, self.units[name], strict=True):
+                figures[f"{name}@{k}"] = _percent(total, self.n_samples * _ONE * (k if name == "P" else 1))
+        for name in () if self.propensity is None else _SCORED:
+            for k, total, best in zip(self.ks, self.units[name], self.units[f"best {name}"], strict=True):
+                figures[f"{name}@{k}"] = _percent(total, best)
+        return figures
+
+
+class RankingMetrics:
+    """P@k, nDCG@k, R@k and, with inverse propensities, PSP@k and PSnDCG@k over a stream of rows, in percent.
+
+    With h_r = 1 where the label of rank r is a true one, y a row's set of true labels, m = min(k, |y|):
+      P@k    = mean over rows of (1/k) sum_{r<=k} h_r
+      nDCG@k = mean over rows of [sum_{r<=k} h_r / log2(r+1)] / [sum_{r<=m} 1 / log2(r+1)]
+      R@k    = mean over rows of [sum_{r<=k} h_r] / max(|y|, 1)
+      PSP@k  = [sum over rows of (1/k) sum_{r<=k} h_r / p_r] / [the same for the row's best possible ranking]
+      PSnDCG@k = [sum over rows of sum_{r<=m} h_r / (p_r log2(r+1))] / [the same for the row's best possible ranking]
+    Every row counts; one without true labels adds 0. The best possible ranking is the true labels by falling 1/p.
+
+    ks: the k wanted, each at least 1, none twice. inverse_propensity: float [n_labels], 1/p, each in [1, 65536].
+    Raises InputError for anything else.
+    """
+
+    def __init__(self, ks: Sequence[int] = (1, 3, 5), inverse_propensity: npt.ArrayLike | None = None) -> None:
+        try:
+            self.ks = tuple(operator.index(k) for k in ks)
+        except TypeError:
+            raise InputError(f"The 'ks' of RankingMetrics must be integers. Got {ks!r} instead.") from None
+        if not self.ks or min(self.ks) < 1 or len(set(self.ks)) < len(self.ks):
+            raise InputError(f"The 'ks' of RankingMetrics must be distinct integers, at least 1. Got {ks!r} instead.")
+        self._depth = max(self.ks)
+        self._columns = np.asarray(self.ks, dtype=np.int64) - 1
+        self._discounts: _Floats = 1.0 / np.log2(np.arange(2, self._depth + 2))
+        self._inverse = None if inverse_propensity is None else _checked_propensity(inverse_propensity)
+        names = _PLAIN if self._inverse is None else (*_PLAIN, *_SCORED, *(f"best {name}" for name in _SCORED))
+        # the checksum, not the vector, travels with the sums: it is enough to see that two jobs used the same one
+        propensity = None if self._inverse is None else zlib.crc32(self._inverse.data)
+        self.sums = RankingSums(self.ks, propensity, 0, dict.fromkeys(names, (0,) * len(self.ks)))
+
+    def update(self, labels: _Integers, y_indptr: _Integers, y_indices: _Integers) -> None:
+        """Add a block of rows.
+
+        labels: int [n, at least max(ks)], predicted label ids, best first, -1 where there are fewer; that a row names
+        no label twice is not checked. y_indptr: int [n + 1], starting at 0; y_indices: int [nnz], ids of the true
+        labels, sorted and unique in each row. Raises InputError, and adds nothing, if they do not fit together or an
+        id is outside the inverse propensities.
+        """
+        top, indptr, indices, n_ids = self._checked_block(labels, y_indptr, y_indices)
+        sizes = np.diff(indptr)
+        rank_exists = np.arange(self._depth) < sizes[:, None]  # [n, depth], rank r <= |y|
+        hits = _hits(top, sizes, indices, n_ids)
+        ideal = np.cumsum(self._discounts)[np.minimum(sizes[:, None], self._columns + 1).clip(min=1) - 1]
+        terms = {
+            "P": self._up_to_ks(hits),
+            "nDCG": self._up_to_ks(hits * self._discounts) / ideal,
+            "R": self._up_to_ks(hits) / sizes.clip(min=1)[:, None],
+        }
+        if self._inverse is not None:
+            gains = np.where(hits, self._inverse[top], 0.0)  # a padding label picks the last entry, never used
+            best = _best_gains(self._inverse[indices], indptr, rank_exists)
+            terms["PSP"], terms["best PSP"] = self._up_to_ks(gains), self._up_to_ks(best)
+            # a hit below rank |y| earns nothing here: the ideal has no term to set against it
+            terms["PSnDCG"] = self._up_to_ks(np.where(rank_exists, gains, 0.0) * self._discounts)
+            terms["best PSnDCG"] = self._up_to_ks(best * self._discounts)
+        units = {name: _exact_sums(term) for name, term in terms.items()}
+        self.sums = self.sums.merge(RankingSums(self.ks, self.sums.propensity, len(top), units))
+
+    def merge(self, other: RankingMetrics | RankingSums) -> None:
+        """Add the rows another one has seen; raises InputError if it was made for other ks or propensities."""
+        self.sums = self.sums.merge(other.sums if isinstance(other, RankingMetrics) else other)
+
+    def result(self) -> dict[str, float]:
+        """The figures of all rows so far in percent, by name and k: "P@1", "nDCG@3", "PSP@5" and so on."""
+        return self.sums.result()
+
+    def _up_to_ks(self, values: npt.NDArray[Any]) -> _Floats:
+        """Sums of each row over the ranks up to each k: [n, depth] -> float64 [n, len(ks)]."""
+        return np.asarray(np.cumsum(values, axis=1, dtype=np.float64)[:, self._columns])
+
+    def _checked_block(
+        self, labels: _Integers, y_indptr: _Integers, y_indices: _Integers
+    ) -> tuple[_Integers, _Integers, _Integers, int]:
+        """The block as arrays, labels cut to max(ks) columns, and a bound above every label id in it."""
+        labels = _checked_integers("labels", labels, 2)
+        indptr = _checked_integers("y_indptr", y_indptr, 1)
+        indices = _checked_integers("y_indices", y_indices, 1)
+        n = len(labels)
+        if labels.shape[1] < self._depth:
+            raise InputError(
+                f"RankingMetrics.update: 'labels' has {labels.shape[1]} columns but k={self._depth} was asked for; "
+                f"predict at least that many labels, or ask for a smaller k."
+            )
+        if n * self._depth >= _MAX_RANKED:
+            raise InputError(f"RankingMetrics.update: {n} rows of {self._depth} labels at once; give smaller blocks.")
+        if len(indptr) != n + 1:
+            raise InputError(
+                f"RankingMetrics.update: 'labels' has {n} rows but 'y_indptr' has {len(indptr)} entries, not {n + 1}; "
+                f"give the predictions and the true labels of the same rows."
+            )
+        if indptr[0] != 0 or indptr[-1] != len(indices) or np.any(indptr[1:] < indptr[:-1]):
+            raise InputError(
+                f"RankingMetrics.update: 'y_indptr' must rise from 0 to {len(indices)}, the length of 'y_indices'; "
+                f"subtract the first entry from a slice of a larger matrix."
+            )
+        n_ids = max(int(labels.max(initial=-1)), int(indices.max(initial=-1))) + 1
+        if labels.min(initial=0) < -1 or indices.min(initial=0) < 0:
+            raise InputError(
+                "RankingMetrics.update: a label id is negative; ids start at 0, and only 'labels' may hold a -1."
+            )
+        if self._inverse is not None and n_ids > len(self._inverse):
+            raise InputError(
+                f"RankingMetrics.update: label id {n_ids - 1} is outside the {len(self._inverse)} inverse "
+                f"propensities; take them from the training set of the same labels."
+            )
+        if (n + 1) * n_ids >= 2**63:
+            raise InputError(
+                f"RankingMetrics.update: label id {n_ids - 1} is too large for {n} rows at once; use smaller ids."
+            )
+        return labels[:, : self._depth], indptr.astype(np.int64), indices, n_ids
+
+
+def _checked_propensity(inverse_propensity: npt.ArrayLike) -> _Floats:
+    inverse = np.ascontiguousarray(inverse_propensity, dtype=np.float64)
+    if inverse.ndim != 1 or not len(inverse):
+        raise InputError(
+            f"The 'inverse_propensity' of RankingMetrics must be a vector, one 1/p per label. "
+            f"Got shape {inverse.shape} instead."
+        )
+    if not np.all((inverse >= 1.0) & (inverse <= _MAX_INVERSE_PROPENSITY)):
+        raise InputError(
+            f"The 'inverse_propensity' of RankingMetrics must be in [1, {_MAX_INVERSE_PROPENSITY:g}]: give 1/p, not p, "
+            f"for instance from inverse_propensity()."
+        )
+    return inverse
+
+
+def _checked_integers(name: str, values: _Integers, ndim: int) -> _Integers:
+    array = np.asarray(values)
+    if array.ndim != ndim or array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64):
+        raise InputError(
+            f"RankingMetrics.update: '{name}' must be a {ndim}-d array of integers that fit int64. "
+            f"Got shape {array.shape} of {array.dtype} instead."
+        )
+    return array
+
+
+def _hits(top: _Integers, sizes: _Integers, indices: _Integers, n_ids: int) -> npt.NDArray[np.bool_]:
+    """bool [n, depth]: is the label of that rank a true one. Raises InputError if a row of true labels is unsorted."""
+    rows = np.arange(len(top), dtype=np.int64)
+    # (row, id) as one number: sorted rows of sorted ids give one sorted vector, searched once for the whole block
+    truth = np.empty(len(indices) + 1, dtype=np.int64)
+    truth[:-1] = np.repeat(rows, sizes) * n_ids + indices
+    truth[-1] = np.iinfo(np.int64).max  # above every key, so that a search never ends past the last entry
+    if np.any(truth[1:] <= truth[:-1]):
+        raise InputError(
+            "RankingMetrics.update: 'y_indices' must be sorted and unique in each row; sort and merge them."
+        )
+    keys = rows[:, None] * n_ids + top
+    return np.asarray((truth[np.searchsorted(truth, keys)] == keys) & (top >= 0))
+
+
+def _best_gains(gains: _Floats, indptr: _Integers, rank_exists: npt.NDArray[np.bool_]) -> _Floats:
+    """float64 [n, depth]: the gains of each row's true labels from the largest down, 0 past the last."""
+    rows = np.repeat(np.arange(len(rank_exists)), np.diff(indptr))
+    falling = gains[np.lexsort((-gains, rows))]
+    best = np.zeros(rank_exists.shape, dtype=np.float64)
+    best[rank_exists] = falling[(indptr[:-1, None] + np.arange(rank_exists.shape[1]))[rank_exists]]
+    return best
+
+
+def _exact_sums(terms: _Floats) -> tuple[int, ...]:
+    """Sum of each column in units of 2**-52, free of rounding but for a term's bits below the unit."""
+    scaled = terms * 2.0**_HIGH_BITS
+    high = np.floor(scaled)
+    low = np.rint((scaled - high) * 2.0**_LOW_BITS)
+    highs, lows = high.astype(np.int64).sum(axis=0), low.astype(np.int64).sum(axis=0)
+    return tuple((int(h) << _LOW_BITS) + int(w) for h, w in zip(highs, lows, strict=True))
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
