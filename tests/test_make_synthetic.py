@@ -1,0 +1,198 @@
+"""tools/make_synthetic.py: what it promises about its rows, its seeds, its memory and what can be learnt from it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.svm import LinearSVC
+
+from xmc_stream.errors import InputError
+from xmc_stream.store.dataset import Dataset, open_dataset
+
+ROOT = Path(__file__).parent.parent
+TOOL = ROOT / "tools" / "make_synthetic.py"
+SMALL: dict[str, Any] = {"n_features": 2000, "n_labels": 50, "features_per_sample": 40, "labels_per_sample": 2}
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_synthetic", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load()
+
+
+def dense(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """X (N, D) float32 and Y (N, K) bool."""
+    x, y = data.X_rows().block(0, data.n_samples), data.Y_rows().block(0, data.n_samples)
+    X = np.zeros((data.n_samples, data.n_features), np.float32)
+    Y = np.zeros((data.n_samples, data.n_labels), bool)
+    X[np.repeat(np.arange(data.n_samples), np.diff(x.indptr)), x.indices] = x.values
+    Y[np.repeat(np.arange(data.n_samples), np.diff(y.indptr)), y.indices] = True
+    return X, Y
+
+
+def parse(path: Path) -> tuple[list[int], list[list[int]], list[dict[int, np.float32]]]:
+    """Header, labels of each row, features of each row of an XMLRepo file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="ascii") as file:
+        header = [int(size) for size in next(file).split()]
+        labels, features = [], []
+        for line in file:
+            first, *pairs = line.split()
+            labels.append([int(label) for label in first.split(",")])
+            features.append({int(j): np.float32(v) for j, v in (pair.split(":") for pair in pairs)})
+            assert len(features[-1]) == len(pairs)
+    return header, labels, features
+
+
+def test_seed_decides(tmp_path: Path) -> None:
+    def fingerprint(name: str, seed: int) -> str:
+        return open_dataset(tool.make_synthetic(tmp_path / name, n_samples=500, seed=seed, **SMALL)).fingerprint
+
+    assert fingerprint("a.xmc", 0) == fingerprint("b.xmc", 0) != fingerprint("c.xmc", 1)
+
+
+def test_rows_do_not_depend_on_how_many(tmp_path: Path) -> None:
+    n = tool._Generator(2000, 50, 40, 2, 0).block_rows + 7  # ends within the second block
+    few = open_dataset(tool.make_synthetic(tmp_path / "few.xmc", n_samples=n, **SMALL))
+    many = open_dataset(tool.make_synthetic(tmp_path / "many.xmc", n_samples=3 * n, n_test_samples=n, **SMALL))
+    for name in ("X_rows", "Y_rows"):
+        a, b = getattr(few, name)().block(0, n), getattr(many, name)().block(0, n)
+        assert np.array_equal(a.indptr, b.indptr)
+        assert np.array_equal(a.indices, b.indices)
+        assert a.data is None or np.array_equal(a.data, b.data)
+    test = open_dataset(tmp_path / "many-test.xmc")
+    assert (test.n_samples, test.n_features, test.n_labels) == (n, 2000, 50)
+    assert test.fingerprint != few.fingerprint
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_text_and_store_agree(tmp_path: Path, suffix: str) -> None:
+    sizes = {**SMALL, "n_samples": 700, "n_test_samples": 30}
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", **sizes))
+    header, labels, features = parse(tool.make_synthetic(tmp_path / f"a{suffix}", **sizes))
+    X, Y = dense(data)
+    assert header == [700, 2000, 50]
+    assert [list(np.flatnonzero(row)) for row in Y] == labels
+    for row, values in zip(X, features, strict=True):
+        assert {int(j): row[j] for j in np.flatnonzero(row)} == values
+    assert parse(tmp_path / f"a-test{suffix}")[0] == [30, 2000, 50]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["a.xmc", "a-test.xmc", f"a{suffix}", f"a-test{suffix}"]
+    )
+
+
+def test_rows_are_sorted_unique_and_normalised(tmp_path: Path) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, **SMALL))
+    for matrix in (data.X_rows(), data.Y_rows()):
+        block = matrix.block(0, 3000)
+        rows = np.repeat(np.arange(3000), np.diff(block.indptr))
+        assert (np.diff(rows * np.int64(matrix.shape[1]) + block.indices) > 0).all()
+        assert (np.diff(block.indptr) > 0).all()
+        assert 0 <= block.indices.min() <= block.indices.max() < matrix.shape[1]
+    X = data.X_rows().block(0, 3000)
+    assert (X.values > 0).all()
+    assert np.allclose(np.add.reduceat(X.values.astype(float) ** 2, X.indptr[:-1]), 1, atol=1e-5)
+    assert X.values.dtype == np.float32
+    assert data.X_rows().nnz == pytest.approx(3000 * 40, rel=0.03)
+    assert data.Y_rows().nnz == pytest.approx(3000 * 2, rel=0.05)
+
+
+def test_frequencies_follow_power_laws(tmp_path: Path) -> None:
+    path = tool.make_synthetic(
+        tmp_path / "a.xmc", n_samples=40_000, n_features=20_000, n_labels=3000, features_per_sample=20
+    )
+    labels, features = open_dataset(path).label_counts(), open_dataset(path).feature_counts()
+    assert 0.03 < labels.max() / 40_000 < 0.05
+    assert features.max() / 40_000 < 0.5
+    ranked = np.sort(labels)[::-1]
+    tail = np.arange(100, 2000)
+    slope, _ = np.polyfit(np.log(tail), np.log(ranked[tail] + 0.5), 1)
+    assert -1.2 < slope < -0.8
+    assert abs(np.corrcoef(np.arange(3000), labels)[0, 1]) < 0.1  # ids tell nothing
+    assert abs(np.corrcoef(np.arange(20_000), features)[0, 1]) < 0.05
+
+
+def test_size_gives_the_bytes_of_x(tmp_path: Path) -> None:
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", size="4MB", **SMALL))
+    assert data.X_rows().nnz * 8 == pytest.approx(4e6, rel=0.03)
+
+
+@pytest.mark.parametrize(("per_sample", "n_features"), [(1, 4), (3, 20_000), (3000, 20_000)])
+def test_extreme_lengths(tmp_path: Path, per_sample: int, n_features: int) -> None:
+    sizes = {"n_features": n_features, "n_labels": 1, "features_per_sample": per_sample, "labels_per_sample": 1}
+    data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=200, **sizes))
+    assert data.X_rows().nnz == pytest.approx(200 * per_sample, rel=0.3 if per_sample < 3 else 0.1)
+    assert (data.label_counts() == 200).all()
+
+
+def test_a_linear_model_learns(tmp_path: Path) -> None:
+    path = tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, n_test_samples=1000, **SMALL)
+    X, Y = dense(open_dataset(path))
+    X_test, Y_test = dense(open_dataset(tmp_path / "a-test.xmc"))
+    models = [LinearSVC(C=1.0, dual=False, tol=0.1, random_state=0).fit(X, y) for y in Y.T]
+    best = np.argmax([model.decision_function(X_test) for model in models], axis=0)
+    assert 0.5 < Y_test[np.arange(1000), best].mean() < 0.95
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_samples": 0}, "--samples 0 is not"),
+        ({"n_samples": None}, "either --samples or --size"),
+        ({"size": "1MB"}, "either --samples or --size"),
+        ({"features_per_sample": 1000}, "--features-per-sample 1000 is not"),
+        ({"labels_per_sample": 0.5}, "--labels-per-sample 0.5 is not"),
+        ({"n_features": 10**6, "features_per_sample": 2 * 10**5}, "lower --features-per-sample"),
+        ({"seed": -1}, "--seed -1 is not"),
+    ],
+)
+def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tool.make_synthetic(tmp_path / "a.xmc", **{**SMALL, "n_samples": 10, **changes})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
+    for name in ("a.txt", "a.xmc"):
+        path = tool.make_synthetic(tmp_path / name, n_samples=10, **SMALL)
+        with pytest.raises(InputError, match="--overwrite"):
+            tool.make_synthetic(path, n_samples=20, **SMALL)
+        tool.make_synthetic(path, n_samples=20, overwrite=True, **SMALL)
+    assert parse(tmp_path / "a.txt")[0][0] == open_dataset(tmp_path / "a.xmc").n_samples == 20
+    with pytest.raises(InputError, match="same kind"):
+        tool.make_synthetic((tmp_path / "a.xmc").rename(tmp_path / "b.txt"), n_samples=20, overwrite=True, **SMALL)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(TOOL), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    target = tmp_path / "a.xmc"
+    options = ["--samples", "100", "--features", "2000", "--labels", "50", "--test-samples", "5", "--json"]
+    done = run(str(target), *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    summary = json.loads(done.stdout)
+    assert summary["nnz_features"] == open_dataset(target).X_rows().nnz
+    assert 2**26 < summary["peak_rss"] < 512e6
+    again = run(str(target), *options)
+    assert (again.returncode, again.stdout, again.stderr.count("\n")) == (1, "", 1)
+    assert "--overwrite" in again.stderr

@@ -1,0 +1,249 @@
+"""Synthetic XMC data of any size, straight into a dataset store or an XMLRepo text file, in bounded memory.
+
+A sample mentions some labels and is given all but one, which keeps what any model can reach under 100 %. A quarter of
+its words are features that those labels own, the rest follow a power law; values are (1 + log tf) idf, l2-normalised.
+
+    python tools/make_synthetic.py big.xmc --size 2GB --features 200000 --labels 8192 --test-samples 20000
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from xmc_stream.errors import InputError, XmcStreamError
+from xmc_stream.memory import parse_size, peak_resident
+from xmc_stream.store.dataset import new_dataset
+
+BLOCK_CELLS = 2**17  # draws of a block, few enough for the cache; its rows follow from them and the parameters alone
+OWNED = 24  # characteristic features of a label
+SIGNAL = 4  # every fourth draw is of a characteristic feature
+HELD_BACK = 0.2  # share of samples that are not given the label they mention most; the others lose the least mentioned
+TOP_LABEL, TOP_FEATURE = 0.04, 0.35  # share of the samples with the most frequent label, and background feature
+
+
+def _rng(seed: int, *key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64: 64 well-mixed bits of each number."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class _PowerLaw:
+    """Ranks 0 .. n - 1 with P(rank) proportional to log(1 + 1 / (offset + rank)): Zipf's law with a flattened head.
+
+    The offset gives rank 0 the probability `top` (or the nearest possible); the tail's exponent is one for every n.
+    """
+
+    def __init__(self, n: int, top: float) -> None:
+        self.n = n
+        low, high = math.log(1e-9), math.log(64.0 * n)
+        for _ in range(60):  # bisection
+            middle = (low + high) / 2
+            self.offset = math.exp(middle)
+            self.scale = math.log1p(n / self.offset)
+            low, high = (middle, high) if math.log1p(1 / self.offset) > top * self.scale else (low, middle)
+
+    def ranks(self, uniform: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Ranks of uniform numbers in [0, 1), by the inverse of the distribution."""
+        ranks = (np.exp(uniform * self.scale) - 1) * self.offset
+        return np.minimum(ranks.astype(np.int32), self.n - 1)
+
+
+class _Generator:
+    """Blocks of rows, each from (seed, split, block) and the parameters alone; tables of 8 D + 4 K bytes."""
+
+    def __init__(self, n_features: int, n_labels: int, per_sample: float, labels_per_sample: float, seed: int) -> None:
+        self.n_features, self.n_labels, self.mean_labels, self.seed = n_features, n_labels, labels_per_sample, seed
+        self._features = _PowerLaw(n_features, TOP_FEATURE / per_sample)
+        self._labels = _PowerLaw(n_labels, TOP_LABEL / labels_per_sample)
+        self.top_label = min(1, 1.2 * labels_per_sample * math.log1p(1 / self._labels.offset) / self._labels.scale)
+        self._feature_ids = _rng(seed, 2).permutation(np.arange(n_features, dtype=np.int32))
+        self._label_ids = _rng(seed, 3).permutation(np.arange(n_labels, dtype=np.int32))
+        p = np.log1p(1 / (np.arange(n_features, dtype=np.float32) + np.float32(self._features.offset)))  # by rank
+        self._idf = np.empty(n_features, np.float32)
+        self._idf[self._feature_ids] = np.log1p(-1 / np.expm1(p * np.float32(-per_sample / self._features.scale)))
+        self._draws = per_sample
+        for _ in range(6):  # words repeat in a row: draw as many more as give the wanted number of distinct ones
+            if self._draws > BLOCK_CELLS:
+                raise InputError(f"{per_sample:g} features per sample are too many: lower --features-per-sample")
+            self.block_rows = max(1, min(8192, BLOCK_CELLS // int(1.5 * self._draws + 2 * labels_per_sample)))
+            self._draws *= per_sample * self.block_rows / len(self._rows(_rng(seed, 4))[1])
+
+    def _rows(self, rng: np.random.Generator) -> tuple[NDArray[Any], ...]:
+        n = self.block_rows
+        # from half the mean to one and a half: a grid in random order, so that every block has the same mean
+        lengths = np.maximum(1, ((rng.permutation(n) + 0.5) / n + 0.5) * self._draws).astype(np.int64)
+        mentioned = 2 + rng.poisson(self.mean_labels - 1, n)
+        firsts = np.cumsum(mentioned) - mentioned
+        labels = self._label_ids[self._labels.ranks(rng.random(int(mentioned.sum())))]
+        cells = self._feature_ids[self._features.ranks(rng.random((n, int(lengths.max()))))]
+        signal = cells[:, ::SIGNAL]
+        # squared: the first label a sample mentions gets the most words, the last the fewest
+        which = (rng.random(signal.shape) ** 2 * mentioned[:, None]).astype(np.int64) + firsts[:, None]
+        words = labels[which] * np.int64(OWNED) + rng.integers(0, OWNED, signal.shape)
+        owned = _mix(words.astype(np.uint64) ^ _mix(np.array([self.seed], np.uint64))) >> np.uint64(11)
+        # squared: labels share some frequent features, and own most of theirs almost alone
+        signal[...] = self._feature_ids[((owned * 2.0**-53) ** 2 * self.n_features).astype(np.int64)]
+        cells[np.arange(cells.shape[1]) >= lengths[:, None]] = self.n_features  # sorts behind every feature
+        cells.sort(axis=1)
+        new = np.ones(cells.shape, np.bool_)
+        np.not_equal(cells[:, 1:], cells[:, :-1], out=new[:, 1:])
+        starts = np.flatnonzero(new)
+        tf = np.diff(starts, append=cells.size)
+        indices = cells.ravel()[starts]
+        indices, tf = indices[indices < self.n_features], tf[indices < self.n_features]
+        distinct = np.count_nonzero(new, axis=1) - (lengths < cells.shape[1])
+        indptr = np.concatenate([[0], np.cumsum(distinct)])
+        data = (1 + np.log(np.arange(1, tf.max() + 1, dtype=np.float32)))[tf - 1] * self._idf[indices]
+        norms = np.sqrt(np.add.reduceat(data * data, indptr[:-1], dtype=np.float64))
+        data *= np.repeat((1 / norms).astype(np.float32), distinct)
+        given = np.ones(len(labels), np.bool_)
+        given[np.where(rng.random(n) < HELD_BACK, firsts, firsts + mentioned - 1)] = False
+        pairs = np.unique((np.repeat(np.arange(n), mentioned) * self.n_labels + labels)[given])
+        y_indptr = np.searchsorted(pairs, np.arange(n + 1) * self.n_labels)
+        return indptr, indices, data, y_indptr, (pairs % self.n_labels).astype(np.int32)
+
+    def blocks(self, split: int, n_samples: int) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The first n_samples rows of split 0 (train) or 1 (test): indptr, indices, data of X; indptr, indices of Y."""
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(self._rows, _rng(self.seed, split, 0))  # a block is drawn while the last is written
+            for start in range(0, n_samples, self.block_rows):
+                x_indptr, x_indices, x_data, y_indptr, y_indices = ahead.result()
+                ahead = pool.submit(self._rows, _rng(self.seed, split, start // self.block_rows + 1))
+                n = min(self.block_rows, n_samples - start)
+                x, y = x_indptr[n], y_indptr[n]
+                yield x_indptr[: n + 1], x_indices[:x], x_data[:x], y_indptr[: n + 1], y_indices[:y]
+
+
+@contextmanager
+def _text(path: Path, n_samples: int, n_features: int, n_labels: int) -> Iterator[Callable[..., None]]:
+    """A function that appends rows to an XMLRepo file, which gets its name when the block ends well."""
+    work = path.with_name(path.name + ".partial")
+    try:
+        with open(work, "wb") as raw, ExitStack() as stack:
+            file: Any = raw
+            if path.suffix == ".gz":  # no name or time inside: equal data make equal files
+                file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
+            file.write(f"{n_samples} {n_features} {n_labels}\n".encode())
+
+            def append(x_indptr: Any, x_indices: Any, x_data: Any, y_indptr: Any, y_indices: Any) -> None:
+                # nine digits: float32 comes back unchanged
+                pairs = [f"{j}:{value:.9g}" for j, value in zip(x_indices.tolist(), x_data.tolist(), strict=True)]
+                labels = y_indices.astype(str)
+                for i, (x, y) in enumerate(zip(x_indptr[1:], y_indptr[1:], strict=True)):
+                    file.write(f"{','.join(labels[y_indptr[i] : y])} {' '.join(pairs[x_indptr[i] : x])}\n".encode())
+
+            yield append
+        work.replace(path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def make_synthetic(
+    target: str | Path,
+    *,
+    n_samples: int | None = None,
+    n_features: int,
+    n_labels: int,
+    features_per_sample: float = 100,
+    labels_per_sample: float = 3,
+    n_test_samples: int = 0,
+    size: str | float | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    summary: dict[str, Any] | None = None,
+) -> Path:
+    """Write synthetic data to `target` (.xmc, .txt or .txt.gz) and, if asked for, test data beside it; returns target.
+
+    size: in place of n_samples, the bytes of X at 8 a non-zero. summary: gets what --json prints. A row does not depend
+    on how many there are: a smaller set is the beginning of a larger one.
+    """
+    began = time.perf_counter()
+    for name, value, low, high in (
+        ("features", n_features, 4, 2**31 - 2),
+        ("labels", n_labels, 1, 2**31 - 2),
+        ("features-per-sample", features_per_sample, 1, n_features / 4),
+        ("labels-per-sample", labels_per_sample, 1, max(1, min(n_labels / 4, 1000))),
+        ("samples", 1 if n_samples is None else n_samples, 1, 2**40),
+        ("test-samples", n_test_samples, 0, 2**40),
+        ("seed", seed, 0, 2**63),
+    ):
+        if not low <= value <= high:
+            raise InputError(f"--{name} {value:g} is not between {low:g} and {high:g}: change it")
+    if (n_samples is None) == (size is None):
+        raise InputError("the number of samples is not clear: give either --samples or --size")
+    n_train = n_samples or max(1, int(parse_size(size or 0) / (8 * features_per_sample)))
+    path = Path(target)
+    suffix = next((s for s in (".xmc", ".txt.gz", ".txt") if path.name.endswith(s)), None)
+    if suffix is None or not path.parent.is_dir():
+        raise InputError(f"{target} does not end in .xmc, .txt or .txt.gz, or its folder does not exist: change it")
+    paths = path, path.with_name(path.name.removesuffix(suffix) + "-test" + suffix)
+    for p in paths[: 1 + bool(n_test_samples)]:
+        if p.exists() and not (overwrite and p.is_dir() == (suffix == ".xmc")):
+            raise InputError(f"{p} exists: give another name, or --overwrite to replace one of the same kind")
+    generator = _Generator(n_features, n_labels, features_per_sample, labels_per_sample, seed)
+    nnz = np.zeros((2, 2), np.int64)  # of X, Y in train, test
+    for split, n in enumerate((n_train, n_test_samples)[: 1 + bool(n_test_samples)]):
+        with ExitStack() as stack:
+            if suffix == ".xmc":
+                attributes = {"source": {"generator": "make_synthetic", "seed": seed}, "normalisation": "l2"}
+                most = max(2**24, int(8 * n * generator.top_label))  # transposing Y takes the largest column at once
+                writer = new_dataset(paths[split], n_features, n_labels, attributes, most, overwrite)
+                append: Callable[..., None] = stack.enter_context(writer).append
+            else:
+                append = stack.enter_context(_text(paths[split], n, n_features, n_labels))
+            bar = stack.enter_context(tqdm(total=n, unit="row", desc=paths[split].name, disable=None))  # on terminals
+            for rows in generator.blocks(split, n):
+                append(*rows)
+                nnz[split] += (len(rows[1]), len(rows[4]))
+                bar.update(len(rows[0]) - 1)
+    if summary is not None:
+        summary.update(dataset=str(path), test=str(paths[1]) if n_test_samples else None, n_samples=n_train)
+        summary.update(n_test_samples=n_test_samples, n_features=n_features, n_labels=n_labels)
+        summary.update(nnz_features=int(nnz[0, 0]), nnz_labels=int(nnz[0, 1]), nnz_test_features=int(nnz[1, 0]))
+        summary.update(seconds=round(time.perf_counter() - began, 3), peak_rss=peak_resident())
+    return path
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("target")
+@click.option("--samples", "n_samples", type=int, help="Rows to make.")
+@click.option("--size", help="Instead of --samples: as many rows as fill X with this, such as 2GB.")
+@click.option("--features", "n_features", type=int, required=True)
+@click.option("--labels", "n_labels", type=int, required=True)
+@click.option("--features-per-sample", type=float, default=100, help="Mean non-zeros of a row.")
+@click.option("--labels-per-sample", type=float, default=3, help="Mean labels of a row.")
+@click.option("--test-samples", "n_test_samples", type=int, default=0, help='Rows of a second set, named "-test".')
+@click.option("--seed", type=int, default=0)
+@click.option("--overwrite", is_flag=True, help="Replace what has the name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(as_json: bool, **options: Any) -> None:
+    """Make a learnable synthetic data set TARGET: a store (.xmc) or XMLRepo text (.txt, .txt.gz)."""
+    done: dict[str, Any] = {}
+    try:
+        make_synthetic(**options, summary=done)
+    except (XmcStreamError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(json.dumps(done) if as_json else ", ".join(f"{name} {value}" for name, value in done.items()))
+
+
+if __name__ == "__main__":
+    main()
