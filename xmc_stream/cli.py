@@ -22,7 +22,7 @@ class _OneLine(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().main(*args, standalone_mode=False, **kwargs)
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Abort:
             click.echo("xmc-stream: interrupted; the same command goes on where training was", err=True)
         except click.ClickException as error:

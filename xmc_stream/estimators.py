@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert import convert
 from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError
@@ -122,8 +123,6 @@ class PPDSparse:
             self._folder = tempfile.mkdtemp(prefix="xmc_stream-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if Y is not None:
-            from xmc_stream.convert import convert
-
             dataset = convert(X, f"{self._folder}/data.xmc", labels=Y, memory_limit=self.memory_limit)
         else:
             dataset = X if isinstance(X, Dataset) else open_dataset(X)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
 from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_propensity
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel, n_units, unit_range
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 
@@ -73,7 +73,7 @@ class Model(StoredModel):
             block = self.classes(first, last)
             triple = (block.values, block.indices, block.indptr)
             units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
-        return scipy.sparse.hstack(units, format="csc")
+        return scipy.sparse.csc_matrix(scipy.sparse.hstack(units, format="csc"))
 
     def predict_topk(
         self, data: Any, k: int = 5, execution: Execution | None = None
@@ -85,7 +85,9 @@ class Model(StoredModel):
         """
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
-            dataset = data if isinstance(data, Dataset) else _as_dataset(data, self, path / "data.xmc")
+            dataset = data if isinstance(data, Dataset) else _as_dataset(
+                data, self, path / "data.xmc", execution.memory_limit if execution else None
+            )
             predict(self, dataset, path / "predictions", k, execution)
             labels, scores = Predictions(path / "predictions").rows(0, dataset.n_samples)
         return labels.astype(np.int64), scores
@@ -96,19 +98,19 @@ def load_model(path: str | Path) -> Model:
     return Model(path)
 
 
-def _as_dataset(X: Any, model: Model, path: Path) -> Dataset:
+def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None) -> Dataset:
     """A scipy matrix as a dataset without labels."""
-    from xmc_stream.store.dataset import new_dataset
+    import scipy.sparse
 
-    if not hasattr(X, "tocsr") or X.shape[1] != model.n_features:
-        got = f"a matrix of {X.shape[1]} features" if hasattr(X, "tocsr") else type(X).__name__
+    from xmc_stream.convert import convert
+
+    sparse = hasattr(X, "tocsr")
+    if not sparse or X.shape[1] != model.n_features:
+        got = f"a matrix of {X.shape[1]} features" if sparse else type(X).__name__
         raise InputError(f"got {got}: give a Dataset or a scipy sparse matrix with {model.n_features} features")
-    X = X.tocsr()
-    X.sum_duplicates()
-    with new_dataset(path, model.n_features, model.n_labels, {"source": "scipy matrices"}) as writer:
-        none = np.zeros(X.shape[0] + 1, np.int64), np.zeros(0, np.int32)
-        writer.append(X.indptr.astype(np.int64), X.indices, X.data.astype(np.float32), *none)
-    return open_dataset(path)
+    empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
+    none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
+    return convert(X, path, labels=none, memory_limit=memory_limit)
 
 
 def predict(
@@ -240,7 +242,8 @@ def describe(model: Model) -> dict[str, Any]:
     """Sizes and figures of a model, for `info`."""
     n_bytes = folder_bytes(model.path)
     hidden = ("tiles", "identity")
-    return {**{k: v for k, v in model.attributes.items() if k not in hidden}, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
+    shown = {name: value for name, value in model.attributes.items() if name not in hidden}
+    return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
 
 
 def folder_bytes(path: Path) -> int:

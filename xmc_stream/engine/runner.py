@@ -101,6 +101,8 @@ class Engine:
                     processes=False,
                     memory_limit=0,
                     dashboard_address=None,
+                    # what is left of its web server: on a free port and for this machine only
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                     silence_logs=logging.ERROR,
                 )
             self._client = distributed.Client(self._cluster)
@@ -117,7 +119,7 @@ class Engine:
                 raise InputError("the dask scheduler has no workers: start some, then run this again")
             self.threads, self.processes = max(workers.values()), len(workers)
         self._guard.__enter__()
-        self._events = open(self._events_path, "a", encoding="utf-8") if self._events_path else None  # noqa: SIM115
+        self._events = open(self._events_path, "a", encoding="utf-8") if self._events_path else None
         return self
 
     def __exit__(
@@ -218,7 +220,7 @@ class Engine:
             raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
         except distributed.KilledWorker as error:
             raise JobError(f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on") from error
-        except Exception as error:  # noqa: BLE001 - whatever a job raises is reported as its failure
+        except Exception as error:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
         return done
 

@@ -114,17 +114,18 @@ def class_blocks(
     Raises MemoryLimitError for a smallest piece that does not fit by itself.
     """
 
-    def fits(pieces: Sequence[SearchSize]) -> bool:
+    def fit(pieces: Sequence[SearchSize]) -> bool:
         return sum(search_needs(plan, pieces, n_features).values()) <= plan.budget
 
     blocks: list[list[SearchSize]] = []
     for sizes in units:
         of = {size.run: size for size in sizes}
-        for run in widest(of, lambda run, of=of: fits([of[run]])):
+        fitting = {run for run, size in of.items() if fit([size])}
+        for run in widest(of, fitting.__contains__):
             piece = of[run]
             what = f"the search for classes {run.first} to {run.last - 1} on {plan.threads} threads"
             plan.refuse_unless(search_needs(plan, [piece], n_features), what)
-            if blocks and fits([*blocks[-1], piece]):
+            if blocks and fit([*blocks[-1], piece]):
                 blocks[-1].append(piece)
             else:
                 blocks.append([piece])

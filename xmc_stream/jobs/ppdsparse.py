@@ -19,8 +19,8 @@ import numpy as np
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, even_ranges, plan_solve
 from xmc_stream.jobs.search import Piece, SearchJob
-from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
+from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
@@ -184,10 +184,10 @@ class PPDSparseRun:
         note = f"cut/{round_}"
         before = self.ledger.get(note)
         if before is not None:
-            receipts = [self.ledger.get(key) for key in before["keys"]]
-            if all(receipt is not None for receipt in receipts):
+            known = [receipt for key in before["keys"] if (receipt := self.ledger.get(key)) is not None]
+            if len(known) == len(before["keys"]):
                 files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
-                return files, sum(receipt["found"] for receipt in receipts if receipt)
+                return files, sum(receipt["found"] for receipt in known)
         blocks = self._cut_classes(round_, solves)
         phases = [self._search_jobs(round_, pieces, cache_bytes) for pieces, cache_bytes in blocks]
         jobs = [job for phase in phases for job in phase]

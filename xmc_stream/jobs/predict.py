@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _fold(model: StoredModel, block: Block, labels: NDArray[Any], scores: NDArra
     """Fold all classes' scores of a row block into its rows' best labels and scores, in ascending order of classes."""
     cache = shared_cache(sizes.cache_bytes)
     for run in sizes.tiles:
-        with cache.use((str(model.path), run), run.tile, lambda run=run: _make_tile(model, run)) as tile:
+        with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
             top_k(
                 block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
                 tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,

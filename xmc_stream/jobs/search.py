@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,8 @@ class SearchJob:
             n_blocks += 1
             for piece in searches:
                 key = (piece.piece.state, piece.piece.first, piece.piece.last)
-                with cache.use(key, piece.piece.tile_bytes, lambda p=piece: p.make_tile(dataset.n_features)) as tile:
+                make = partial(piece.make_tile, dataset.n_features)
+                with cache.use(key, piece.piece.tile_bytes, make) as tile:
                     piece.search(x, y, self.start, tile, self.parameters.loss_code)
         n_found = self._write(searches, dataset.n_samples)
         return {

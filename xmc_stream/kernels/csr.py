@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 
-
 # the C library's pread, found by name when the code is loaded: compiled code that calls it can be cached
-_pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
+_pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
 
 
 @kernel

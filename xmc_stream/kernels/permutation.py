@@ -61,7 +61,7 @@ def permuted(t: int, n: int, bits: int, key: np.uint64) -> int:
             k += _C
         x = (left << right_bits) | right
         if x < np.uint64(n):
-            return np.int64(x)
+            return int(np.int64(x))
 
 
 @kernel

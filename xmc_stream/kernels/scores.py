@@ -35,11 +35,9 @@ def lay_out(features: NDArray[Any], width: int, start: NDArray[np.int32]) -> int
     total = np.int64(0)
     for j in range(1, len(start)):
         count = np.int64(start[j])
-        if count * DENSE_SHARE >= width:
-            count = width
-        total += count
+        total += width if count * DENSE_SHARE >= width else count
         start[j] = total
-    return total
+    return int(total)
 
 
 @kernel

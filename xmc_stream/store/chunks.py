@@ -21,7 +21,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
 
-_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
+_PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
 _OPEN_FILES = 64  # of one array
 _STAGING = 1 << 18  # bytes that a sweep reads at a time
@@ -134,7 +134,7 @@ class ChunkedArray:
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
         fd = self._open(k)
-        view = memoryview(out).cast("B")
+        view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
             n = os.preadv(fd, [view], offset)
             if n == 0:
@@ -176,8 +176,8 @@ class ChunkedArray:
             return values
         total = self.n_chunks * chunk_bytes
         libc = _libc()
-        base = libc.mmap(None, total, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0,
-                         _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+        base = libc.mmap(None, total, _PROT_NONE, reserve, -1, 0)
         if base in (None, ctypes.c_void_p(-1).value):
             raise StoreError(f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory")
         for k in range(self.n_chunks):
@@ -191,7 +191,7 @@ class ChunkedArray:
                 raise StoreError(f"{self.chunk_file(k)} cannot be mapped: {os.strerror(ctypes.get_errno())}")
         owner = (ctypes.c_char * total).from_address(base)
         weakref.finalize(owner, libc.munmap, base, total)
-        values = np.frombuffer(owner, self.dtype, self.size)
+        values = np.frombuffer(memoryview(owner), self.dtype, self.size)
         values.flags.writeable = False
         return values
 

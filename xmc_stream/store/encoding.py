@@ -55,7 +55,7 @@ class ArrayWriter:
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
         values = np.ascontiguousarray(values, dtype=self.dtype)
-        self._hash.update(values)
+        self._hash.update(values.data)
         while values.size:
             if self._filled == self._buffer.size:
                 if self._filled == self._chunk:
@@ -130,9 +130,10 @@ class MatrixWriter:
     ) -> None:
         self._group = group
         self._encoding = encoding
-        self._n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
+        n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
         if bound is None:
             raise ValueError("the length of a line must be known")
+        self._n_lines: int | None = n_lines
         self._bound = bound
         self._chunk_bytes = chunk_bytes
         self._indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)

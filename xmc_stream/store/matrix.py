@@ -70,7 +70,7 @@ class SparseMatrix:
         if self.encoding not in ("csr_matrix", "csc_matrix"):
             raise StoreError(f"{self.path} is encoded as {self.encoding!r}, not as csr_matrix or csc_matrix")
         self.attributes = attributes
-        self.shape = (int(shape[0]), int(shape[1]))  # type: ignore[index, call-overload, arg-type]
+        self.shape = (int(shape[0]), int(shape[1]))  # type: ignore[index, arg-type]
         self.n_lines = self.shape[0] if self.encoding == "csr_matrix" else self.shape[1]
         self.indptr = ChunkedArray(arrays["indptr"])  # type: ignore[arg-type]
         self.indices = ChunkedArray(arrays["indices"])  # type: ignore[arg-type]

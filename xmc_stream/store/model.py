@@ -55,7 +55,8 @@ def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
-        for name, values in {"bias": writer.bias, **writer.figures}.items():
+        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.figures}
+        for name, values in arrays.items():
             array = ArrayWriter(group, name, values.dtype)
             array.append(values)
             array.close()
@@ -119,9 +120,9 @@ class StoredModel:
         digest = hashlib.sha256(json.dumps({key: self.attributes[key] for key in keys}, sort_keys=True).encode())
         for unit in range(n_units(self.n_labels)):
             matrix = self.unit_weights(unit)
-            digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8"))
-            digest.update(self.unit_array(unit).astype("<f4"))
+            digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8").data)
+            digest.update(self.unit_array(unit).astype("<f4").data)
             for block in matrix.blocks(1 << 24):
-                digest.update(np.ascontiguousarray(block.indices.astype("<i8", copy=False)))
-                digest.update(np.ascontiguousarray(block.values))
+                digest.update(block.indices.astype("<i8").data)
+                digest.update(block.values.data)
         return digest.hexdigest()

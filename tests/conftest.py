@@ -1,0 +1,77 @@
+"""What several test files use: small sets, real ones where they are at hand, and commands in child processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_tool(name: str) -> ModuleType:
+    """A script of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A learnable set of two units: 1,500 x 800, 1,100 labels; `small-test.xmc` lies beside it."""
+    path = tmp_path_factory.mktemp("small") / "small.xmc"
+    load_tool("make_synthetic").make_synthetic(
+        path, n_samples=1500, n_features=800, n_labels=1100, features_per_sample=30, n_test_samples=300, seed=1
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """Train and test set of a real data set by name, converted once with rows of length one."""
+    folder = os.environ.get("XMC_STREAM_DATA")
+    if not folder:
+        pytest.skip("XMC_STREAM_DATA is not set: no real data sets at hand")
+    made = tmp_path_factory.mktemp("real")
+
+    def convert(name: str) -> tuple[Path, Path]:
+        import xmc_stream as xs
+
+        train, test = made / f"{name}.xmc", made / f"{name}-test.xmc"
+        if not test.exists():
+            xs.convert(Path(folder) / name / "train.txt.gz", train, normalize="l2")
+            xs.convert(Path(folder) / name / "test.txt.gz", test, like=train)
+        return train, test
+
+    return convert
+
+
+@pytest.fixture
+def cli() -> Callable[..., Any]:
+    """Runs the command line in a child process: the JSON object it prints, or with fails=True its one line on stderr."""
+
+    def run(*arguments: Any, fails: bool = False) -> Any:
+        command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments)]
+        done = subprocess.run(command + ([] if fails else ["--json"]), capture_output=True, text=True, check=False)
+        if fails:
+            assert done.returncode == 1, done.stderr
+            assert done.stdout == ""
+            lines = done.stderr.strip().splitlines()
+            assert len(lines) == 1, done.stderr
+            return lines[0]
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run

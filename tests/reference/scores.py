@@ -1,0 +1,57 @@
+"""Scores in a float32 loop, and what a search and a ranking make of them, by sorting everything.
+
+Rows are lists of (feature, value); weights a dense array (D, K) float32, where zero is no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = Sequence[tuple[int, float]]
+
+
+def scores(rows: Sequence[Row], weights: NDArray[np.float32], bias: NDArray[np.float32]) -> NDArray[np.float32]:
+    """bias + x_1 w_1 + x_2 w_2 + ..., rounded to float32 after every product and every sum: (n, K)."""
+    out = np.empty((len(rows), len(bias)), np.float32)
+    for i, row in enumerate(rows):
+        total = bias
+        for j, x in row:
+            product = np.float32(x) * weights[j]
+            total = np.where(weights[j] != 0, total + product, total)
+        out[i] = total
+    return out
+
+
+def run_lengths(weights: NDArray[np.float32], width: int) -> list[int]:
+    """Places that the features' runs take in a tile: all classes where a sixteenth of them or more has the feature."""
+    counts = [int(np.count_nonzero(of_feature)) for of_feature in weights]
+    return [width if count >= width / 16 else count for count in counts]
+
+
+def violators(
+    scores_of_class: NDArray[np.float32], active: Collection[int], capacity: int, threshold: float
+) -> list[tuple[int, float]]:
+    """The best (row, score) above the threshold outside the active set: higher scores first, then lower rows."""
+    found = [
+        (row, float(score)) for row, score in enumerate(scores_of_class) if score > threshold and row not in active
+    ]
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:capacity]
+
+
+def loss(scores_of_class: NDArray[np.float32], positives: Collection[int], name: str) -> float:
+    """The loss of one class over all rows."""
+    total = 0.0
+    for row, score in enumerate(scores_of_class):
+        y = 1.0 if row in positives else -1.0
+        hinge = max(0.0, 1.0 - y * float(score))
+        total += 0.5 * hinge * hinge if name == "squared_hinge" else hinge
+    return total
+
+
+def top_k(scores_of_row: NDArray[np.float32], k: int) -> list[tuple[int, float]]:
+    """The k best (label, score): higher scores first, then lower labels; (-1, -inf) where there are fewer."""
+    ranking = sorted(enumerate(scores_of_row.tolist()), key=lambda pair: (-pair[1], pair[0]))[:k]
+    return ranking + [(-1, -np.inf)] * (k - len(ranking))

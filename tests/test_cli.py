@@ -1,0 +1,109 @@
+"""The commands, as a user gives them: JSON keys, one-line errors, memory."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xmc_stream as xs
+from xmc_stream.store.predictions import Predictions
+
+TRAIN_KEYS = (
+    "model solver params seed seconds peak_rss memory_limit passes bytes_read nnz model_bytes objective duality_gap resumed"
+)
+CONVERT_KEYS = (
+    "dataset n_samples n_features n_labels nnz_features nnz_labels bytes_in bytes_on_disk seconds peak_rss"
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small learnable set as text: train.txt.gz and train-test.txt.gz."""
+    from conftest import load_tool
+
+    path = tmp_path_factory.mktemp("texts") / "train.txt.gz"
+    load_tool("make_synthetic").make_synthetic(
+        path, n_samples=3000, n_features=300, n_labels=40, features_per_sample=30, n_test_samples=300, seed=2
+    )
+    return path, path.with_name("train-test.txt.gz")
+
+
+def test_the_main_job(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]) -> None:
+    train, test, model, pred = (tmp_path / name for name in ("train.xmc", "test.xmc", "m.model", "pred.zarr"))
+    converted = cli("convert", texts[0], train, "--normalize", "l2", "--memory-limit", "512MB")
+    assert set(CONVERT_KEYS.split()) <= set(converted)
+    cli("convert", texts[1], test, "--like", train)
+    trained = cli("train", train, model, "--memory-limit", "512MB", "--set", "lam=0.02")
+    assert set(TRAIN_KEYS.split()) <= set(trained)
+    assert trained["params"]["lam"] == 0.02
+    assert trained["peak_rss"] <= trained["memory_limit"] == 512_000_000
+    assert trained["passes"] == 3
+    predicted = cli("predict", model, test, pred, "-k", 7, "--memory-limit", "512MB")
+    assert set("predictions n_samples k seconds ms_per_sample peak_rss".split()) <= set(predicted)
+    figures = cli("evaluate", pred, test, "--train", train, "-k", 1, "-k", 3)
+    assert {"n_samples", "P@1", "nDCG@3", "R@1", "PSP@3", "PSnDCG@3"} <= set(figures)
+    assert figures["P@1"] > 30
+    assert cli("evaluate", model, test, "--train", train, "-k", 1, "-k", 3) == figures
+    for path, kind in ((train, "dataset"), (model, "model")):
+        told = cli("info", path, "--digest")
+        assert told["kind"] == kind
+        assert len(told["digest"]) == 64
+
+
+def test_predictions_as_npz_and_text_are_those_of_the_store(
+    small: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    model = tmp_path / "m"
+    xs.PPDSparse(memory_limit="1GB").fit(small, model=model)
+    test = small.with_name("small-test.xmc")
+    for name in ("p.zarr", "p.npz", "p.txt"):
+        cli("predict", model, test, tmp_path / name, "-k", 3)
+    stored = Predictions(tmp_path / "p.zarr")
+    labels, scores = stored.rows(0, stored.n_samples)
+    with np.load(tmp_path / "p.npz") as file:
+        assert np.array_equal(file["labels"], labels)
+        assert np.array_equal(file["scores"], scores)
+    lines = (tmp_path / "p.txt").read_text().splitlines()
+    assert [[int(pair.split(":")[0]) for pair in line.split()] for line in lines] == labels.tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "p.npz", "p.txt", "p.zarr"]
+
+
+def test_errors_are_one_line_and_say_what_to_do(
+    small: Path, texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    model = tmp_path / "m"
+    xs.PPDSparse(memory_limit="1GB").fit(small, model=model)
+    cli("convert", texts[1], tmp_path / "other.xmc")
+    assert "--like" in cli("predict", model, tmp_path / "other.xmc", tmp_path / "p", fails=True)
+    assert "convert" in cli("train", tmp_path / "none.xmc", tmp_path / "n", fails=True)
+    assert "lambda" in cli("train", small, tmp_path / "n", "--set", "lambda=1", fails=True)
+    assert "name=value" in cli("train", small, tmp_path / "n", "--set", "lam", fails=True)
+    assert "--memory-limit" in cli("train", small, tmp_path / "n", "--memory-limit", "100MB", fails=True)
+    assert "--memory-limit" in cli("predict", model, small, tmp_path / "n", "--memory-limit", "100MB", fails=True)
+    assert "100MBB" in cli("train", small, tmp_path / "n", "--memory-limit", "100MBB", fails=True)
+    assert "--overwrite" in cli("convert", texts[0], tmp_path / "other.xmc", fails=True)
+    assert "train it first" in cli("predict", tmp_path / "none", small, tmp_path / "n", fails=True)
+    assert "--help" in cli("predict", "--nonsense", fails=True)
+    bad = tmp_path / "bad.txt"
+    bad.write_text("2 3 2\n0 1:0.5\n1 7:1\n")
+    assert f"{bad}:3" in cli("convert", bad, tmp_path / "bad.xmc", fails=True)
+    assert not (tmp_path / "bad.xmc").exists()
+
+
+def test_a_truncated_gzip_is_reported(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]) -> None:
+    broken = tmp_path / "broken.txt.gz"
+    broken.write_bytes(gzip.compress(gzip.decompress(texts[0].read_bytes()))[:-200])
+    assert str(broken) in cli("convert", broken, tmp_path / "x.xmc", fails=True)
+
+
+def test_info_answers_fast(small: Path, cli: Callable[..., Any]) -> None:
+    cli("info", small)
+    began = time.perf_counter()
+    cli("info", small)
+    assert time.perf_counter() - began < 3  # under one on a quiet machine: see benchmarks/README.md

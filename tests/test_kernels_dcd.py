@@ -1,0 +1,480 @@
+"""Visiting orders and the dual solver: against the plain twin, against other solvers, and in pieces of any size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import config
+from numpy.typing import NDArray
+from reference import dcd as twin
+from reference import permutation as orders
+from scipy import stats
+from sklearn.svm import LinearSVC
+
+from xmc_stream.kernels.dcd import add_rows, dual_terms, take_weights, violation
+from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, Scratch, Solver
+
+# uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
+
+SEED, ROUND = 7, 2
+LOSSES = ("squared_hinge", "hinge")
+LONGEST = 2_000 if config.DISABLE_JIT else 100_000
+losses = pytest.mark.parametrize("loss", LOSSES)
+biases = pytest.mark.parametrize("bias", [True, False])
+lams = pytest.mark.parametrize("lam", [0.0, 0.3])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# orders
+
+
+def order(n: int, key: int) -> NDArray[np.int64]:
+    out = np.empty(n, np.int64)
+    visiting_order(0, n, np.uint64(key), out)
+    return out
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**64 - 1, 0x123456789ABCDEF0])
+def test_orders_of_up_to_two_hundred_are_those_of_the_twin(key: int) -> None:
+    for n in range(1, 201):
+        got = order(n, key).tolist()
+        assert sorted(got) == list(range(n))
+        assert got == orders.permutation(n, key)
+
+
+@given(st.integers(1, LONGEST), st.integers(0, 2**64 - 1))
+@settings(deadline=None, max_examples=25)
+def test_orders_of_any_length_have_everything_once(n: int, key: int) -> None:
+    got = order(n, key)
+    assert np.array_equal(np.sort(got), np.arange(n))
+    for t in range(0, n, max(1, n // 20)):
+        assert got[t] == permuted(t, n, word_bits(n), np.uint64(key)) == orders.permuted(t, n, key)
+
+
+@given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.data())
+@settings(deadline=None)
+def test_a_part_of_an_order_is_that_part(n: int, key: int, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, n))
+    part = np.empty(data.draw(st.integers(0, n - begin)), np.int64)
+    visiting_order(begin, n, np.uint64(key), part)
+    assert np.array_equal(part, order(n, key)[begin : begin + len(part)])
+
+
+numbers = st.tuples(st.integers(0, 2**31), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**40))
+
+
+@given(numbers)
+@settings(deadline=None)
+def test_keys_are_those_of_the_twin(four: tuple[int, int, int, int]) -> None:
+    assert key_of(*four) == orders.key_of(*four)
+
+
+def test_every_number_of_a_key_changes_the_order() -> None:
+    keys = [key_of(*four) for four in itertools.product(range(4), repeat=4)]
+    assert len({tuple(order(20, key)) for key in keys}) == 256
+
+
+def orders_of(n: int, n_keys: int) -> NDArray[np.int64]:
+    return np.array([order(n, key_of(SEED, label, 0, 0)) for label in range(n_keys)])
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 37, 64, 200])
+def test_every_item_is_as_likely_at_every_place(n: int) -> None:
+    for at_place in orders_of(n, 200 * n).T:
+        assert stats.chisquare(np.bincount(at_place, minlength=n)).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("n", [3, 5, 9, 17, 33])
+def test_items_are_spread_roughly_where_words_are_short_and_half_of_them_fall_outside(n: int) -> None:
+    # a network of so few bits is not a perfect shuffle: of these n, the share of an item is up to 1.4 times its due
+    for at_place in orders_of(n, 400 * n).T:
+        shares = np.bincount(at_place, minlength=n) / 400
+        assert 1 / 2 < shares.min() < shares.max() < 7 / 4
+
+
+def test_what_comes_next_does_not_depend_on_what_came_first() -> None:
+    first, second = orders_of(200, 80_000)[:, :2].T
+    pairs = np.bincount(first * 200 + second, minlength=200 * 200)[~np.eye(200, dtype=bool).ravel()]
+    assert stats.chisquare(pairs).pvalue > 1e-5
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# problems
+
+
+@dataclass
+class Rows:
+    """Rows in memory."""
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        """A copy of some of them."""
+        spans = [slice(self.indptr[row], self.indptr[row + 1]) for row in rows]
+        indptr = np.cumsum([0, *(span.stop - span.start for span in spans)])
+        nothing = np.empty(0)
+        indices = np.concatenate([nothing, *(self.indices[span] for span in spans)])
+        values = np.concatenate([nothing, *(self.values[span] for span in spans)])
+        return Rows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32))
+
+
+def random_rows(rng: np.random.Generator, n: int, d: int, share: float = 0.4) -> NDArray[np.float64]:
+    """Values that are float32, a row and a column of nothing among them."""
+    X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < share)).astype(np.float32)
+    X[n // 2], X[:, d // 2] = 0, 0
+    return X.astype(np.float64)
+
+
+def sparse(X: NDArray[np.float64]) -> Rows:
+    """Rows with their features in no order: nothing relies on it."""
+    rows, columns = np.nonzero(X)
+    indptr = np.searchsorted(rows, np.arange(len(X) + 1)).astype(np.int64)
+    for begin, end in itertools.pairwise(indptr):
+        columns[begin:end] = columns[begin:end][::-1]
+    return Rows(indptr, columns.astype(np.int32), X[rows, columns].astype(np.float32))
+
+
+class Parameters(PPDSparseParameters):
+    """Parameters without a smallest tol, which is there for float32 scores."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def parameters(p: twin.Problem, epochs: int, tol: float) -> Parameters:
+    return Parameters(
+        lam=p.lam, tau=p.tau, C=p.C, loss=p.loss, bias=p.bias, tol=tol, max_rounds=None, epochs=epochs
+    )  # fmt: skip
+
+
+def one_class(p: twin.Problem, alpha: NDArray[np.float64] | None = None, label: int = 0) -> ActiveSets:
+    """All rows are active."""
+    n = len(p.y)
+    alpha = np.zeros(n) if alpha is None else alpha.copy()
+    return ActiveSets(label, np.array([0, n]), np.arange(n), p.y.astype(np.int8), alpha)
+
+
+@dataclass
+class Solution:
+    """alpha of all classes; w (n, D) float32 without the bias; figures (n, 4); how many weights came at once."""
+
+    alpha: NDArray[np.float64]
+    w: NDArray[np.float32]
+    figures: NDArray[np.float64]
+    portions: list[int]
+
+    def bits(self) -> tuple[bytes, bytes, bytes]:
+        return self.alpha.tobytes(), self.w.tobytes(), self.figures.tobytes()
+
+
+class Collector:
+    """A sink that makes rows of w of what comes in."""
+
+    def __init__(self, n_features: int) -> None:
+        self.n_features = n_features
+        self.rows: list[NDArray[np.float32]] = []
+        self.portions: list[int] = []
+
+    def __call__(self, counts: NDArray[np.int64], features: NDArray[np.int32], weights: NDArray[np.float32]) -> None:
+        self.portions.append(len(counts))
+        assert counts.sum() == len(features) == len(weights)
+        assert np.all(weights != 0)
+        ends = np.cumsum(counts)
+        for begin, end in zip(ends - counts, ends, strict=True):
+            assert np.all(np.diff(features[begin:end]) > 0)
+            self.rows.append(np.zeros(self.n_features, np.float32))
+            self.rows[-1][features[begin:end]] = weights[begin:end]
+
+
+def check_clean(scratch: Scratch) -> None:
+    assert np.all(scratch.local_of == -1)
+    assert not scratch.v.any()
+
+
+def solved(
+    p: twin.Problem, sets: ActiveSets, epochs: int, tol: float = 1e-10, block: Rows | None = None, max_nnz: int = 10_000
+) -> Solution:
+    """Solve classes whose active rows are rows of X, or of the block given."""
+    block = block or sparse(p.X)
+    scratch = Scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
+    figures, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
+    Solver(parameters(p, epochs, tol), SEED).solve(sets, sets.rows, block, ROUND, scratch, figures, sink)
+    check_clean(scratch)
+    return Solution(sets.alpha, np.array(sink.rows), figures, sink.portions)
+
+
+def problem(loss: str, bias: bool, lam: float, seed: int = 0, n: int = 40, d: int = 12, **other: float) -> twin.Problem:
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.random(n) < 0.3, 1.0, -1.0)
+    return twin.Problem(random_rows(rng, n, d), y, lam, **{"tau": 0.7, "C": 1.3, **other}, loss=loss, bias=bias)
+
+
+def start(p: twin.Problem, seed: int = 1) -> NDArray[np.float64]:
+    """An alpha to begin with: some at 0, some at the upper bound if there is one."""
+    rng = np.random.default_rng(seed)
+    alpha = rng.random(len(p.y)) * (rng.random(len(p.y)) < 0.6) * min(p.C, p.upper)
+    alpha[rng.random(len(p.y)) < 0.2] = p.upper if p.loss == "hinge" else 0.0
+    return alpha
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# solving
+
+
+@losses
+@biases
+@lams
+@pytest.mark.parametrize(("epochs", "tol"), [(1, 1e-5), (2, 1e-5), (7, 1e-5), (40, 0.05)])
+def test_epochs_follow_the_twin(loss: str, bias: bool, lam: float, epochs: int, tol: float) -> None:
+    for seed, begin in ((0, False), (1, True)):
+        p = problem(loss, bias, lam, seed)
+        sets = one_class(p, start(p) if begin else None, label=3)
+        expected = twin.descend(p, sets.alpha, SEED, 3, ROUND, epochs, tol)
+        got = solved(p, sets, epochs, tol)
+        np.testing.assert_allclose(got.alpha, expected, rtol=0, atol=1e-10)
+        w = twin.weights(p, expected)
+        np.testing.assert_allclose(got.w[0], w[:12], rtol=1e-6, atol=1e-9)
+        kept = np.append(got.w[0], got.figures[0, 0]) if bias else got.w[0].astype(np.float64)
+        figures = twin.dual(p, expected), twin.regulariser(p, kept), twin.violation(p, expected)
+        np.testing.assert_allclose(got.figures[0, 1:], figures, rtol=1e-9, atol=1e-9)
+        assert got.figures[0, 0] == pytest.approx(w[12] if bias else 0.0, rel=1e-7, abs=1e-9)
+        assert got.figures[0, 0] == np.float32(got.figures[0, 0])  # the bias as it is kept
+
+
+def several(loss: str, bias: bool, lam: float) -> tuple[list[twin.Problem], ActiveSets, Rows]:
+    """Nine classes over sixty rows, each with its own active rows, and a block of the rows that any of them has."""
+    rng = np.random.default_rng(3)
+    X = random_rows(rng, 60, 50, 0.15)
+    problems, members = [], []
+    for _ in range(9):
+        rows = np.flatnonzero(rng.random(60) < rng.choice([0.1, 0.2]))
+        rows = rows[rows % 7 != 3]
+        y = np.where(rng.random(len(rows)) < 0.3, 1.0, -1.0)
+        problems.append(twin.Problem(X[rows], y, lam, 1.0, 0.8, loss, bias))
+        members.append(rows)
+    union = np.unique(np.concatenate(members))
+    assert len(union) < 60
+    at = np.concatenate([np.searchsorted(union, rows) for rows in members])
+    sign = np.concatenate([p.y for p in problems]).astype(np.int8)
+    alpha = np.concatenate([start(p, c) for c, p in enumerate(problems)])
+    ptr = np.cumsum([0, *map(len, members)])
+    return problems, ActiveSets(100, ptr, at, sign, alpha), sparse(X[union])
+
+
+@losses
+@biases
+def test_classes_are_solved_one_by_one_as_together(loss: str, bias: bool) -> None:
+    problems, sets, block = several(loss, bias, 0.2)
+    before = sets.alpha.copy()
+    together = solved(problems[0], sets, 5, 1e-5, block)
+    assert together.portions == [9]
+    for c, p in enumerate(problems):
+        mine = slice(sets.ptr[c], sets.ptr[c + 1])
+        part = ActiveSets(100 + c, np.array([0, len(p.y)]), sets.rows[mine], sets.sign[mine], before[mine].copy())
+        alone = solved(p, part, 5, 1e-5, block)
+        assert alone.alpha.tobytes() == together.alpha[mine].tobytes()
+        assert alone.w[0].tobytes() == together.w[c].tobytes()
+        assert alone.figures[0].tobytes() == together.figures[c].tobytes()
+        expected = twin.descend(p, before[mine], SEED, 100 + c, ROUND, 5, 1e-5)
+        np.testing.assert_allclose(alone.alpha, expected, rtol=0, atol=1e-10)
+
+
+def test_weights_come_in_portions_where_room_is_short() -> None:
+    problems, sets, block = several("squared_hinge", True, 0.0)
+    before = sets.alpha.copy()
+    whole = solved(problems[0], sets, 3, 1e-5, block)
+    most = max(int(np.count_nonzero(p.X)) for p in problems)
+    again = solved(problems[0], replace(sets, alpha=before), 3, 1e-5, block, max_nnz=most)
+    assert again.bits() == whole.bits()
+    assert whole.portions == [9]
+    assert len(again.portions) > 2
+    assert sum(again.portions) == 9
+
+
+@losses
+@biases
+@lams
+def test_the_dual_never_rises(loss: str, bias: bool, lam: float) -> None:
+    for seed in range(3):
+        p = problem(loss, bias, lam, seed)
+        begin = start(p, seed)
+        duals = [twin.dual(p, begin)]
+        duals += [float(solved(p, one_class(p, begin), epochs).figures[0, 1]) for epochs in range(1, 6)]
+        assert np.all(np.diff(duals) <= 1e-12)
+        assert duals[5] < duals[0] - 0.1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# gradients
+
+
+def state(p: twin.Problem, alpha: NDArray[np.float64]) -> tuple[Rows, NDArray[np.int8], NDArray[np.float64], float]:
+    """The local matrix (all features), signs, v and v_0."""
+    block, sign, v = sparse(p.X), p.y.astype(np.int8), np.zeros(p.X.shape[1])
+    v0 = add_rows(np.arange(len(p.y)), block.indptr, block.indices, block.values, sign, alpha, v, 0.0)
+    return block, sign, v, v0 if p.bias else 0.0
+
+
+def kernel_dual(p: twin.Problem, alpha: NDArray[np.float64]) -> float:
+    """G by the kernels."""
+    d = p.X.shape[1]
+    _, _, v, v0 = state(p, alpha)
+    every = np.arange(d, dtype=np.int32)
+    _, square, _, _ = take_weights(
+        d, every, every.copy(), v, v0, p.lam, p.tau, np.empty(d, np.int32), np.empty(d, np.float32)
+    )
+    return 0.5 * p.tau * square + dual_terms(alpha, p.h2)
+
+
+@losses
+@biases
+@lams
+def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float) -> None:
+    p = problem(loss, bias, lam, seed=5)
+    alpha = np.random.default_rng(6).uniform(0.1, 0.9, len(p.y)) * p.C
+    block, sign, v, v0 = state(p, alpha)
+    gradient = twin.gradient(p, alpha)
+    assert kernel_dual(p, alpha) == pytest.approx(twin.dual(p, alpha), rel=1e-12)
+    for i in range(len(p.y)):
+        step = 1e-5 * np.eye(len(p.y))[i]
+        slope = (kernel_dual(p, alpha + step) - kernel_dual(p, alpha - step)) / 2e-5
+        assert slope == pytest.approx(gradient[i], abs=1e-5)
+        inside = violation(
+            np.array([i]), block.indptr, block.indices, block.values, sign[i : i + 1], alpha[i : i + 1], v, v0,
+            p.lam, p.tau, p.h2, p.upper,
+        )  # fmt: skip
+        assert inside == pytest.approx(abs(slope), abs=1e-5)
+
+
+@losses
+@biases
+@lams
+def test_violation_is_that_of_the_dense_formula(loss: str, bias: bool, lam: float) -> None:
+    for seed in range(20):
+        p = problem(loss, bias, lam, seed, n=8)
+        alpha = start(p, seed)
+        block, sign, v, v0 = state(p, alpha)
+        for rows in (np.arange(8), np.array([5]), np.array([2, 7]), np.empty(0, np.int64)):
+            got = violation(
+                rows, block.indptr, block.indices, block.values, sign[rows], alpha[rows], v, v0,
+                p.lam, p.tau, p.h2, p.upper,
+            )  # fmt: skip
+            part = twin.gradient(p, alpha)[rows]
+            part = np.where(alpha[rows] == 0, np.minimum(part, 0), part)
+            part = np.where(alpha[rows] == p.upper, np.maximum(part, 0), part)
+            assert got == pytest.approx(np.max(np.abs(part), initial=0.0), rel=1e-12, abs=1e-12)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the optimum
+
+
+@losses
+@biases
+@lams
+def test_the_gap_is_never_negative_and_closes(loss: str, bias: bool, lam: float) -> None:
+    p = problem(loss, bias, lam, seed=8)
+    gaps = [twin.gap(p, start(p, seed)) for seed in range(20)]
+    gaps += [twin.gap(p, solved(p, one_class(p), epochs).alpha) for epochs in (1, 2, 5, 20)]
+    assert min(gaps) > 0
+    best = solved(p, one_class(p), 50_000)
+    assert -1e-12 < twin.gap(p, best.alpha) < 1e-9
+    assert best.figures[0, 3] < 1e-8
+
+
+def optimum(p: twin.Problem) -> tuple[NDArray[np.float64], float]:
+    """The w that the kernels end at, in float64, and its gap; that it is the one they return is checked."""
+    found = solved(p, one_class(p), 100_000)
+    w, gap = twin.weights(p, found.alpha), twin.gap(p, found.alpha)
+    assert -1e-12 < gap <= 5e-9 * p.tau
+    kept = np.append(found.w[0], found.figures[0, 0]) if p.bias else found.w[0]
+    np.testing.assert_allclose(kept, w, rtol=1e-6, atol=1e-9)
+    return w, max(gap, 0.0)
+
+
+@losses
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("tau", "C"), [(1.0, 1.0), (0.5, 2.0)])
+def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, tau: float, C: float) -> None:
+    p = problem(loss, True, 0.0, seed, n=60, tau=tau, C=C)
+    theirs = LinearSVC(
+        loss=loss, dual=True, intercept_scaling=1, C=C / (2 * tau) if loss == "squared_hinge" else C / tau, tol=1e-10,
+        max_iter=1_000_000, random_state=0,
+    ).fit(p.X, p.y)  # fmt: skip
+    (w, gap), expected = optimum(p), np.append(theirs.coef_[0], theirs.intercept_)
+    theirs_gap = twin.primal(p, expected) - twin.primal(p, w) + gap
+    assert np.linalg.norm(w - expected) <= np.sqrt(2 * gap / tau) + np.sqrt(2 * theirs_gap / tau) + 1e-7
+    assert np.linalg.norm(w - expected) <= 1e-4
+
+
+@biases
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("lam", [0.01, 0.5, 3.0])
+def test_with_l1_it_is_what_fista_finds(bias: bool, seed: int, lam: float) -> None:
+    p = problem("squared_hinge", bias, lam, seed)
+    (w, gap), expected = optimum(p), twin.fista(p)
+    assert np.linalg.norm(w - expected) <= np.sqrt(2 * gap / p.tau) + 1e-7
+    assert np.array_equal(w != 0, expected != 0)
+
+
+@losses
+@lams
+@pytest.mark.parametrize("n_positives", [1, 5])
+def test_the_dual_variables_are_bounded(loss: str, lam: float, n_positives: int) -> None:
+    # with a bias, that is: without one, w = (0, -1) is not there to compare with
+    for seed in range(5):
+        p = problem(loss, True, lam, seed, n=80, d=3)
+        p.y[:] = np.where(np.arange(80) < n_positives, 1.0, -1.0)
+        alpha = solved(p, one_class(p), 50_000).alpha
+        bound = p.tau + 4 * p.C * n_positives
+        assert bound / 4 < alpha.sum() <= bound
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# large classes
+
+
+def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max_nnz: int) -> Solution:
+    rows, d = sparse(p.X), p.X.shape[1]
+    lengths = np.diff(rows.indptr)
+    scratch, figures, sink = Scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
+
+    def gather(wanted: NDArray[np.int64]) -> Rows:
+        assert np.all(np.diff(wanted) > 0)
+        assert lengths[wanted].sum() <= max_nnz or len(wanted) == 1
+        return rows.take(wanted)
+
+    Solver(parameters(p, epochs, tol), SEED).solve_large(
+        sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, figures, sink
+    )
+    check_clean(scratch)
+    assert sink.portions == [1]
+    return Solution(sets.alpha, np.array(sink.rows), figures[None], sink.portions)
+
+
+def sizes(p: twin.Problem) -> Sequence[int]:
+    """From less than a row to everything."""
+    nnz = int(np.count_nonzero(p.X))
+    return [1, *range(5, nnz, max(1, nnz // 25)), nnz - 1, nnz, nnz + 1]
+
+
+@losses
+@biases
+@pytest.mark.parametrize(("lam", "epochs", "tol"), [(0.0, 6, 1e-5), (0.3, 1, 1e-5), (0.3, 60, 0.05)])
+def test_a_large_class_in_pieces_ends_the_same(loss: str, bias: bool, lam: float, epochs: int, tol: float) -> None:
+    for seed, begin in ((0, False), (1, True)):
+        p = problem(loss, bias, lam, seed)
+        alpha = start(p) if begin else None
+        expected = solved(p, one_class(p, alpha, label=3), epochs, tol).bits()
+        for max_nnz in sizes(p):
+            assert solved_large(p, one_class(p, alpha, label=3), epochs, tol, max_nnz).bits() == expected

@@ -1,0 +1,497 @@
+"""Tiles, scores, search and top k against the plain twin; the cache of tiles with one thread and with eight."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from reference import scores as twin
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
+from xmc_stream.kernels.scores import search, sort_heaps, top_k
+
+LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
+SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not
+ANY = st.floats(-4, 4, width=32)
+
+
+def csr(dense: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """indptr, indices, data of the entries that are not zero."""
+    rows, columns = np.nonzero(dense)
+    indptr = np.searchsorted(rows, np.arange(len(dense) + 1))
+    return indptr.astype(np.int64), columns.astype(np.int32), dense[rows, columns].astype(np.float32)
+
+
+def tile_of(W: NDArray[np.float32], bias: NDArray[np.float32]) -> Tile:
+    return make_tile(*csr(W.T), bias, len(W))
+
+
+def rows_of(X: NDArray[np.float32]) -> list[list[tuple[int, float]]]:
+    """Rows as the twin takes them."""
+    return [[(j, float(x)) for j, x in enumerate(row) if x != 0] for row in X]
+
+
+def cut(draw: st.DrawFn, n: int) -> list[int]:
+    """0, some places between (equal ones too), n."""
+    return [0, *sorted(draw(st.lists(st.integers(0, n), max_size=3))), n]
+
+
+def best(
+    X: NDArray[np.float32], W: NDArray[np.float32], bias: NDArray[np.float32], k: int, cuts: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Labels and scores of each row's best k, from one tile after another."""
+    labels, scores = np.full((len(X), k), -1, np.int64), np.full((len(X), k), -np.inf, np.float32)
+    for first, last in itertools.pairwise(cuts):
+        tile = tile_of(W[:, first:last], bias[first:last])
+        top_k(
+            *csr(X), first, last - first, tile.start, tile.slots, tile.weights, tile.bias,
+            np.empty(len(tile.bias), np.float32), labels, scores,
+        )  # fmt: skip
+    return labels, scores
+
+
+@st.composite
+def matrices(draw: st.DrawFn, element: st.SearchStrategy[float]) -> tuple[Any, Any, Any]:
+    """X (n, D), W (D, K) and the bias, mostly zeros."""
+    n, d, k = draw(st.integers(0, 8)), draw(st.integers(0, 6)), draw(st.integers(1, 70))
+    nothing = st.just(0.0)
+    X = draw(arrays.arrays(np.float32, (n, d), elements=element, fill=nothing))
+    W = draw(arrays.arrays(np.float32, (d, k), elements=element, fill=nothing))
+    if d and draw(st.booleans()):
+        W[draw(st.integers(0, d - 1))] += np.float32(1)  # a feature that most classes have
+    bias = draw(arrays.arrays(np.float32, k, elements=element, fill=nothing))
+    return X, W, bias + np.float32(0)  # no -0.0: no solver ends there
+
+
+def random_matrices(n: int, d: int, k: int, seed: int, share: float, whole: bool) -> tuple[Any, Any, Any]:
+    """The same, larger; small whole numbers or not."""
+    rng = np.random.default_rng(seed)
+
+    def some(*shape: int) -> NDArray[np.float32]:
+        values = rng.integers(-2, 3, shape) if whole else rng.normal(size=shape)
+        return (values * (rng.random(shape) < share)).astype(np.float32)
+
+    W = some(d, k)
+    W[: d // 4] = some(d // 4, k) * (rng.random(k) < 0.05)
+    return some(n, d), W, some(k) + np.float32(0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# layout
+
+
+def check_layout(W: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
+    tile, width = tile_of(W, bias), tile_width(len(bias))
+    assert width % 32 == 0
+    assert 0 <= width - len(bias) < 32
+    lengths = np.diff(tile.start).tolist()
+    assert tile.start[0] == 0
+    assert lengths == twin.run_lengths(W, width)
+    found = np.zeros((len(W), width), np.float32)
+    for j, begin in enumerate(tile.start[:-1]):
+        run = tile.weights[begin : begin + lengths[j]]
+        if lengths[j] == width:
+            found[j] = run
+        else:
+            slots = tile.slots[begin : begin + lengths[j]]
+            assert len(set(slots.tolist())) == lengths[j]
+            found[j, slots] = run
+            assert np.all(run != 0)
+    assert np.array_equal(found[:, : len(bias)], W)
+    assert not found[:, len(bias) :].any()
+    assert np.array_equal(tile.bias[: len(bias)], bias)
+    assert np.all(tile.bias[len(bias) :] == -np.inf)
+    assert tile_bytes(np.count_nonzero(W, axis=1).astype(np.int32), len(bias)) == tile.nbytes
+
+
+@given(matrices(ANY))
+@settings(deadline=None)
+def test_a_tile_holds_the_weights_by_feature(problem: Any) -> None:
+    check_layout(problem[1], problem[2])
+
+
+@pytest.mark.parametrize("n_classes", [1024, 1000, 512, 33, 32, 31, 1])
+def test_a_sixteenth_of_the_width_makes_a_run_dense(n_classes: int) -> None:
+    sixteenth = tile_width(n_classes) // 16
+    W = np.zeros((5, n_classes), np.float32)
+    for j, count in enumerate([sixteenth - 1, sixteenth, n_classes, 0, 1]):
+        W[j, n_classes - min(count, n_classes) :] = j + 1
+    check_layout(W, np.arange(n_classes, dtype=np.float32))
+    if n_classes == 1024:
+        assert np.diff(tile_of(W, np.zeros(1024, np.float32)).start).tolist() == [63, 1024, 1024, 0, 1]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# scores and top k
+
+
+def check_scores(X: Any, W: Any, bias: Any, cuts: Sequence[int]) -> None:
+    labels, scores = best(X, W, bias, len(bias), cuts)
+    found = np.empty_like(scores)
+    np.put_along_axis(found, labels, scores, axis=1)
+    expected = twin.scores(rows_of(X), W, bias)
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@given(matrices(ANY), st.data())
+@settings(deadline=None)
+def test_scores_are_the_float32_loop_bit_for_bit(problem: Any, data: st.DataObject) -> None:
+    X, W, bias = problem
+    check_scores(X, W, bias, cut(data.draw, len(bias)))
+
+
+@pytest.mark.parametrize("cuts", [[0, 1000], [0, 100, 1000], [0, 1, 500, 533, 1000]])
+def test_scores_of_a_thousand_classes_bit_for_bit(cuts: list[int]) -> None:
+    check_scores(*random_matrices(10, 40, 1000, 0, 0.3, whole=False), cuts)
+
+
+def check_top_k(X: Any, W: Any, bias: Any, k: int, cuts: Sequence[int]) -> None:
+    labels, scores = best(X, W, bias, k, cuts)
+    for i, of_row in enumerate(twin.scores(rows_of(X), W, bias)):
+        assert list(zip(labels[i].tolist(), scores[i].tolist(), strict=True)) == twin.top_k(of_row, k)
+
+
+@given(matrices(SMALL), st.integers(1, 75), st.data())
+@settings(deadline=None)
+def test_top_k_is_the_sorted_ranking_ties_to_the_lower_label(problem: Any, k: int, data: st.DataObject) -> None:
+    check_top_k(*problem, k, cut(data.draw, len(problem[2])))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_top_k_over_a_thousand_classes(whole: bool) -> None:
+    check_top_k(*random_matrices(30, 20, 1000, 1, 0.5, whole), 20, [0, 512, 1000])
+
+
+def test_a_row_without_features_scores_the_bias() -> None:
+    W, bias = np.full((3, 5), 7, np.float32), np.array([0.5, 2, -1, 2, 0], np.float32)
+    labels, scores = best(np.zeros((1, 3), np.float32), W, bias, 6, [0, 2, 5])
+    assert labels.tolist() == [[1, 3, 0, 4, 2, -1]]
+    assert scores.tolist() == [[2, 2, 0.5, 0, -1, -np.inf]]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# search
+
+
+@dataclass
+class Problem:
+    """X, W, bias; of each row and class: true, active; of each class: capacity, open or not. Labels start at first."""
+
+    X: NDArray[np.float32]
+    W: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    true: NDArray[np.bool_]
+    active: NDArray[np.bool_]
+    capacity: NDArray[np.int64]
+    open: NDArray[np.bool_]
+    first: int
+    threshold: float
+
+
+Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
+
+
+def searched(p: Problem, loss: str, start: int, cuts: Sequence[int]) -> Result:
+    """What is found, and the losses, by open class; rows cuts[0] .. cuts[-1] - 1 of a range that begins at start."""
+    classes = np.flatnonzero(p.open)
+    width = tile_width(len(classes))
+    tile = tile_of(p.W[:, classes], p.bias[classes])
+    slot_of = np.full(len(p.open), -1, np.int16)
+    slot_of[classes] = np.arange(len(classes))
+    capacity = np.zeros(width, np.int64)
+    capacity[: len(classes)] = p.capacity[classes]
+    heap_start, heap_size = np.concatenate([[0], np.cumsum(capacity)]), np.zeros(width, np.int64)
+    heap_scores, heap_rows = np.empty(capacity.sum(), np.float32), np.empty(capacity.sum(), np.int32)
+    threshold = np.where(capacity > 0, p.threshold, np.inf).astype(np.float32)
+    members = [np.flatnonzero(p.active[start : cuts[-1], c]) for c in classes]
+    ends = np.zeros(width, np.int64)
+    ends[: len(classes)] = np.cumsum([len(rows) for rows in members])
+    nexts = np.concatenate([[0], ends[:-1]]) * (ends > 0)
+    active = np.concatenate([*members, np.empty(0)]).astype(np.int32)
+    losses = np.zeros(width)
+    # labels before, of and behind the classes
+    Y = np.pad(p.true, ((0, 0), (p.first, 2)), constant_values=True)
+    for low, high in itertools.pairwise(cuts):
+        search(
+            *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
+            tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
+            heap_start, heap_size, heap_scores, heap_rows, threshold, LOSSES.index(loss), losses,
+            np.empty(width, np.float32),
+        )  # fmt: skip
+    assert sort_heaps(heap_start, heap_size, heap_scores, heap_rows) == heap_size.sum()
+    assert not losses[len(classes) :].any()
+    assert not heap_size[len(classes) :].any()
+    found, at = {}, 0
+    for s, c in enumerate(classes.tolist()):
+        mine = slice(at, at := at + heap_size[s])
+        found[c] = list(zip((heap_rows[mine] + start).tolist(), heap_scores[mine].tolist(), strict=True))
+    return found, dict(zip(classes.tolist(), losses.tolist(), strict=False))
+
+
+def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]]) -> None:
+    """Ranges: of each the ends of its row blocks."""
+    scores = twin.scores(rows_of(p.X), p.W, p.bias)
+    together: dict[int, list[tuple[int, float]]] = {c: [] for c in np.flatnonzero(p.open).tolist()}
+    for cuts in ranges:
+        start, stop = cuts[0], cuts[-1]
+        found, losses = searched(p, loss, start, cuts)
+        assert (found, losses) == searched(p, loss, start, [start, stop])  # the same bits in one block
+        for c, pairs in found.items():
+            active, true = (set(np.flatnonzero(of[start:stop, c]).tolist()) for of in (p.active, p.true))
+            expected = twin.violators(scores[start:stop, c], active, int(p.capacity[c]), p.threshold)
+            assert pairs == [(start + row, score) for row, score in expected]
+            assert losses[c] == pytest.approx(twin.loss(scores[start:stop, c], true, loss), rel=1e-5, abs=1e-5)
+            together[c] += pairs
+    for c, pairs in together.items():
+        active = set(np.flatnonzero(p.active[:, c]).tolist())
+        best_of_all = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[: p.capacity[c]]
+        assert best_of_all == twin.violators(scores[:, c], active, int(p.capacity[c]), p.threshold)
+
+
+@st.composite
+def problems(draw: st.DrawFn, element: st.SearchStrategy[float]) -> Problem:
+    X, W, bias = draw(matrices(element))
+    n, k = len(X), len(bias)
+    flags = st.booleans()
+    true, active = (draw(arrays.arrays(np.bool_, (n, k), elements=flags, fill=st.just(False))) for _ in range(2))
+    capacity = draw(arrays.arrays(np.int64, k, elements=st.integers(0, n + 1), fill=st.integers(0, n + 1)))
+    open_ = draw(arrays.arrays(np.bool_, k, elements=flags, fill=st.just(True)))
+    open_[draw(st.integers(0, k - 1))] = True
+    threshold = draw(st.sampled_from([-3.0, -1.0, np.float32(-0.99), 0.0]))
+    return Problem(X, W, bias, true, active | true, capacity, open_, draw(st.integers(0, 3)), float(threshold))
+
+
+def cut_ranges(draw: st.DrawFn, n: int) -> list[list[int]]:
+    return [
+        [start, *sorted(draw(st.lists(st.integers(start, stop), max_size=2))), stop]
+        for start, stop in itertools.pairwise(cut(draw, n))
+    ]
+
+
+@given(st.one_of(problems(SMALL), problems(ANY)), st.sampled_from(LOSSES), st.data())
+@settings(deadline=None)
+def test_search_finds_what_sorting_finds(p: Problem, loss: str, data: st.DataObject) -> None:
+    check_search(p, loss, cut_ranges(data.draw, len(p.X)))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_search_of_many_rows(whole: bool, loss: str) -> None:
+    rng = np.random.default_rng(2)
+    X, W, bias = random_matrices(300, 12, 100, 3, 0.4, whole)
+    true = rng.random((300, 100)) < 0.02
+    active = true | (rng.random((300, 100)) < rng.random(100) ** 4)
+    p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
+    check_search(p, loss, [[0, 100, 101, 290], [290, 300]])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_whole_numbers_are_exact(loss: str) -> None:
+    X, W, bias = random_matrices(50, 8, 40, 4, 0.5, whole=True)
+    true = np.random.default_rng(5).random((50, 40)) < 0.3
+    p = Problem(X, W, bias, true, true, np.zeros(40, np.int64), np.ones(40, np.bool_), 0, -1.0)
+    found, losses = searched(p, loss, 0, [0, 50])
+    z = np.where(true, 1, -1) * (X @ W + bias)
+    hinge = np.maximum(0.0, 1.0 - z)
+    expected = (hinge**2 / 2 if loss == "squared_hinge" else hinge).sum(axis=0)
+    assert list(losses.values()) == expected.tolist()
+    assert not any(found.values())  # no class had room
+
+
+@given(st.lists(st.tuples(st.lists(SMALL, max_size=12), st.integers(0, 3)), min_size=1, max_size=5), st.randoms())
+@settings(deadline=None)
+def test_sort_heaps_puts_the_best_first_and_closes_gaps(heaps: Any, random: Any) -> None:
+    start = np.cumsum([0, *(len(scores) + gap for scores, gap in heaps)]).astype(np.int64)
+    sizes = np.array([len(scores) for scores, _ in heaps], np.int64)
+    heap_scores, heap_rows = np.full(start[-1], 99, np.float32), np.full(start[-1], -7, np.int32)
+    expected = []
+    for begin, (scores, _) in zip(start, heaps, strict=False):
+        rows = random.sample(range(100), len(scores))
+        heap = [(score, -row) for score, row in zip(scores, rows, strict=True)]
+        expected += sorted(heap, reverse=True)
+        heapq.heapify(heap)
+        for q, (score, row) in enumerate(heap):
+            heap_scores[begin + q], heap_rows[begin + q] = score, -row
+    filled = sort_heaps(start, sizes, heap_scores, heap_rows)
+    assert filled == len(expected)
+    assert list(zip(heap_scores[:filled].tolist(), (-heap_rows[:filled]).tolist(), strict=True)) == expected
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the cache of tiles
+
+
+def empty_tile() -> Tile:
+    return Tile(np.zeros(1, np.int32), np.zeros(0, np.uint16), np.zeros(0, np.float32), np.zeros(0, np.float32))
+
+
+def no_tile() -> Tile:
+    raise AssertionError("the tile is there already")
+
+
+def visit(cache: TileCache, key: str, size: int, made: list[str]) -> None:
+    def make() -> Tile:
+        made.append(key)
+        return empty_tile()
+
+    with cache.use(key, size, make):
+        pass
+
+
+def in_threads(n: int, work: Callable[[int], None]) -> None:
+    """Run work(0) .. work(n - 1) beside each other; their errors, and threads that wait forever, are raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(i: int) -> None:
+        try:
+            work(i)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def test_the_least_recently_used_tiles_are_dropped() -> None:
+    cache, made = TileCache(10), []
+    for key in "abca":  # 9 of 10 bytes, b is the oldest
+        visit(cache, key, 3, made)
+    assert made == ["a", "b", "c"]
+    visit(cache, "d", 4, made)  # takes the place of b
+    with cache.use("a", 3, no_tile), cache.use("c", 3, no_tile):
+        pass
+    visit(cache, "b", 3, made)  # takes the place of d, the oldest
+    with cache.use("a", 3, no_tile), cache.use("c", 3, no_tile), cache.use("b", 3, no_tile):
+        pass
+    visit(cache, "d", 10, made)
+    visit(cache, "a", 3, made)
+    assert made == ["a", "b", "c", "d", "b", "d", "a"]
+
+
+def test_a_dropped_tile_is_given_back_before_the_next_is_made() -> None:
+    cache, dropped = TileCache(5), []
+    with cache.use("a", 3, empty_tile) as tile:
+        weakref.finalize(tile, dropped.append, "a")
+        del tile
+
+    def make() -> Tile:
+        assert dropped == ["a"]
+        return empty_tile()
+
+    with cache.use("b", 3, make):
+        pass
+
+
+def test_a_tile_that_never_fits_is_refused() -> None:
+    with pytest.raises(MemoryLimitError, match=r"takes 11 B and 10 B are planned for tiles: raise --memory-limit"):
+        TileCache(10).use("a", 11, empty_tile).__enter__()
+
+
+def test_a_tile_that_could_not_be_made_is_not_remembered() -> None:
+    cache, made = TileCache(10), []
+
+    def fail() -> Tile:
+        raise OSError("no")
+
+    for _ in range(2):
+        with pytest.raises(OSError, match="no"), cache.use("a", 8, fail):
+            raise AssertionError("not reached")
+    visit(cache, "b", 10, made)  # all the room is there
+    visit(cache, "a", 10, made)
+    assert made == ["b", "a"]
+
+
+def test_threads_that_want_the_same_tile_get_one() -> None:
+    cache, made, tiles = TileCache(10), [], []
+    together = threading.Barrier(8)
+
+    def make() -> Tile:
+        made.append(1)
+        time.sleep(0.05)
+        if len(made) == 1:
+            raise OSError("the first attempt fails")  # and one of those who wait makes it
+        return empty_tile()
+
+    def work(_: int) -> None:
+        together.wait(10)
+        try:
+            with cache.use("a", 10, make) as tile:
+                tiles.append(tile)
+        except OSError:
+            made.append(0)
+
+    in_threads(8, work)
+    assert sorted(made) == [0, 1, 1]
+    assert len(tiles) == 7
+    assert all(tile is tiles[0] for tile in tiles)
+
+
+@pytest.mark.parametrize(("max_bytes", "all_fit"), [(9, False), (20, False), (45, True)])
+def test_eight_threads_keep_the_bound(max_bytes: int, all_fit: bool) -> None:
+    sizes = dict(zip("abcdefghi", range(1, 10), strict=True))
+    cache, lock, made = TileCache(max_bytes), threading.Lock(), Counter[str]()
+    alive, busy, leaving = Counter[str](), Counter[str](), Counter[str]()
+    most = 0
+
+    def check() -> None:
+        # what lives, but for tiles that a thread is just giving back
+        nonlocal most
+        held = sum(sizes[key] for key, count in alive.items() for _ in range(count - leaving[key]))
+        most = max(most, held)
+        assert held <= max_bytes
+
+    def dropped(key: str) -> None:
+        with lock:
+            alive[key] -= 1
+
+    def make(key: str) -> Tile:
+        with lock:
+            made[key] += 1
+            alive[key] += 1
+            assert not busy[key]
+            check()
+        time.sleep(1e-4)
+        tile = empty_tile()
+        weakref.finalize(tile, dropped, key)
+        return tile
+
+    def work(i: int) -> None:
+        rng = np.random.default_rng(i)
+        for key in rng.choice(list(sizes), 150):
+            with cache.use(key, sizes[key], lambda key=key: make(key)) as tile:
+                with lock:
+                    assert tile is not None
+                    busy[key] += 1
+                    check()
+                time.sleep(1e-5)
+                with lock:
+                    busy[key] -= 1
+                    leaving[key] += 1
+            del tile
+            with lock:
+                leaving[key] -= 1
+
+    in_threads(8, work)
+    assert most > max_bytes // 2
+    assert (set(made.values()) == {1}) == all_fit

@@ -1,0 +1,42 @@
+"""The layers of the package, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_imports_point_downwards_only() -> None:
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_importing_loads_no_heavy_package() -> None:
+    heavy = "numba", "dask", "distributed", "zarr", "scipy", "numpy"
+    code = f"import sys, xmc_stream; print([name for name in {heavy} if name in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
+def test_every_public_name_can_be_reached_in_any_order() -> None:
+    run_python("import xmc_stream as xs; xs.PPDSparse; assert callable(xs.convert)")
+    run_python("import xmc_stream.convert.xmlrepo, xmc_stream as xs; assert callable(xs.convert)")
+    run_python("import xmc_stream as xs; [getattr(xs, name) for name in xs.__all__]")
+
+
+def test_help_loads_no_heavy_package() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from xmc_stream.cli import main;"
+        "sys.argv = ['xmc-stream', '--help'];\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'numba', 'distributed', 'zarr'} & set(sys.modules)"
+    )
+    run_python(code)

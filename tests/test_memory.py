@@ -1,0 +1,307 @@
+"""The memory limit: sizes in words, refusals that say what would do, and readers that keep to what they were given."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.memory import MemoryLimit, format_size, parse_size, resident
+from xmc_stream.store.encoding import new_matrix
+from xmc_stream.store.matrix import SparseMatrix
+
+MB, MIB = 10**6, 2**20
+FEW = settings(max_examples=60, deadline=None)
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("1", 1),
+        ("512MB", 512 * 10**6),
+        ("4GB", 4 * 10**9),
+        ("4GiB", 4 * 2**30),
+        ("4gib", 4 * 2**30),
+        ("64K", 64_000),
+        ("64kB", 64_000),
+        ("64Ki", 65_536),
+        ("3M", 3 * 10**6),
+        ("3MiB", 3 * 2**20),
+        ("1.5GB", 1_500_000_000),
+        ("0.5KiB", 512),
+        ("2T", 2 * 10**12),
+        ("2TiB", 2 * 2**40),
+        (" 12 MB ", 12 * 10**6),
+        ("700 B", 700),
+        (123, 123),
+        (1e9, 10**9),
+        (2**62, 2**62),
+    ],
+)
+def test_a_size_is_read_in_decimal_and_binary_units(size: Any, expected: int) -> None:
+    assert parse_size(size) == expected
+    assert MemoryLimit.of(size).limit == expected
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["", " ", "MB", "-1GB", "1e9", "4 G B", "4GBs", "4I", "4IB", "1,5GB", ".5GB", "1.GB", "four", "0", "0MB", "0.1",
+     0, -5, 0.5, float("nan"), float("inf"), 2**63, "9" * 30, "9" * 400 + "GB", "1\n2"],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_in_one_line_that_shows_how_to_write_it(size: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_size(size)
+    assert str(caught.value).isprintable()
+    assert "write it as 512MB, 4GB or 4GiB" in str(caught.value)
+
+
+@FEW
+@given(st.text(max_size=12) | st.from_regex(r"[0-9]{1,9}(\.[0-9]+)? ?[kKmMgGtT]?[iI]?[bB]?", fullmatch=True))
+def test_any_text_is_a_positive_size_or_an_input_error(text: str) -> None:
+    said = ""
+    try:
+        size = parse_size(text)
+    except InputError as error:
+        size, said = 1, str(error)
+    assert isinstance(size, int)
+    assert size >= 1
+    assert said.isprintable()
+
+
+@FEW
+@given(st.integers(1, 9 * 10**15))
+def test_a_size_for_people_is_read_back_within_half_a_percent(n: int) -> None:
+    text = format_size(n)
+    assert re.fullmatch(r"[0-9.]{1,5} (B|kB|MB|GB|TB)", text)
+    assert abs(parse_size(text) - n) <= 0.0051 * n + 0.5
+    assert n >= 1000 or parse_size(text) == n
+
+
+def test_no_limit_given_means_part_of_the_free_memory() -> None:
+    import psutil
+
+    assert 0 < MemoryLimit.of(None).limit < psutil.virtual_memory().total
+
+
+def test_a_budget_is_what_limit_process_and_reserve_leave() -> None:
+    limit = MemoryLimit(4 * 10**9)
+    assert limit.reserve > 0
+    assert limit.budget() == pytest.approx(4 * 10**9 - resident() - limit.reserve, abs=4 * MIB)
+    assert MemoryLimit(8 * 10**9).reserve > limit.reserve
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_need_parts_have_and_knob() -> None:
+    needs = {"weights": 300 * MB, "rows": 200 * MB, "unused": 0}
+    with pytest.raises(MemoryLimitError) as caught:
+        MemoryLimit(10**9).check(needs, "training", budget=100 * MB)
+    message = str(caught.value)
+    assert message.isprintable()
+    for part in (
+        "training needs 500 MB",
+        "weights 300 MB",
+        "rows 200 MB",
+        "1 GB leaves 100 MB",
+        "set --memory-limit to",
+    ):
+        assert part in message
+    assert "unused" not in message
+
+
+def test_a_plan_that_fits_exactly_is_accepted_and_one_byte_more_is_not() -> None:
+    limit = MemoryLimit(10**9)
+    limit.check({"a": 60 * MB, "b": 40 * MB}, "training", budget=100 * MB)
+    with pytest.raises(MemoryLimitError):
+        limit.check({"a": 60 * MB, "b": 40 * MB + 1}, "training", budget=100 * MB)
+
+
+def test_a_limit_smaller_than_the_process_leaves_nothing_rather_than_less() -> None:
+    with pytest.raises(MemoryLimitError, match=r"leaves 0 B: "):
+        MemoryLimit(MB).check({"a": 1}, "training")
+
+
+@FEW
+@given(st.integers(1, 10**13), st.lists(st.integers(0, 10**13), min_size=1, max_size=3))
+def test_the_limit_that_a_refusal_suggests_is_enough_and_not_far_too_much(limit: int, sizes: list[int]) -> None:
+    needs = {f"part {i}": size for i, size in enumerate(sizes)}
+    try:
+        MemoryLimit(limit).check(needs, "training")
+    except MemoryLimitError as error:
+        [suggested] = re.findall(r"set --memory-limit to (.+) or more$", str(error))
+        enough = MemoryLimit.of(suggested)
+        enough.check(needs, "training")
+        assert enough.limit < 1.12 * (sum(sizes) + resident() + enough.reserve)
+
+
+def child(code: str, *arguments: object) -> Any:
+    """What a fresh process prints, as JSON."""
+    prelude = "import json, os, sys, time\nfrom pathlib import Path\n"
+    command = [sys.executable, "-c", prelude + code, *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+PEAK = """
+from xmc_stream.memory import peak_resident, resident
+before = resident()
+block = bytearray(b"x") * (100 << 20)
+del block
+after, peak = resident(), peak_resident()
+line = [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0]
+print(json.dumps([before, after, peak, int(line.split()[1]) * 1024]))
+"""
+
+
+@on_linux
+def test_the_peak_is_the_kernels_and_stays_when_memory_is_freed() -> None:
+    before, after, peak, kernel = child(PEAK)
+    assert abs(peak - kernel) <= 256 * 1024
+    assert peak >= before + 99 * MIB
+    assert after < before + 20 * MIB
+
+
+FREED = """
+from xmc_stream.memory import resident, return_freed_memory
+import numpy as np
+if sys.argv[1] == "return":
+    return_freed_memory()
+before = resident()
+for size in (24 << 20, 20 << 20):  # freeing the first one teaches the C library to keep blocks of that size
+    held = [np.ones(size, np.uint8), np.ones(1 << 20, np.uint8), np.ones(1 << 10, np.uint8)]
+    small = held.pop()
+    del held
+print(resident() - before)
+"""
+
+
+@on_linux
+def test_freed_buffers_are_given_back_at_once() -> None:
+    assert child(FREED, "return") < 4 * MIB
+
+
+GUARD = """
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.memory import Guard, MemoryLimit, peak_resident, resident
+def wait(done):
+    end = time.monotonic() + 20
+    while not done() and time.monotonic() < end:
+        time.sleep(0.005)
+    return done()
+start = resident()
+limit = start + (200 << 20)
+with Guard(MemoryLimit(limit), interval=0.01) as guard:
+    guard.check()
+    quiet = guard.crowded()
+    block = bytearray(b"x") * (int(0.965 * limit) - start)
+    crowded = wait(guard.crowded)
+    guard.check()
+    block += bytearray(b"x") * (60 << 20)
+    wait(lambda: guard.now > start + (240 << 20))
+    try:
+        guard.check()
+        message = ""
+    except MemoryLimitError as error:
+        message = str(error)
+    del block
+    gone = wait(lambda: guard.now < start + (20 << 20))
+    guard.check()
+print(json.dumps([quiet, crowded, message, gone, guard.peak - start, peak_resident() - start]))
+"""
+
+
+@on_linux
+def test_the_guard_samples_records_the_peak_and_ends_a_run_at_the_limit_only() -> None:
+    quiet, crowded, message, gone, peak, kernel = child(GUARD)
+    assert (quiet, crowded, gone) == (False, True, True)
+    for part in ("at the limit of", "can be resumed", "--memory-limit", "--threads"):
+        assert part in message
+    assert message.isprintable()
+    assert 240 * MIB < peak <= kernel + MIB
+
+
+ROWS, ROW, BOUND = 250_000, 100, 200_000
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A matrix of 200 MB of entries: row i holds the value i % 1000, ROW times."""
+    path = tmp_path_factory.mktemp("large") / "matrix"
+    step = 10_000
+    with new_matrix(path, "csr_matrix", (ROWS, BOUND)) as writer:
+        indices = np.tile(np.arange(0, BOUND, BOUND // ROW), step)
+        values = np.repeat(np.arange(step, dtype=np.float32) % 1000, ROW)
+        for _ in range(0, ROWS, step):
+            writer.append(np.full(step, ROW), indices, values)
+    SparseMatrix(path).gather(np.arange(3))  # compiles what children load
+    return path
+
+
+CACHE = """
+from xmc_stream.memory import peak_resident, resident
+from xmc_stream.store.matrix import SparseMatrix
+import numpy as np
+def set_cache(path, state):
+    for file in Path(path).rglob("c/*"):
+        fd = os.open(file, os.O_RDONLY)
+        if state == "cold":
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        else:
+            while os.read(fd, 1 << 20):
+                pass
+        os.close(fd)
+"""
+STREAM = (
+    CACHE
+    + """
+set_cache(sys.argv[1], sys.argv[2])
+matrix = SparseMatrix(sys.argv[1])
+before, total, rows = resident(), 0.0, 0
+for block in matrix.blocks(8 << 20):
+    total += float(block.values.sum(dtype=np.float64))
+    rows += block.n
+print(json.dumps([peak_resident() - before, matrix.bytes_read, rows, total]))
+"""
+)
+GATHER = (
+    CACHE
+    + """
+set_cache(sys.argv[1], sys.argv[2])
+matrix = SparseMatrix(sys.argv[1])
+matrix.gather(np.arange(2))  # loads its kernel
+rows = np.sort(np.random.default_rng(0).choice(matrix.n_lines, 10_000, replace=False))
+before = resident()
+block = matrix.gather(rows)
+growth = peak_resident() - before
+right = bool((block.values.reshape(10_000, -1) == (rows % 1000)[:, None]).all())
+print(json.dumps([growth, len(block.indices) * matrix.entry_bytes, right]))
+"""
+)
+
+
+@on_linux
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_streaming_a_store_takes_a_block_and_not_the_store(large: Path, cache: str) -> None:
+    growth, bytes_read, rows, total = child(STREAM, large, cache)
+    assert rows == ROWS
+    assert total == ROWS // 1000 * ROW * sum(range(1000))
+    assert bytes_read > 200 * MB
+    assert growth < 40 * MB
+
+
+@on_linux
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_gathering_random_rows_takes_their_bytes_and_not_the_pages_around(large: Path, cache: str) -> None:
+    growth, row_bytes, right = child(GATHER, large, cache)
+    assert right
+    assert row_bytes == 10_000 * ROW * 8
+    assert growth < row_bytes + 8 * MB

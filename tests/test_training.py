@@ -1,0 +1,229 @@
+"""Training end to end through the estimator: the optimum, the same answer however the work is cut, resuming."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import distributed
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.svm import LinearSVC
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError, MemoryLimitError, ResumeError, StoreError
+from xmc_stream.jobs.plan import Cuts
+from xmc_stream.models import Execution
+
+TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
+
+
+def problem(n: int = 60, d: int = 15, k: int = 4, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """A small problem whose classes overlap, as float32 rows of length one."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, d, 0.4, format="csr", dtype=np.float32, random_state=seed)
+    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
+    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
+    return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
+
+
+def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
+    return model.to_scipy().toarray(), model.bias()
+
+
+@pytest.mark.parametrize(("loss", "scale"), [("squared_hinge", 0.5), ("hinge", 1.0)])
+def test_without_l1_the_weights_are_those_of_liblinear(loss: str, scale: float) -> None:
+    X, Y = problem()
+    C, tau = 0.7, 1.3
+    clf = xs.PPDSparse(lam=0.0, tau=tau, C=C, loss=loss, added=60, memory_limit="1GB", **TIGHT).fit(X, Y)
+    W, bias = dense_weights(clf.model_)
+    for k in range(Y.shape[1]):
+        y = 2 * Y[:, k].toarray().ravel() - 1
+        peer = LinearSVC(
+            loss=loss, dual=True, C=C * scale / tau, intercept_scaling=1, tol=1e-10, max_iter=2_000_000, random_state=0
+        ).fit(X.astype(np.float64), y)
+        assert np.abs(W[:, k] - peer.coef_[0]).max() < 1e-4
+        assert abs(bias[k] - peer.intercept_[0]) < 1e-4
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
+def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
+    X, Y = problem(n=80, k=3, seed=3)
+    lam, tau, C = 0.05, 1.0, 1.0
+    clf = xs.PPDSparse(lam=lam, tau=tau, C=C, loss=loss, memory_limit="1GB", **TIGHT).fit(X, Y)
+    W, bias = (a.astype(np.float64) for a in dense_weights(clf.model_))
+    signs = 2 * Y.toarray() - 1
+    margins = np.maximum(0, 1 - signs * (X.toarray().astype(np.float64) @ W + bias))
+    losses = 0.5 * margins**2 if loss == "squared_hinge" else margins
+    objective = lam * np.abs(W).sum() + tau / 2 * ((W**2).sum() + (bias**2).sum()) + C * losses.sum()
+    assert clf.report_["objective"] == pytest.approx(objective, rel=1e-5)
+    assert abs(clf.report_["duality_gap"]) < 1e-4
+    assert clf.report_["violation"] <= 1e-5
+    assert clf.report_["n_open"] == 0
+
+
+def test_default_reaches_the_objective_of_the_peers(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    train, _ = real("bibtex")
+    clf = xs.PPDSparse(C=2.0, tol=1e-3, max_rounds=None, epochs=50, memory_limit="1GB").fit(train, model=tmp_path / "m")
+    assert clf.report_["objective"] == pytest.approx(17863.149, rel=1e-5)  # their C = 1 has no half in its loss
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("bibtex", 63.6), ("20news_bydate", 84.5), ("rcv1_topics", 95.7)]
+)
+def test_defaults_reach_the_accuracy_of_the_field(
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, least: float
+) -> None:
+    train, test = (xs.open_dataset(path) for path in real(name))
+    clf = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "m")
+    xs.predict(clf.model_, test, tmp_path / "p", 5)
+    assert xs.evaluate(tmp_path / "p", test, train)["P@1"] >= least
+
+
+def test_any_cut_gives_the_same_model(small: Path, tmp_path: Path) -> None:
+    digests = set()
+    for n, (threads, limit, cuts) in enumerate(
+        [
+            (1, "4GB", Cuts()),
+            (2, "600MB", Cuts()),
+            (2, "1GB", Cuts(classes=150, rows=200)),
+            (2, "1GB", Cuts(classes=333, rows=97, solve_rows=40)),
+        ]
+    ):
+        clf = xs.PPDSparse(threads=threads, memory_limit=limit).fit(small, model=tmp_path / f"{n}", cuts=cuts)
+        digests.add(clf.model_.digest())
+    assert len(digests) == 1
+    assert clf.report_["class_blocks"] >= 4
+    assert clf.report_["row_blocks"] >= 15
+
+
+def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    train, _ = real("bibtex")
+    whole = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "whole")
+    pieces = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700))
+    assert pieces.report_["class_blocks"] >= 5
+    assert pieces.report_["row_blocks"] >= 7
+    assert pieces.model_.digest() == whole.model_.digest()
+
+
+def test_seed_and_parameters_make_another_model(small: Path, tmp_path: Path) -> None:
+    models = [
+        xs.PPDSparse(memory_limit="1GB", **change).fit(small, model=tmp_path / str(n)).model_.digest()
+        for n, change in enumerate([{}, {"seed": 1}, {"lam": 0.02}])
+    ]
+    assert len(set(models)) == 3
+
+
+def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -> None:
+    here = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "here")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        there = xs.PPDSparse(memory_limit="1GB", scheduler=client).fit(small, model=tmp_path / "there")
+        pids = set(client.run(lambda: __import__("os").getpid()).values())
+        labels, _ = there.predict_topk(xs.open_dataset(small), 3)
+    assert len(pids) == 2
+    assert there.model_.digest() == here.model_.digest()
+    assert np.array_equal(labels, here.predict_topk(xs.open_dataset(small), 3)[0])
+
+
+def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
+    clf = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    test = xs.open_dataset(small.with_name("small-test.xmc"))
+    block = test.X_rows().block(0, test.n_samples)
+    X = sp.csr_matrix((block.values, block.indices, block.indptr), shape=(test.n_samples, test.n_features))
+    W, bias = dense_weights(clf.model_)
+    exact = X.toarray().astype(np.float64) @ W + bias
+    labels, scores = clf.predict_topk(test, 7)
+    assert np.abs(np.take_along_axis(exact, labels, 1) - scores).max() < 1e-5
+    assert np.abs(-np.sort(-exact, axis=1)[:, :7] - scores).max() < 1e-5
+    for execution in (Execution("600MB", 1), Execution("1GB", 2, cuts=Cuts(rows=13))):
+        again = clf.model_.predict_topk(test, 7, execution)
+        assert np.array_equal(again[0], labels)
+        assert np.array_equal(again[1], scores)
+    from_scipy = clf.predict_topk(X, 7)
+    assert np.array_equal(from_scipy[0], labels)
+
+
+def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
+    clf = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    test = xs.open_dataset(small.with_name("small-test.xmc"))
+    xs.predict(clf.model_, test, tmp_path / "p", 5)
+    chance = 100 / 1100
+    assert xs.evaluate(tmp_path / "p", test)["P@1"] > 100 * chance
+
+
+def test_class_without_positives_never_outranks_one_with(tmp_path: Path) -> None:
+    X, Y = problem(k=3)
+    Y = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 1))]))
+    clf = xs.PPDSparse(memory_limit="1GB").fit(X, Y)
+    assert clf.model_.bias()[3] == -1.0
+    assert clf.model_.to_scipy()[:, [3]].nnz == 0
+    assert clf.report_["n_empty"] == 1
+
+
+def test_rows_without_labels_or_features_are_learned_from(tmp_path: Path) -> None:
+    X, Y = problem()
+    X, Y = X.tolil(), Y.tolil()
+    X[0, :], Y[1, :], X[2, :], Y[2, :] = 0, 0, 0, 0
+    clf = xs.PPDSparse(lam=0.0, memory_limit="1GB", **TIGHT).fit(sp.csr_matrix(X), sp.csr_matrix(Y))
+    y = 2 * Y[:, [0]].toarray().ravel() - 1
+    peer = LinearSVC(dual=True, C=0.5, tol=1e-10, max_iter=1_000_000, random_state=0).fit(X.tocsr().astype(float), y)
+    assert abs(clf.model_.bias()[0] - peer.intercept_[0]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lam": -1}, "'lam'"), ({"tau": 0}, "'tau'"), ({"C": float("nan")}, "'C'"), ({"loss": "log"}, "'loss'"),
+        ({"tol": 1e-9}, "'tol'"), ({"epochs": 0}, "'epochs'"), ({"max_rounds": 0}, "'max_rounds'"), ({"seed": -1}, "'seed'"),
+        ({"bias": 1}, "'bias'"), ({"threads": 0}, "threads"), ({"memory_limit": "much"}, "much"),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_named(small: Path, tmp_path: Path, change: dict[str, object], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        xs.PPDSparse(**change).fit(small, model=tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_limit_that_cannot_work_is_refused_before_the_start(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(MemoryLimitError, match="--memory-limit"):
+        xs.PPDSparse(memory_limit="150MB").fit(small, model=tmp_path / "m")
+
+
+def test_finished_model_is_not_trained_again_and_not_replaced_by_another(small: Path, tmp_path: Path) -> None:
+    first = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    again = xs.PPDSparse(memory_limit="2GB", threads=1).fit(small, model=tmp_path / "m")
+    assert again.report_["resumed"]
+    assert not first.report_["resumed"]
+    with pytest.raises(ResumeError, match="seed"):
+        xs.PPDSparse(memory_limit="1GB", seed=2).fit(small, model=tmp_path / "m")
+    other = xs.PPDSparse(memory_limit="1GB", seed=2).fit(small, model=tmp_path / "m", overwrite=True)
+    assert other.model_.digest() != first.model_.digest()
+
+
+def test_damaged_data_is_found_before_training(small: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy.xmc"
+    shutil.copytree(small, copy)
+    chunk = copy / "X" / "rows" / "data" / "c" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[1000] ^= 4
+    chunk.write_bytes(content)
+    with pytest.raises(StoreError, match="checksum"):
+        xs.PPDSparse(memory_limit="1GB").fit(copy, model=tmp_path / "m")
+    xs.PPDSparse(memory_limit="1GB").fit(copy, model=tmp_path / "unchecked", check=False)
+
+
+def test_event_log_tells_phases_and_memory(small: Path, tmp_path: Path) -> None:
+    xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    events = [json.loads(line) for line in (tmp_path / "m" / "events.jsonl").read_text().splitlines()]
+    phases = {event["phase"] for event in events}
+    assert {"round 1: solve", "round 2: search", "check", "finalise"} <= phases
+    assert all(0 < event["resident"] <= event["limit"] for event in events)
