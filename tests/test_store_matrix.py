@@ -171,7 +171,7 @@ def test_blocks_cover_each_line_once_as_cut_within_max_bytes_in_one_buffer(
     max_bytes = int(room * max(np.diff(cost), default=8))
     with stored(lines, chunk) as matrix:
         cuts = list(matrix.cuts(max_bytes, start, stop))
-        at, addresses = start, set()
+        at, buffers = start, []
         for block, (first, last, nnz) in zip(matrix.blocks(max_bytes, start, stop), cuts, strict=True):
             assert first == block.start == at
             assert last - first == block.n > 0
@@ -179,11 +179,10 @@ def test_blocks_cover_each_line_once_as_cut_within_max_bytes_in_one_buffer(
             assert cost[last] - cost[first] <= max_bytes
             assert last == stop or cost[last + 1] - cost[first] > max_bytes  # no block is smaller than it must be
             check(block, lines, np.arange(first, last))
-            if nnz:
-                addresses.add((block.indices.ctypes.data, 0 if block.data is None else block.data.ctypes.data))
+            buffers += [(block.indices.base, None if block.data is None else block.values.base)]
             at = last
         assert at == stop
-        assert len(addresses) <= 1
+        assert len({(id(indices), id(data)) for indices, data in buffers}) <= 1
 
 
 @FEW
@@ -271,7 +270,7 @@ def test_a_compressed_copy_reads_the_same_through_zarr(lines: Lines, pick: Pick,
         assert plain.bytes_read == 8 * (stop - start + 1) + int(np.ptp(lines.indptr[[start, stop]])) * lines.entry_bytes
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(matrices(), chunk_sizes, st.sampled_from([1, 700, 20_000]))
 def test_a_fingerprint_depends_on_the_matrix_and_not_on_chunks_or_appends(lines: Lines, chunk: int, step: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,35 @@
+"""What the benchmarks share: running a command of the library in a process of its own, and dropping the page cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def run(*arguments: Any) -> dict[str, Any]:
+    """`xmc-stream ARGUMENTS --json`: the object it prints."""
+    command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def drop_cache(folder: Path) -> None:
+    """Make the page cache forget a folder's files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def machine() -> str:
+    """Processor and load, for the head of a table."""
+    model = next(
+        (line.partition(":")[2].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line), "?"
+    )
+    return f"{len(os.sched_getaffinity(0))} cores of {model}, load {os.getloadavg()[0]:.1f}"
