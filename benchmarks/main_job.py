@@ -24,8 +24,10 @@ SETS = ("bibtex", "20news_bydate", "rcv1_topics", "wordnet_hypernyms")
 def main(names: tuple[str, ...], memory_limit: str, threads: int) -> None:
     data = Path(os.environ["XMC_STREAM_DATA"])
     print(f"{machine()}; limit {memory_limit}, {threads} threads; peak MB of convert/train/predict")
-    print(f"{'set':18} {'convert':>8} {'train':>8} {'predict':>8} {'peak MB':>12} {'passes':>6} {'P@1':>6} {'P@3':>6} {'P@5':>6}"
-          f" {'PSP@1':>6} {'gap mean':>9} {'model MB':>8}  digest")
+    print(
+        f"{'set':18} {'convert':>8} {'train':>8} {'predict':>8} {'peak MB':>12} {'passes':>6} {'P@1':>6} {'P@3':>6} {'P@5':>6}"
+        f" {'PSP@1':>6} {'gap mean':>9} {'model MB':>8}  digest"
+    )
     for name in names or SETS:
         with tempfile.TemporaryDirectory() as folder:
             train, test, model, pred = (Path(folder) / part for part in ("train.xmc", "test.xmc", "model", "pred"))

@@ -31,8 +31,10 @@ def main(folder: Path, size: str, limits: str, threads: int) -> None:
     if not test.exists():
         subprocess.run([sys.executable, GENERATOR, data, "--size", size, *SHAPE, "--overwrite"], check=True)
     print(f"{machine()}; X of {size}, {threads} threads")
-    print(f"{'limit':>6} {'cache':5} {'train s':>8} {'VmHWM MB':>9} {'class blocks':>12} {'row blocks':>10} {'passes':>7} "
-          f"{'GB read':>8} {'predict s':>9} {'VmHWM MB':>9} {'P@1':>6}  digest")
+    print(
+        f"{'limit':>6} {'cache':5} {'train s':>8} {'VmHWM MB':>9} {'class blocks':>12} {'row blocks':>10} {'passes':>7} "
+        f"{'GB read':>8} {'predict s':>9} {'VmHWM MB':>9} {'P@1':>6}  digest"
+    )
     cases = [(limit, "cold") for limit in limits.split(",")] + [(limits.split(",")[0], "warm")]
     digests, kept, cuts = set(), True, []
     for limit, cache in cases:

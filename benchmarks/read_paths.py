@@ -138,7 +138,9 @@ def main(folder: Path, size: str, threads: int, one: str | None) -> None:
                     os.close(fd)
             command = [sys.executable, __file__, str(folder), "--threads", str(threads), "--case", name]
             got = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            print(f"{name:14} {cache:5} {got['GB/s']:7.2f} {got['VmHWM_MB']:9.0f}   ({got['before_MB']:.0f})", flush=True)
+            print(
+                f"{name:14} {cache:5} {got['GB/s']:7.2f} {got['VmHWM_MB']:9.0f}   ({got['before_MB']:.0f})", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def main(data: Path, folder: Path, at: str, memory_limit: str, threads: int) -> 
         run(*options)
         rest = time.perf_counter() - began
         same = run("info", model, "--digest")["digest"] == digest
-        print(f"killed at {share:4.0%}: the rest takes {rest:5.1f} s, {rest / whole:4.0%} of the whole; same model: {same}")
+        print(
+            f"killed at {share:4.0%}: the rest takes {rest:5.1f} s, {rest / whole:4.0%} of the whole; same model: {same}"
+        )
     clean()
 
 

@@ -36,7 +36,9 @@ def train(data: Path, model: Path, limit: str = "1GB", threads: int = 2) -> dict
 def kill_when(data: Path, model: Path, ready: str, delay: float, limit: str = "1GB", threads: int = 2) -> bool:
     """Start training and kill it once `ready` stands in the ledger and `delay` seconds more; False if it ended first."""
     ledger = model.with_name(model.name + ".partial") / "ledger.jsonl"
-    with subprocess.Popen(command(data, model, limit, threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        command(data, model, limit, threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as run:
         while run.poll() is None and not (ledger.exists() and ready in ledger.read_text(errors="replace")):
             time.sleep(0.002)
         time.sleep(delay)
@@ -55,7 +57,9 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, d
     return xs.load_model(path).digest(), figures
 
 
-@pytest.mark.parametrize("ready", ["check/", "solve/0/0", "cut/1", "search/1/", "solve/1/0", "cut/2", "search/2/", "solve/2/"])
+@pytest.mark.parametrize(
+    "ready", ["check/", "solve/0/0", "cut/1", "search/1/", "solve/1/0", "cut/2", "search/2/", "solve/2/"]
+)
 def test_killed_at_any_stage_ends_with_the_same_model(
     small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]], ready: str
 ) -> None:

@@ -70,9 +70,7 @@ def test_default_reaches_the_objective_of_the_peers(real: Callable[[str], tuple[
     assert clf.report_["objective"] == pytest.approx(17863.149, rel=1e-5)  # their C = 1 has no half in its loss
 
 
-@pytest.mark.parametrize(
-    ("name", "least"), [("bibtex", 63.6), ("20news_bydate", 84.5), ("rcv1_topics", 95.7)]
-)
+@pytest.mark.parametrize(("name", "least"), [("bibtex", 63.6), ("20news_bydate", 84.5), ("rcv1_topics", 95.7)])
 def test_defaults_reach_the_accuracy_of_the_field(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, least: float
 ) -> None:

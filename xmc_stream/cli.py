@@ -26,7 +26,9 @@ class _OneLine(click.Group):
         except click.exceptions.Abort:
             click.echo("xmc-stream: interrupted; the same command goes on where training was", err=True)
         except click.ClickException as error:
-            hint = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+            hint = (
+                f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+            )
             click.echo(f"xmc-stream: {' '.join(error.format_message().split())}{hint}", err=True)
         except (XmcStreamError, OSError, MemoryError) as error:
             if "--debug" in sys.argv:
@@ -138,7 +140,9 @@ def _setting(text: str) -> tuple[str, Any]:
 @click.argument("data", type=_PATH)
 @click.argument("model", type=_PATH)
 @click.option("--solver", type=click.Choice(["ppdsparse"]), default="ppdsparse", show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
@@ -166,9 +170,7 @@ def train(
 
     parameters = PPDSparseParameters.of(dict(map(_setting, settings)))
     execution = Execution(memory_limit, threads, scheduler, True)
-    _, figures = train_model(
-        open_dataset(data), model.absolute(), parameters, seed, execution, overwrite, force, check
-    )
+    _, figures = train_model(open_dataset(data), model.absolute(), parameters, seed, execution, overwrite, force, check)
     figures["model"] = str(model)
     _show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"

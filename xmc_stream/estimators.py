@@ -117,7 +117,9 @@ class PPDSparse:
         """
         parameters = self.parameters()
         if not isinstance(self.seed, int) or self.seed < 0:
-            raise InputError(f"The 'seed' parameter of PPDSparse must be an int in [0, inf). Got {self.seed!r} instead.")
+            raise InputError(
+                f"The 'seed' parameter of PPDSparse must be an int in [0, inf). Got {self.seed!r} instead."
+            )
         if model is None or Y is not None:
             # lives as long as the estimator
             self._folder = tempfile.mkdtemp(prefix="xmc_stream-")

@@ -85,8 +85,10 @@ class Model(StoredModel):
         """
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
-            dataset = data if isinstance(data, Dataset) else _as_dataset(
-                data, self, path / "data.xmc", execution.memory_limit if execution else None
+            dataset = (
+                data
+                if isinstance(data, Dataset)
+                else _as_dataset(data, self, path / "data.xmc", execution.memory_limit if execution else None)
             )
             predict(self, dataset, path / "predictions", k, execution)
             labels, scores = Predictions(path / "predictions").rows(0, dataset.n_samples)
@@ -142,7 +144,9 @@ def predict(
         raise InputError(f"{out} exists: give another name, or --overwrite to replace it")
     as_file = out.suffix in (".npz", ".txt")
     store = out.with_name(out.name + ".store") if as_file else out
-    with Engine(limit, execution.threads or available_threads(), execution.scheduler, None, execution.progress) as engine:
+    with Engine(
+        limit, execution.threads or available_threads(), execution.scheduler, None, execution.progress
+    ) as engine:
         held = engine.warm(WarmUp(predict=True))
         plan = MemoryPlan(
             limit.limit, limit.limit - held - limit.reserve, engine.threads, engine.processes, execution.cuts or Cuts()
@@ -208,7 +212,9 @@ def evaluate(
             return evaluate(Path(folder) / "predictions", dataset, train, ks, propensity)
     stored = Predictions(path)
     if stored.n_samples != dataset.n_samples:
-        raise InputError(f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match")
+        raise InputError(
+            f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
+        )
     weights = None
     if train is not None:
         if train.n_labels != dataset.n_labels:
@@ -218,7 +224,9 @@ def evaluate(
             )
         if isinstance(propensity, str):
             if propensity not in PROPENSITY_PRESETS:
-                raise InputError(f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}")
+                raise InputError(
+                    f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}"
+                )
             propensity = PROPENSITY_PRESETS[propensity]
         weights = inverse_propensity(train.label_counts(), train.n_samples, *propensity)
     metrics = RankingMetrics(tuple(ks), weights)

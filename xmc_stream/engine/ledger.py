@@ -35,7 +35,9 @@ class Ledger:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise ResumeError(f"{path.parent} is being written by another run: wait for it, or name another model") from None
+            raise ResumeError(
+                f"{path.parent} is being written by another run: wait for it, or name another model"
+            ) from None
         try:
             self._receipts = self._read()
             self.resumed = len(self._receipts) > 1
@@ -65,7 +67,9 @@ class Ledger:
             if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
                 if number == len(lines):
                     break  # the kill came while it was written: its job is done again
-                raise StoreError(f"{self.path}:{number}: the line fails its checksum: remove {self.path.parent} and train anew")
+                raise StoreError(
+                    f"{self.path}:{number}: the line fails its checksum: remove {self.path.parent} and train anew"
+                )
             entry = json.loads(text)
             receipts[entry["key"]] = entry["receipt"]
             good += len(line)

@@ -219,7 +219,9 @@ class Engine:
         except OSError as error:
             raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
         except distributed.KilledWorker as error:
-            raise JobError(f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on") from error
+            raise JobError(
+                f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
+            ) from error
         except Exception as error:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
         return done

@@ -106,9 +106,7 @@ def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int
     }
 
 
-def class_blocks(
-    plan: MemoryPlan, units: Iterable[Sequence[SearchSize]], n_features: int
-) -> list[list[SearchSize]]:
+def class_blocks(plan: MemoryPlan, units: Iterable[Sequence[SearchSize]], n_features: int) -> list[list[SearchSize]]:
     """Pieces of units in blocks, each as long as the budget allows. units: of each, all pieces it may be cut into.
 
     Raises MemoryLimitError for a smallest piece that does not fit by itself.

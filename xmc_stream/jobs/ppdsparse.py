@@ -188,8 +188,9 @@ class PPDSparseRun:
             if len(known) == len(before["keys"]):
                 files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
                 return files, sum(receipt["found"] for receipt in known)
-        blocks = self._cut_classes(round_, solves)
-        phases = [self._search_jobs(round_, pieces, cache_bytes) for pieces, cache_bytes in blocks]
+        check = round_ == self.parameters.max_rounds
+        blocks = self._cut_classes(round_, check, solves)
+        phases = [self._search_jobs(round_, check, pieces, cache_bytes) for pieces, cache_bytes in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [FoundFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -200,14 +201,13 @@ class PPDSparseRun:
         if cut != before:
             self.ledger.add(note, cut)
         n_found = 0
-        check = round_ == self.parameters.max_rounds
         for b, phase in enumerate(phases):
             name = "check" if check else f"round {round_ + 1}: search"
             receipts = yield Phase(f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name, phase)
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found
 
-    def _search_jobs(self, round_: int, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
+    def _search_jobs(self, round_: int, check: bool, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
         d = self.dataset
         at_once = self.plan.threads * self.plan.processes
         x_bytes = 8 * int(d.attributes["nnz_features"])
@@ -215,15 +215,17 @@ class PPDSparseRun:
         name = f"{pieces[0].first}-{pieces[-1].last}"
         return [
             SearchJob(
-                str(d.path), self.parameters, round_, start, stop, pieces,
+                str(d.path), self.parameters, round_, check, start, stop, pieces,
                 str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes,
             )
             for start, stop in even_ranges(d.n_samples, n_jobs)
         ]  # fmt: skip
 
-    def _cut_classes(self, round_: int, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
+    def _cut_classes(self, round_: int, check: bool, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
         """Class blocks: the pieces of each, and the bytes of its tiles. Only open classes are in them."""
         units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt["runs"]] for receipt in solves]
+        if check:
+            units = [[replace(size, heap_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
         blocks = []
         for block in class_blocks(self.plan, units, self.dataset.n_features):
             pieces = tuple(
@@ -249,9 +251,7 @@ class PPDSparseRun:
         ]
 
 
-def model_attributes(
-    dataset: Dataset, parameters: PPDSparseParameters, seed: int, result: Receipt
-) -> dict[str, Any]:
+def model_attributes(dataset: Dataset, parameters: PPDSparseParameters, seed: int, result: Receipt) -> dict[str, Any]:
     """What a model says of itself: how it was made, its sizes, and how well the problem was solved."""
     return {
         "solver": "ppdsparse",

@@ -52,7 +52,9 @@ def row_blocks(
 class _PieceSearch:
     """The search state of one piece: heaps, thresholds, the active rows still ahead, losses; one entry a slot."""
 
-    def __init__(self, piece: Piece, start: int, stop: int, n_samples: int, parameters: PPDSparseParameters) -> None:
+    def __init__(
+        self, piece: Piece, start: int, stop: int, n_samples: int, parameters: PPDSparseParameters, check: bool
+    ) -> None:
         self.piece = piece
         low = piece.first % UNIT
         state = UnitState(Path(piece.state))
@@ -65,7 +67,7 @@ class _PieceSearch:
         self.width = tile_width(len(self.classes))
 
         sizes = np.diff(state.active.indptr.read(mine.start, mine.stop + 1))[open_]
-        capacity = np.minimum(added_sizes(sizes, parameters.added, n_samples), stop - start)
+        capacity = np.minimum(added_sizes(sizes, parameters.added, n_samples), 1 if check else stop - start)
         self.heap_start = np.zeros(self.width + 1, np.int64)
         np.cumsum(capacity, out=self.heap_start[1 : len(capacity) + 1])
         self.heap_start[len(capacity) + 1 :] = self.heap_start[len(capacity)]
@@ -122,12 +124,14 @@ class SearchJob:
     """Rows [start, stop) for the classes of a block, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
-    -1 + tol, at most as many as the next round may add, and the loss summed over the rows.
+    -1 + tol, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so
+    the highest one is enough.
     """
 
     data: str
     parameters: PPDSparseParameters
     round: int
+    check: bool
     start: int
     stop: int
     pieces: tuple[Piece, ...]
@@ -155,7 +159,8 @@ class SearchJob:
         dataset = Dataset(self.data)
         X, Y = dataset.X_rows(), dataset.Y_rows()
         searches = [
-            _PieceSearch(piece, self.start, self.stop, dataset.n_samples, self.parameters) for piece in self.pieces
+            _PieceSearch(piece, self.start, self.stop, dataset.n_samples, self.parameters, self.check)
+            for piece in self.pieces
         ]
         searches = [piece for piece in searches if len(piece.classes)]
         cache = shared_cache(self.cache_bytes)

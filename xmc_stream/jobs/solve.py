@@ -160,7 +160,9 @@ class _UnitSolve:
                 n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
-                bound += n_found // 4  # what is read of a row that was found is a quarter of what is kept of an active one
+                bound += (
+                    n_found // 4
+                )  # what is read of a row that was found is a quarter of what is kept of an active one
             for low, high in self._batches(writer.figures[:, STATUS] == OPEN, bound):
                 if writer.figures[low, STATUS] == OPEN:
                     self._solve_batch(low, high, writer)
@@ -310,9 +312,7 @@ def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:
     return ActiveSets(sets.first_label + a, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
 
 
-def _join(
-    blocks: list[Block], n: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+def _join(blocks: list[Block], n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Blocks of the same classes, one after another in shared arrays; the places of each block's classes in them."""
     ptr = np.zeros((len(blocks), n + 1), np.int64)
     filled = 0
@@ -321,5 +321,3 @@ def _join(
         filled += len(block.indices)
     rows = np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]).astype(np.int64, copy=False)
     return ptr, rows, np.concatenate([np.zeros(0, np.float32), *(block.values for block in blocks)])
-
-

@@ -323,9 +323,7 @@ def solve_classes(
                     break
                 asleep[:n] = False
                 bar = np.inf
-        figures[c, 3] = violation(
-            ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper
-        )
+        figures[c, 3] = violation(ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper)
         count, square, kept, bias = take_weights(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_data[filled:]
         )

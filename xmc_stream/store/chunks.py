@@ -179,7 +179,9 @@ class ChunkedArray:
         reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
         base = libc.mmap(None, total, _PROT_NONE, reserve, -1, 0)
         if base in (None, ctypes.c_void_p(-1).value):
-            raise StoreError(f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory")
+            raise StoreError(
+                f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory"
+            )
         for k in range(self.n_chunks):
             fd = os.open(self.chunk_file(k), os.O_RDONLY)
             try:

@@ -90,7 +90,13 @@ class ArrayWriter:
 
 
 def create_array(
-    group: zarr.Group, name: str, size: int, chunk: int, dtype: DTypeLike, fill_value: float = 0, keep_empty: bool = True
+    group: zarr.Group,
+    name: str,
+    size: int,
+    chunk: int,
+    dtype: DTypeLike,
+    fill_value: float = 0,
+    keep_empty: bool = True,
 ) -> zarr.Array[Any]:
     """A new uncompressed, checksummed 1-D array of `size` items in chunks of `chunk` items."""
     return group.create_array(
@@ -157,7 +163,9 @@ class MatrixWriter:
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
         if self._n_lines not in (None, self.lines):
-            raise StoreError(f"{self._group.store_path}: {self.lines} lines were written where {self._n_lines} were promised")
+            raise StoreError(
+                f"{self._group.store_path}: {self.lines} lines were written where {self._n_lines} were promised"
+            )
         hashes = [self._indptr.close(), self._indices.close()]
         if self._data is not None:
             hashes.append(self._data.close())

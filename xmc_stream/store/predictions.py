@@ -27,7 +27,9 @@ class Predictions:
         try:
             group = zarr.open_group(self.path, mode="r")
         except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
-            raise StoreError(f"{path} holds no predictions: make them with `xmc-stream predict MODEL DATA {path}`") from None
+            raise StoreError(
+                f"{path} holds no predictions: make them with `xmc-stream predict MODEL DATA {path}`"
+            ) from None
         self.attributes = dict(group.attrs)
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but holds no predictions of xmc_stream")
