@@ -29,8 +29,6 @@ def drop_cache(folder: Path) -> None:
 
 def machine() -> str:
     """Processor and load, for the head of a table."""
-    model = next(
-        (line.partition(":")[2].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line),
-        "?",
-    )
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
     return f"{len(os.sched_getaffinity(0))} cores of {model}, load {os.getloadavg()[0]:.1f}"

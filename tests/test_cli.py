@@ -14,7 +14,10 @@ import pytest
 import xmc_stream as xs
 from xmc_stream.store.predictions import Predictions
 
-TRAIN_KEYS = "model solver params seed seconds peak_rss memory_limit passes bytes_read nnz model_bytes objective duality_gap resumed"
+TRAIN_KEYS = (
+    "model solver params seed seconds peak_rss memory_limit passes bytes_read nnz model_bytes objective duality_gap "
+    "resumed"
+)
 CONVERT_KEYS = "dataset n_samples n_features n_labels nnz_features nnz_labels bytes_in bytes_on_disk seconds peak_rss"
 
 

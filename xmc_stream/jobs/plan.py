@@ -71,14 +71,20 @@ class SolvePlan:
     max_class_rows: int
 
 
-def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int) -> SolvePlan:
-    """Share a thread's memory between rows and entries. Raises MemoryLimitError when too little is left for either."""
+def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int) -> SolvePlan:
+    """Share a thread's memory between rows and entries.
+
+    largest_class: active rows of the largest class at the start. Raises MemoryLimitError when that is too many, or too
+    little is left at all.
+    """
     fixed = {
         "features": plan.threads * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
         "marks of rows": plan.threads * (n_samples // 8 + n_samples // 16),
         "writers and windows": plan.threads * (writer_bytes + _WINDOWS),
     }
-    plan.refuse_unless({**fixed, "rows": plan.threads * 8 * MIB}, f"solving on {plan.threads} threads")
+    # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
+    rows_bytes = 4 * max(2 * MIB, largest_class * ROW_BYTES)
+    plan.refuse_unless({**fixed, "rows": plan.threads * rows_bytes}, f"solving on {plan.threads} threads")
     left = (plan.budget - sum(fixed.values())) // plan.threads
     rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, rows)

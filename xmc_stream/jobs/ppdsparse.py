@@ -21,7 +21,7 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, even
 from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
 from xmc_stream.store.state import (
@@ -149,7 +149,9 @@ class PPDSparseRun:
 
     def _solve_jobs(self, round_: int, files: list[FoundFile]) -> list[SolveJob]:
         d = self.dataset
-        sizes = plan_solve(self.plan, d.n_samples, d.n_features, WRITER_BYTES)
+        counts = d.label_counts()
+        largest = int((counts + start_sizes(counts, d.n_samples)).max())
+        sizes = plan_solve(self.plan, d.n_samples, d.n_features, WRITER_BYTES, largest)
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
