@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ _PATH = click.Path(path_type=Path)
 class _OneLine(click.Group):
     """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from."""
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            return super().main(*args, **{**kwargs, "standalone_mode": False})
+            return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Abort:
             click.echo("xmc-stream: interrupted; the same command goes on where training was", err=True)
         except click.ClickException as error:
@@ -31,7 +32,7 @@ class _OneLine(click.Group):
             )
             click.echo(f"xmc-stream: {' '.join(error.format_message().split())}{hint}", err=True)
         except (XmcStreamError, OSError, MemoryError) as error:
-            if "--debug" in sys.argv:
+            if "--debug" in arguments:
                 raise
             click.echo(f"xmc-stream: {' '.join(str(error).split()) or type(error).__name__}", err=True)
         sys.exit(1)
@@ -104,8 +105,9 @@ def convert(
 @_common
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """Say what the dataset or model at PATH is."""
-    from xmc_stream.models import describe, folder_bytes, is_model, load_model
+    from xmc_stream.models import describe, is_model, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.encoding import folder_bytes
 
     if is_model(path):
         model = load_model(path)

@@ -25,9 +25,10 @@ from xmc_stream.jobs.plan import Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import available_threads, peak_resident
-from xmc_stream.models import Execution, Model, folder_bytes, load_model
+from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import begin_model, finish_model
 
 

@@ -252,8 +252,3 @@ def describe(model: Model) -> dict[str, Any]:
     hidden = ("tiles", "identity")
     shown = {name: value for name, value in model.attributes.items() if name not in hidden}
     return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
-
-
-def folder_bytes(path: Path) -> int:
-    """Bytes of all files under a folder."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

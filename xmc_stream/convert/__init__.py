@@ -118,6 +118,7 @@ def convert_report(
 ) -> tuple[Dataset, dict[str, Any]]:
     """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes)."""
     from xmc_stream.store.dataset import new_dataset, open_dataset
+    from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
     return_freed_memory()
@@ -157,7 +158,7 @@ def convert_report(
         "nnz_features": int(dataset.attributes["nnz_features"]),
         "nnz_labels": int(dataset.attributes["nnz_labels"]),
         "bytes_in": bytes_in,
-        "bytes_on_disk": sum(file.stat().st_size for file in target.rglob("*") if file.is_file()),
+        "bytes_on_disk": folder_bytes(target),
         "seconds": time.perf_counter() - begin,
         "peak_rss": peak_resident(),
     }

@@ -160,9 +160,7 @@ class _UnitSolve:
                 n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
-                bound += (
-                    n_found // 4
-                )  # what is read of a row that was found is a quarter of what is kept of an active one
+                bound += n_found // 4  # a row that was found takes a quarter of an active one while they are merged
             for low, high in self._batches(writer.figures[:, STATUS] == OPEN, bound):
                 if writer.figures[low, STATUS] == OPEN:
                     self._solve_batch(low, high, writer)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.encoding import (
-    CHUNK_BYTES,
     ArrayWriter,
     MatrixWriter,
     new_store,
@@ -25,9 +24,6 @@ from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
-# X and Y (indices, values, indptr) and the row norms are written side by side, a chunk buffered each, and the store
-# copies a chunk twice to check and write it
-WRITER_BYTES = 8 * CHUNK_BYTES
 
 
 class Dataset:

@@ -184,6 +184,11 @@ class MatrixWriter:
         )
 
 
+def folder_bytes(path: Path) -> int:
+    """Bytes of all files under a folder."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
 def fsync_tree(path: Path) -> None:
     """Make every file and folder under `path` durable."""
     for folder, _, files in os.walk(path):
