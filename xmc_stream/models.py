@@ -17,6 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
 from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_propensity
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import StoredModel, n_units, unit_range
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 
