@@ -18,7 +18,7 @@ import click
 from commands import drop_cache, machine, run
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
-SHAPE = "--features 100000 --labels 2200 --features-per-sample 250 --labels-per-sample 1 --test-samples 20000".split()
+SHAPE = "--features 50000 --labels 1300 --features-per-sample 250 --labels-per-sample 1 --test-samples 20000".split()
 
 
 @click.command()

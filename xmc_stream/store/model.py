@@ -21,6 +21,7 @@ from xmc_stream.store.matrix import Block, SparseMatrix
 FORMAT = "xmc_stream model"
 VERSION = 1
 UNIT = 1024  # classes in a unit; the last one of a model may have fewer
+CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
 
 def n_units(n_labels: int) -> int:
@@ -51,7 +52,8 @@ class UnitWriter:
 def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
     """A unit of a model under construction, under its name when the block ends well."""
     with new_store(path, {}) as group:
-        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", (n_features, n_classes))
+        shape = (n_features, n_classes)
+        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, np.float32, CHUNK_BYTES)
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
