@@ -68,7 +68,7 @@ class FinaliseJob:
         update_figures(figures, self.found, first, self.parameters.tol)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
-            for block in state.weights.blocks(4 * MIB):
+            for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
                 writer.weights.append(np.diff(block.indptr), block.indices, block.data)
                 tiles.add(np.diff(block.indptr), block.indices)
             writer.bias[:] = figures[:, BIAS]

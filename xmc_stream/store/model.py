@@ -124,7 +124,7 @@ class StoredModel:
             matrix = self.unit_weights(unit)
             digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8").data)
             digest.update(self.unit_array(unit).astype("<f4").data)
-            for block in matrix.blocks(1 << 24):
+            for block in matrix.blocks(max(1 << 24, 16 * self.n_features)):  # a class always fits
                 digest.update(block.indices.astype("<i8").data)
                 digest.update(block.values.data)
         return digest.hexdigest()
