@@ -38,7 +38,7 @@ from xmc_stream.store.state import (
     UnitState,
 )
 
-_SEARCH_BYTES = 128 * MIB  # of X, that a search job reads if there is enough of it
+_SEARCH_ROWS = 8192  # that a search job has at least, where that leaves enough jobs
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
@@ -212,8 +212,7 @@ class PPDSparseRun:
     def _search_jobs(self, round_: int, check: bool, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
         d = self.dataset
         at_once = self.plan.threads * self.plan.processes
-        x_bytes = 8 * int(d.attributes["nnz_features"])
-        n_jobs = min(max(at_once, -(-x_bytes // _SEARCH_BYTES)), _MAX_SEARCH_JOBS * at_once)
+        n_jobs = min(max(at_once, d.n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
         name = f"{pieces[0].first}-{pieces[-1].last}"
         return [
             SearchJob(
