@@ -23,7 +23,7 @@ from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 
 STEP = 64 * 1024
-FEW = settings(max_examples=15, deadline=None)
+FEW = settings(max_examples=10, deadline=None)
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def test_a_range_is_read_with_every_chunk_file_outside_of_it_removed(
         check(matrix.gather(chosen), lines, chosen)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(matrices(dtypes=(np.float32, np.float64)), picks(), fractions)
 def test_a_compressed_copy_reads_the_same_through_zarr(lines: Lines, pick: Pick, fraction: tuple[float, float]) -> None:
     start, stop = run(lines, fraction)

@@ -21,6 +21,7 @@ from xmc_stream.errors import InputError, MemoryLimitError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+_RESERVED = 32  # a limit's share that no plan uses
 _M_MMAP_THRESHOLD = -3  # glibc's mallopt parameter
 
 
@@ -99,7 +100,7 @@ class MemoryLimit:
     @property
     def reserve(self) -> int:
         """Bytes kept out of every plan."""
-        return 24 * 2**20 + self.limit // 32
+        return 24 * 2**20 + self.limit // _RESERVED
 
     def check(self, needs: Mapping[str, int], what: str, budget: int | None = None) -> None:
         """Refuse a plan that does not fit.
@@ -110,7 +111,8 @@ class MemoryLimit:
         need = sum(needs.values())
         if need > budget:
             parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs.items() if size)
-            short = self.limit + need - budget
+            # the reserve grows with the limit
+            short = (self.limit + need - budget - self.limit // _RESERVED) * _RESERVED / (_RESERVED - 1)
             raise MemoryLimitError(
                 f"{what} needs {format_size(need)} ({parts}) beside the process itself, and the memory limit of "
                 f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}: "

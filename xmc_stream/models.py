@@ -19,7 +19,7 @@ from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_prope
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import StoredModel, n_units, unit_range
-from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -141,9 +141,8 @@ def predict(
     out = Path(out)
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists: give another name, or --overwrite to replace it")
     as_file = out.suffix in (".npz", ".txt")
+    refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out
     with Engine(
         limit, execution.threads or available_threads(), execution.scheduler, None, execution.progress

@@ -46,7 +46,7 @@ class ChunkedArray:
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
         self._staging: NDArray[np.uint8] | None = None
-        if self.path is not None:
+        if self.path is not None:  # elsewhere other writers may leave out chunks of zeros
             self._check_sizes()
             weakref.finalize(self, _close_all, self._files)
 
@@ -94,6 +94,8 @@ class ChunkedArray:
 
         One sweep over the chunks; small holes between ranges are read over.
         """
+        some = counts > 0  # an empty range may begin where no chunk is
+        firsts, counts = firsts[some], counts[some]
         places = np.concatenate([[0], np.cumsum(counts)])
         self.bytes_read += int(places[-1]) * self.dtype.itemsize
         r = 0
@@ -129,7 +131,10 @@ class ChunkedArray:
         if fd is None:
             while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
-            fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            try:
+                fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            except FileNotFoundError:
+                raise StoreError(f"{self.chunk_file(k)} is gone: the store is damaged; make it again") from None
         return fd
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
@@ -144,7 +149,12 @@ class ChunkedArray:
     def _through_zarr(self, k: int) -> NDArray[Any]:
         if self._cached is None or self._cached[0] != k:
             self._cached = None  # one chunk at a time is the bound
-            values = np.asarray(self._array[k * self.chunk : min((k + 1) * self.chunk, self.size)])
+            try:
+                values = np.asarray(self._array[k * self.chunk : min((k + 1) * self.chunk, self.size)])
+            except ValueError as error:
+                raise StoreError(
+                    f"{self._array.store_path}: chunk {k} cannot be read ({error}); make it again"
+                ) from None
             self._cached = (k, values)
         return self._cached[1]
 
@@ -196,6 +206,15 @@ class ChunkedArray:
         values = np.frombuffer(memoryview(owner), self.dtype, self.size)
         values.flags.writeable = False
         return values
+
+
+def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
+    """A whole array that is known to be small, compared with its checksums. Raises StoreError where it is damaged."""
+    array = ChunkedArray(group[name])  # type: ignore[arg-type]
+    if array.path is not None:
+        for k in range(array.n_chunks):
+            array.verify_chunk(k)
+    return array.read(0, array.size)
 
 
 def drop_pages(values: NDArray[Any]) -> None:

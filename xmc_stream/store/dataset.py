@@ -13,11 +13,11 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
     new_store,
-    read_small,
 )
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.transpose import transpose
@@ -162,8 +162,11 @@ def new_dataset(
     path = Path(path)
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
-    if path.exists() and zarr.open_group(path, mode="r").attrs.get("format") != FORMAT:
-        raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself")
+    if path.exists():
+        try:
+            Dataset(path)
+        except StoreError:
+            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
     with new_store(path, {}) as group:
         writer = DatasetWriter(group, n_features, n_labels)
         yield writer

@@ -111,14 +111,6 @@ def create_array(
     )
 
 
-def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
-    """A whole array that is known to be small."""
-    array = group[name]
-    if not isinstance(array, zarr.Array):
-        raise StoreError(f"{group.store_path}/{name} is not an array: the store is damaged or of another kind")
-    return np.asarray(array[:])
-
-
 class MatrixWriter:
     """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here).
 

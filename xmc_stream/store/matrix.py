@@ -95,8 +95,12 @@ class SparseMatrix:
 
     def block(self, start: int, stop: int, buffer: Buffer | None = None) -> Block:
         """Lines [start, stop), in private arrays or in a buffer's."""
-        indptr = self.indptr.read(start, stop + 1)
+        indptr = self._ends(start, stop + 1)
         return self._fill(start, indptr, buffer)
+
+    def _ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Items [start, stop) of indptr; stores of other writers may have it narrower."""
+        return self.indptr.read(start, stop).astype(np.int64, copy=False)
 
     def _fill(self, start: int, indptr: NDArray[np.int64], buffer: Buffer | None) -> Block:
         first, last = int(indptr[0]), int(indptr[-1])
@@ -122,7 +126,7 @@ class SparseMatrix:
         stop = self.n_lines if stop is None else stop
         while start < stop:
             end = min(start + max(1, min(_WINDOW, max_bytes // 8)), stop)
-            indptr = self.indptr.read(start, end + 1)
+            indptr = self._ends(start, end + 1)
             cost = (indptr[1:] - indptr[0]) * self.entry_bytes + 8 * np.arange(1, end - start + 1)
             n = int(np.searchsorted(cost, max_bytes, side="right"))
             if n == 0:
@@ -141,7 +145,7 @@ class SparseMatrix:
         while done < len(lines):
             low = int(lines[done])
             end = int(np.searchsorted(lines, low + _WINDOW))
-            window = self.indptr.read(low, int(lines[end - 1]) + 2)
+            window = self._ends(low, int(lines[end - 1]) + 2)
             local = lines[done:end] - low
             firsts[done:end] = window[local]
             counts[done:end] = window[local + 1] - window[local]

@@ -15,6 +15,7 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
 from xmc_stream.store.matrix import Block, SparseMatrix
 
@@ -104,8 +105,7 @@ class StoredModel:
 
     def unit_array(self, unit: int, name: str = "bias") -> NDArray[Any]:
         """The bias, or another array with an entry for each class of a unit."""
-        group = zarr.open_group(unit_path(self.path, unit), mode="r")
-        return np.asarray(group[name][:])  # type: ignore[index]
+        return read_small(zarr.open_group(unit_path(self.path, unit), mode="r"), name)
 
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit, behind a memory map."""

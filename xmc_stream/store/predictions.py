@@ -34,11 +34,17 @@ class Predictions:
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but holds no predictions of xmc_stream")
         self._labels, self._scores = group["labels"], group["scores"]
+        for name in ("labels", "scores"):
+            if group[name].nchunks_initialized < group[name].nchunks:  # type: ignore[union-attr]
+                raise StoreError(f"{path}/{name} lacks chunks: it is damaged; predict again")
         self.n_samples, self.k = (int(n) for n in self._labels.shape)  # type: ignore[union-attr]
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Labels and scores of rows [start, stop)."""
-        return np.asarray(self._labels[start:stop]), np.asarray(self._scores[start:stop])  # type: ignore[index]
+        try:
+            return np.asarray(self._labels[start:stop]), np.asarray(self._scores[start:stop])  # type: ignore[index]
+        except ValueError as error:
+            raise StoreError(f"{self.path} cannot be read ({error}): it is damaged; predict again") from None
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32]]]:
         """First row, labels and scores of a few thousand rows at a time."""
@@ -71,9 +77,24 @@ def write_predictions(work: Path, start: int, labels: NDArray[np.int64], scores:
     group["scores"][start : start + len(scores)] = scores  # type: ignore[index]
 
 
-def finish_predictions(work: Path, path: Path, attributes: Mapping[str, Any], overwrite: bool) -> None:
-    """Give the predictions their name."""
-    if path.exists() and not overwrite:
+def refuse_to_replace(path: Path, overwrite: bool, as_file: bool = False) -> None:
+    """Raise InputError where something stands at `path` that predictions must not replace."""
+    if not path.exists():
+        return
+    if not overwrite:
         raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+    try:
+        fits = path.is_file() if as_file else bool(Predictions(path))
+    except StoreError:
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{path} exists and is something else than predictions: give another name, or remove it yourself"
+        )
+
+
+def finish_predictions(work: Path, path: Path, attributes: Mapping[str, Any], overwrite: bool) -> None:
+    """Give the predictions their name. Raises InputError as `refuse_to_replace` does."""
+    refuse_to_replace(path, overwrite)
     zarr.open_group(work, mode="r+").update_attributes({"format": FORMAT, **attributes})
     publish(work, path)

@@ -14,12 +14,12 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import (
     SCRATCH_CHUNK_BYTES,
     ArrayWriter,
     MatrixWriter,
     new_store,
-    read_small,
 )
 from xmc_stream.store.matrix import SparseMatrix
 
