@@ -171,8 +171,13 @@ def train(
     from xmc_stream.store.dataset import open_dataset
 
     parameters = PPDSparseParameters.of(dict(map(_setting, settings)))
+    dataset = open_dataset(data)
+    norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
+    if not 0.5 < norm < 2.0:
+        hint = "the defaults are for rows of length one (xmc-stream convert --normalize l2)"
+        click.echo(f"note: rows of {data} have a length of {norm:.3g} on average; {hint}", err=True)
     execution = Execution(memory_limit, threads, scheduler, True)
-    _, figures = train_model(open_dataset(data), model.absolute(), parameters, seed, execution, overwrite, force, check)
+    _, figures = train_model(dataset, model.absolute(), parameters, seed, execution, overwrite, force, check)
     figures["model"] = str(model)
     _show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"

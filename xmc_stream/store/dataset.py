@@ -13,7 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.chunks import read_small
+from xmc_stream.store.chunks import ChunkedArray, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
@@ -79,6 +79,10 @@ class Dataset:
     def feature_counts(self) -> NDArray[np.int64]:
         """Stored values of each feature (D,)."""
         return read_small(self._group, "statistics/feature_counts")
+
+    def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
+        """l2 norms of rows [start, stop) of X."""
+        return ChunkedArray(self._group["statistics/row_norms"]).read(start, stop)  # type: ignore[arg-type]
 
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
