@@ -38,7 +38,7 @@ from xmc_stream.store.state import (
     UnitState,
 )
 
-_SEARCH_ROWS = 8192  # that a search job has at least, where that leaves enough jobs
+_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each fills heaps of its own
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
