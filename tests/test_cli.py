@@ -59,7 +59,7 @@ def test_predictions_as_npz_and_text_are_those_of_the_store(
     small: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     model = tmp_path / "m"
-    xs.PPDSparse(memory_limit="1GB").fit(small, model=model)
+    xs.PPDSparse(memory_limit="2GB").fit(small, model=model)
     test = small.with_name("small-test.xmc")
     for name in ("p.zarr", "p.npz", "p.txt"):
         cli("predict", model, test, tmp_path / name, "-k", 3)
@@ -77,7 +77,7 @@ def test_errors_are_one_line_and_say_what_to_do(
     small: Path, texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     model = tmp_path / "m"
-    xs.PPDSparse(memory_limit="1GB").fit(small, model=model)
+    xs.PPDSparse(memory_limit="2GB").fit(small, model=model)
     cli("convert", texts[1], tmp_path / "other.xmc")
     assert "--like" in cli("predict", model, tmp_path / "other.xmc", tmp_path / "p", fails=True)
     assert "convert" in cli("train", tmp_path / "none.xmc", tmp_path / "n", fails=True)

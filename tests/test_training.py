@@ -17,6 +17,9 @@ from xmc_stream.errors import InputError, MemoryLimitError, ResumeError, StoreEr
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution
 
+# limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by
+# test_resume.py and test_cli.py
+
 TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
 
 
@@ -37,7 +40,7 @@ def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
 def test_without_l1_the_weights_are_those_of_liblinear(loss: str, scale: float) -> None:
     X, Y = problem()
     C, tau = 0.7, 1.3
-    clf = xs.PPDSparse(lam=0.0, tau=tau, C=C, loss=loss, added=60, memory_limit="1GB", **TIGHT).fit(X, Y)
+    clf = xs.PPDSparse(lam=0.0, tau=tau, C=C, loss=loss, added=60, memory_limit="2GB", **TIGHT).fit(X, Y)
     W, bias = dense_weights(clf.model_)
     for k in range(Y.shape[1]):
         y = 2 * Y[:, k].toarray().ravel() - 1
@@ -52,7 +55,7 @@ def test_without_l1_the_weights_are_those_of_liblinear(loss: str, scale: float) 
 def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
     X, Y = problem(n=80, k=3, seed=3)
     lam, tau, C = 0.05, 1.0, 1.0
-    clf = xs.PPDSparse(lam=lam, tau=tau, C=C, loss=loss, memory_limit="1GB", **TIGHT).fit(X, Y)
+    clf = xs.PPDSparse(lam=lam, tau=tau, C=C, loss=loss, memory_limit="2GB", **TIGHT).fit(X, Y)
     W, bias = (a.astype(np.float64) for a in dense_weights(clf.model_))
     signs = 2 * Y.toarray() - 1
     margins = np.maximum(0, 1 - signs * (X.toarray().astype(np.float64) @ W + bias))
@@ -66,7 +69,7 @@ def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
 
 def test_default_reaches_the_objective_of_the_peers(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
-    clf = xs.PPDSparse(C=2.0, tol=1e-3, max_rounds=None, epochs=50, memory_limit="1GB").fit(train, model=tmp_path / "m")
+    clf = xs.PPDSparse(C=2.0, tol=1e-3, max_rounds=None, epochs=50, memory_limit="2GB").fit(train, model=tmp_path / "m")
     assert clf.report_["objective"] == pytest.approx(17863.149, rel=1e-5)  # their C = 1 has no half in its loss
 
 
@@ -75,7 +78,7 @@ def test_defaults_reach_the_accuracy_of_the_field(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, least: float
 ) -> None:
     train, test = (xs.open_dataset(path) for path in real(name))
-    clf = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "m")
+    clf = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "m")
     xs.predict(clf.model_, test, tmp_path / "p", 5)
     assert xs.evaluate(tmp_path / "p", test, train)["P@1"] >= least
 
@@ -85,9 +88,9 @@ def test_any_cut_gives_the_same_model(small: Path, tmp_path: Path) -> None:
     for n, (threads, limit, cuts) in enumerate(
         [
             (1, "4GB", Cuts()),
-            (2, "600MB", Cuts()),
-            (2, "1GB", Cuts(classes=150, rows=200)),
-            (2, "1GB", Cuts(classes=333, rows=97, solve_rows=40)),
+            (2, "1500MB", Cuts()),
+            (2, "2GB", Cuts(classes=150, rows=200)),
+            (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
         ]
     ):
         clf = xs.PPDSparse(threads=threads, memory_limit=limit).fit(small, model=tmp_path / f"{n}", cuts=cuts)
@@ -99,8 +102,8 @@ def test_any_cut_gives_the_same_model(small: Path, tmp_path: Path) -> None:
 
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
-    whole = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "whole")
-    pieces = xs.PPDSparse(memory_limit="1GB").fit(train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700))
+    whole = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "whole")
+    pieces = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700))
     assert pieces.report_["class_blocks"] >= 5
     assert pieces.report_["row_blocks"] >= 7
     assert pieces.model_.digest() == whole.model_.digest()
@@ -108,21 +111,21 @@ def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path,
 
 def test_seed_and_parameters_make_another_model(small: Path, tmp_path: Path) -> None:
     models = [
-        xs.PPDSparse(memory_limit="1GB", **change).fit(small, model=tmp_path / str(n)).model_.digest()
+        xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / str(n)).model_.digest()
         for n, change in enumerate([{}, {"seed": 1}, {"lam": 0.02}])
     ]
     assert len(set(models)) == 3
 
 
 def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -> None:
-    here = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "here")
+    here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here")
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        there = xs.PPDSparse(memory_limit="1GB", scheduler=client).fit(small, model=tmp_path / "there")
+        there = xs.PPDSparse(memory_limit="2GB", scheduler=client).fit(small, model=tmp_path / "there")
         pids = set(client.run(lambda: __import__("os").getpid()).values())
         labels, _ = there.predict_topk(xs.open_dataset(small), 3)
     assert len(pids) == 2
@@ -131,7 +134,7 @@ def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -
 
 
 def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
-    clf = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     test = xs.open_dataset(small.with_name("small-test.xmc"))
     block = test.X_rows().block(0, test.n_samples)
     X = sp.csr_matrix((block.values, block.indices, block.indptr), shape=(test.n_samples, test.n_features))
@@ -140,7 +143,7 @@ def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
     labels, scores = clf.predict_topk(test, 7)
     assert np.abs(np.take_along_axis(exact, labels, 1) - scores).max() < 1e-5
     assert np.abs(-np.sort(-exact, axis=1)[:, :7] - scores).max() < 1e-5
-    for execution in (Execution("600MB", 1), Execution("1GB", 2, cuts=Cuts(rows=13))):
+    for execution in (Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
         again = clf.model_.predict_topk(test, 7, execution)
         assert np.array_equal(again[0], labels)
         assert np.array_equal(again[1], scores)
@@ -149,7 +152,7 @@ def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
-    clf = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     test = xs.open_dataset(small.with_name("small-test.xmc"))
     xs.predict(clf.model_, test, tmp_path / "p", 5)
     chance = 100 / 1100
@@ -159,7 +162,7 @@ def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
 def test_class_without_positives_never_outranks_one_with(tmp_path: Path) -> None:
     X, Y = problem(k=3)
     Y = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 1))]))
-    clf = xs.PPDSparse(memory_limit="1GB").fit(X, Y)
+    clf = xs.PPDSparse(memory_limit="2GB").fit(X, Y)
     assert clf.model_.bias()[3] == -1.0
     assert clf.model_.to_scipy()[:, [3]].nnz == 0
     assert clf.report_["n_empty"] == 1
@@ -169,7 +172,7 @@ def test_rows_without_labels_or_features_are_learned_from(tmp_path: Path) -> Non
     X, Y = problem()
     X, Y = X.tolil(), Y.tolil()
     X[0, :], Y[1, :], X[2, :], Y[2, :] = 0, 0, 0, 0
-    clf = xs.PPDSparse(lam=0.0, memory_limit="1GB", **TIGHT).fit(sp.csr_matrix(X), sp.csr_matrix(Y))
+    clf = xs.PPDSparse(lam=0.0, memory_limit="2GB", **TIGHT).fit(sp.csr_matrix(X), sp.csr_matrix(Y))
     y = 2 * Y[:, [0]].toarray().ravel() - 1
     peer = LinearSVC(dual=True, C=0.5, tol=1e-10, max_iter=1_000_000, random_state=0).fit(X.tocsr().astype(float), y)
     assert abs(clf.model_.bias()[0] - peer.intercept_[0]) < 1e-4
@@ -195,13 +198,13 @@ def test_a_limit_that_cannot_work_is_refused_before_the_start(small: Path, tmp_p
 
 
 def test_finished_model_is_not_trained_again_and_not_replaced_by_another(small: Path, tmp_path: Path) -> None:
-    first = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    first = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     again = xs.PPDSparse(memory_limit="2GB", threads=1).fit(small, model=tmp_path / "m")
     assert again.report_["resumed"]
     assert not first.report_["resumed"]
     with pytest.raises(ResumeError, match="seed"):
-        xs.PPDSparse(memory_limit="1GB", seed=2).fit(small, model=tmp_path / "m")
-    other = xs.PPDSparse(memory_limit="1GB", seed=2).fit(small, model=tmp_path / "m", overwrite=True)
+        xs.PPDSparse(memory_limit="2GB", seed=2).fit(small, model=tmp_path / "m")
+    other = xs.PPDSparse(memory_limit="2GB", seed=2).fit(small, model=tmp_path / "m", overwrite=True)
     assert other.model_.digest() != first.model_.digest()
 
 
@@ -215,12 +218,12 @@ def test_damaged_data_is_found_before_training(small: Path, tmp_path: Path) -> N
     content[1000] ^= 4
     chunk.write_bytes(content)
     with pytest.raises(StoreError, match="checksum"):
-        xs.PPDSparse(memory_limit="1GB").fit(copy, model=tmp_path / "m")
-    xs.PPDSparse(memory_limit="1GB").fit(copy, model=tmp_path / "unchecked", check=False)
+        xs.PPDSparse(memory_limit="2GB").fit(copy, model=tmp_path / "m")
+    xs.PPDSparse(memory_limit="2GB").fit(copy, model=tmp_path / "unchecked", check=False)
 
 
 def test_event_log_tells_phases_and_memory(small: Path, tmp_path: Path) -> None:
-    xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "m")
+    xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     events = [json.loads(line) for line in (tmp_path / "m" / "events.jsonl").read_text().splitlines()]
     phases = {event["phase"] for event in events}
     assert {"round 1: solve", "round 2: search", "check", "finalise"} <= phases
