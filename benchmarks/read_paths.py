@@ -8,7 +8,9 @@ page cache. Every case runs in a process of its own, so that VmHWM is the case's
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -21,7 +23,6 @@ import numpy as np
 
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.memory import parse_size, peak_resident, resident, return_freed_memory
-from xmc_stream.store.chunks import drop_pages
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Buffer, SparseMatrix
 
@@ -45,6 +46,13 @@ def add_up_rows(rows, indptr, indices, data):  # type: ignore[no-untyped-def]
         for p in range(indptr[r], indptr[r + 1]):
             total += data[p] * (indices[p] & 1)
     return total
+
+
+def drop_pages(values: np.ndarray) -> None:
+    """Hand the resident pages of a slice of a mapped array back to the system."""
+    start = values.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = values.ctypes.data + values.nbytes - start
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def make(path: Path, size: int) -> None:

@@ -217,19 +217,11 @@ def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
     return array.read(0, array.size)
 
 
-def drop_pages(values: NDArray[Any]) -> None:
-    """Hand the resident pages of a mapped array, or of a slice of one, back to the system."""
-    page = mmap.PAGESIZE
-    start = values.ctypes.data // page * page
-    _libc().madvise(start, values.ctypes.data + values.nbytes - start, mmap.MADV_DONTNEED)
-
-
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 
