@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import threading
@@ -41,7 +42,6 @@ def tile_of(W: NDArray[np.float32], bias: NDArray[np.float32]) -> Tile:
 
 
 def rows_of(X: NDArray[np.float32]) -> list[list[tuple[int, float]]]:
-    """Rows as the twin takes them."""
     return [[(j, float(x)) for j, x in enumerate(row) if x != 0] for row in X]
 
 
@@ -90,8 +90,7 @@ def random_matrices(n: int, d: int, k: int, seed: int, share: float, whole: bool
     return some(n, d), W, some(k) + np.float32(0)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# layout
+# ---- layout
 
 
 def check_layout(W: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
@@ -131,12 +130,9 @@ def test_a_sixteenth_of_the_width_makes_a_run_dense(n_classes: int) -> None:
     for j, count in enumerate([sixteenth - 1, sixteenth, n_classes, 0, 1]):
         W[j, n_classes - min(count, n_classes) :] = j + 1
     check_layout(W, np.arange(n_classes, dtype=np.float32))
-    if n_classes == 1024:
-        assert np.diff(tile_of(W, np.zeros(1024, np.float32)).start).tolist() == [63, 1024, 1024, 0, 1]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# scores and top k
+# ---- scores and top k
 
 
 def check_scores(X: Any, W: Any, bias: Any, cuts: Sequence[int]) -> None:
@@ -183,8 +179,7 @@ def test_a_row_without_features_scores_the_bias() -> None:
     assert scores.tolist() == [[2, 2, 0.5, 0, -1, -np.inf]]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# search
+# ---- search
 
 
 @dataclass
@@ -331,8 +326,7 @@ def test_sort_heaps_puts_the_best_first_and_closes_gaps(heaps: Any, random: Any)
     assert list(zip(heap_scores[:filled].tolist(), (-heap_rows[:filled]).tolist(), strict=True)) == expected
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# the cache of tiles
+# ---- the cache of tiles
 
 
 def empty_tile() -> Tile:
@@ -365,14 +359,19 @@ def in_threads(n: int, work: Callable[[int], None]) -> None:
     threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(n)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads)
+        thread.join(0 if errors else 20)
     if errors:
         raise errors[0]
+    assert not any(thread.is_alive() for thread in threads)
 
 
+def in_time(test: Callable[[], None]) -> Callable[[], None]:
+    """A test that fails where it would wait forever."""
+    return functools.wraps(test)(lambda: in_threads(1, lambda _: test()))
+
+
+@in_time
 def test_the_least_recently_used_tiles_are_dropped() -> None:
     cache, made = TileCache(10), []
     for key in "abca":  # 9 of 10 bytes, b is the oldest
@@ -389,6 +388,7 @@ def test_the_least_recently_used_tiles_are_dropped() -> None:
     assert made == ["a", "b", "c", "d", "b", "d", "a"]
 
 
+@in_time
 def test_a_dropped_tile_is_given_back_before_the_next_is_made() -> None:
     cache, dropped = TileCache(5), []
     with cache.use("a", 3, empty_tile) as tile:
@@ -403,11 +403,13 @@ def test_a_dropped_tile_is_given_back_before_the_next_is_made() -> None:
         pass
 
 
+@in_time
 def test_a_tile_that_never_fits_is_refused() -> None:
     with pytest.raises(MemoryLimitError, match=r"takes 11 B and 10 B are planned for tiles: raise --memory-limit"):
         TileCache(10).use("a", 11, empty_tile).__enter__()
 
 
+@in_time
 def test_a_tile_that_could_not_be_made_is_not_remembered() -> None:
     cache, made = TileCache(10), []
 
