@@ -117,6 +117,11 @@ def test_seed_and_parameters_make_another_model(small: Path, tmp_path: Path) -> 
     assert len(set(models)) == 3
 
 
+def test_a_whole_number_is_the_same_parameter_as_its_float(small: Path, tmp_path: Path) -> None:
+    models = [xs.PPDSparse(C=C, memory_limit="2GB").fit(small, model=tmp_path / str(C)).model_ for C in (2, 2.0)]
+    assert models[0].digest() == models[1].digest()
+
+
 def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -> None:
     here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here")
     with (

@@ -99,6 +99,7 @@ def _number(parameters: PPDSparseParameters, name: str, least: float, interval: 
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < math.inf
     if not good:
         raise InputError(f"The '{name}' parameter of PPDSparse must be a float in {interval}. Got {value!r} instead.")
+    object.__setattr__(parameters, name, float(value))  # 2 and 2.0 are one parameter, with one digest
 
 
 def _whole(parameters: PPDSparseParameters, name: str) -> None:
