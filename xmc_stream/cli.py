@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.memory import format_size
+
+if TYPE_CHECKING:
+    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 
 _PATH = click.Path(path_type=Path)
 
@@ -138,6 +141,12 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _parameters(settings: tuple[str, ...]) -> PPDSparseParameters:
+    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+
+    return PPDSparseParameters.of(dict(map(_setting, settings)))
+
+
 @main.command()
 @click.argument("data", type=_PATH)
 @click.argument("model", type=_PATH)
@@ -167,10 +176,9 @@ def train(
     """
     from xmc_stream.estimators import train as train_model
     from xmc_stream.models import Execution
-    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
     from xmc_stream.store.dataset import open_dataset
 
-    parameters = PPDSparseParameters.of(dict(map(_setting, settings)))
+    parameters = _parameters(settings)
     dataset = open_dataset(data)
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
@@ -247,6 +255,32 @@ def evaluate(
     lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
     lines += [f"{name:8} {value:6.2f}" for name, value in figures.items() if name != "n_samples"]
     _show(figures, as_json, lines)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan(command: str, arguments: tuple[str, ...]) -> None:
+    """Say what another command would do: put `plan` before it, as in `xmc-stream plan train DATA MODEL ...`.
+
+    Passes over the data, bytes to read, peak memory by component, a time estimated from a short measured probe, and the
+    least --memory-limit that works. Nothing is written. COMMAND: train, predict or convert; `plan DATA` is for train.
+    """
+    from xmc_stream import planning
+    from xmc_stream.models import Execution, load_model
+    from xmc_stream.store.dataset import open_dataset
+
+    if command not in main.commands:  # the dataset to train from; the model has no name yet
+        command, arguments = "train", (command, "MODEL", *arguments)
+    o = main.commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
+    if command not in ("train", "predict"):
+        raise InputError(f"there is no plan for `{command}`: plan train or predict")
+    execution = Execution(o["memory_limit"], o["threads"], o["scheduler"], True)
+    if command == "train":
+        figures = planning.plan_training(open_dataset(o["data"]), _parameters(o["settings"]), o["seed"], execution)
+    else:
+        figures = planning.plan_prediction(load_model(o["model"]), open_dataset(o["data"]), o["k"], execution)
+    _show(figures, o["as_json"], planning.plan_lines(figures))
 
 
 if __name__ == "__main__":

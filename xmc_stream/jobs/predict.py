@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,11 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
 from xmc_stream.kernels.scores import top_k
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.matrix import Block, stream, stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
+_PROBE_ROWS = 1024
 _RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
 
 
@@ -32,6 +33,26 @@ class PredictPlan:
     rows_per_job: int
     tiles: tuple[Run, ...]
     cache_bytes: int
+
+    @property
+    def keeps_tiles(self) -> bool:
+        """Whether every tile is made once; else once for each row block."""
+        return sum(run.tile for run in self.tiles) <= self.cache_bytes
+
+    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
+        """The rows of each job."""
+        starts = range(0, n_samples, self.rows_per_job)
+        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
+
+    def row_blocks(self, dataset: Dataset) -> int:
+        """How many row blocks there are, about."""
+        X = dataset.X_rows()
+        of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
+        return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
+
+    def times_made(self, dataset: Dataset) -> int:
+        """How often each tile is made."""
+        return 1 if self.keeps_tiles else self.row_blocks(dataset)
 
 
 def plan_predict(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int) -> PredictPlan:
@@ -63,6 +84,60 @@ def plan_predict(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int) -
     return PredictPlan(row_bytes, rows_per_job, tuple(tiles), cache)
 
 
+def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int, sizes: PredictPlan) -> dict[str, int]:
+    """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
+    t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
+    rows = min(sizes.rows_per_job, n)
+    of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
+    return {
+        "results": min(t * rows, n) * k * _RESULT_BYTES,
+        "tiles": min(sizes.cache_bytes, sum(run.tile for run in sizes.tiles)),
+        "making tiles": t * (8 * max(run.weights for run in sizes.tiles) + 4 * model.n_features),
+        "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
+    }
+
+
+def predict_bytes(dataset: Dataset, sizes: PredictPlan) -> int:
+    """Bytes of the data that a prediction reads."""
+    return stream_bytes((dataset.X_rows(),), sizes.ranges(dataset.n_samples))
+
+
+@dataclass(frozen=True)
+class PredictProbe:
+    """Make a few tiles and score a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`)."""
+
+    model: str
+    data: str
+    sizes: PredictPlan
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Make and score."""
+        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        began = time.perf_counter()
+        block = X.block(0, min(_PROBE_ROWS, X.n_lines))
+        read = time.perf_counter() - began
+        labels, scores = np.full((block.n, 1), -1, np.int64), np.full((block.n, 1), -np.inf, np.float32)
+        chosen = sorted(self.sizes.tiles, key=lambda run: run.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
+        rate = {"make": 0.0, "score": 0.0}
+        for run in chosen:
+            began = time.perf_counter()
+            tile = _make_tile(model, run)
+            made = time.perf_counter()
+            top_k(
+                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
+                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
+            )  # fmt: skip
+            rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
+            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
+        drop_tiles()
+        return {**rate, "read": read / max(X.bytes_read, 1)}
+
+
 @dataclass(frozen=True)
 class PredictJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`."""
@@ -87,19 +162,13 @@ class PredictJob:
         X = dataset.X_rows()
         labels = np.full((self.stop - self.start, self.k), -1, np.int64)
         scores = np.full((self.stop - self.start, self.k), -np.inf, np.float32)
-        buffer = Buffer(X, min(X.nnz, self.sizes.row_bytes // X.entry_bytes))
         n_blocks = 0
-        for start, stop in self._cuts(X):
-            mine = slice(start - self.start, stop - self.start)
-            _fold(model, X.block(start, stop, buffer), labels[mine], scores[mine], self.sizes)
+        for (block,) in stream((X,), self.sizes.row_bytes, self.start, self.stop, self.max_rows):
+            mine = slice(block.start - self.start, block.start - self.start + block.n)
+            _fold(model, block, labels[mine], scores[mine], self.sizes)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
-
-    def _cuts(self, X: SparseMatrix) -> Iterator[tuple[int, int]]:
-        for first, last, _ in X.cuts(self.sizes.row_bytes, self.start, self.stop):
-            step = self.max_rows or last - first
-            yield from ((a, min(a + step, last)) for a in range(first, last, step))
 
 
 def _fold(model: StoredModel, block: Block, labels: NDArray[Any], scores: NDArray[Any], sizes: PredictPlan) -> None:
@@ -144,10 +213,10 @@ class PredictRun:
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
-                str(self.model.path), str(self.dataset.path), start, min(start + sizes.rows_per_job, n), self.k,
-                str(self.out), sizes, self.plan.cuts.rows,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
+                self.plan.cuts.rows,
             )
-            for start in range(0, n, sizes.rows_per_job)
+            for start, stop in sizes.ranges(n)
         ]  # fmt: skip
         receipts = yield Phase("predict", jobs)
         drop_tiles()
