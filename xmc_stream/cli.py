@@ -77,7 +77,10 @@ def main() -> None:
 @main.command()
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
-@click.option("--labels", type=_PATH, help="The .npz file of Y, when SOURCE is the .npz file of X.")
+@click.option(
+    "--labels", type=_PATH,
+    help="The file of Y, when SOURCE is that of X alone. [default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
+)  # fmt: skip
 @click.option("--like", type=_PATH, help="The training set: its numbers of features and labels, its normalisation.")
 @click.option("--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, or as --like]")
 @click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
@@ -87,7 +90,14 @@ def convert(
     source: Path, target: Path, labels: Path | None, like: Path | None, normalize: str | None, overwrite: bool,
     memory_limit: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Convert SOURCE (XMLRepo text, plain or gzip, or a .npz matrix) to the dataset TARGET, once."""
+    """Convert SOURCE to the dataset TARGET, once.
+
+    \b
+    SOURCE is one of these, told by its content; a text may be compressed by gzip, bzip2, xz or zstd:
+      XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
+      text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
+      .npz of scipy       features (N x D); --labels: labels (N x K)
+    """
     from xmc_stream.convert import convert_report
 
     dataset, figures = convert_report(
@@ -96,7 +106,8 @@ def convert(
     )  # fmt: skip
     _show(figures, as_json, [
         f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
-        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives",
+        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
+        + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),
         f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
         f"peak memory {format_size(figures['peak_rss'])}",
     ])  # fmt: skip

@@ -1,7 +1,8 @@
 """Conversion of what people have (text files, scipy matrices) into a dataset on disk, in bounded memory.
 
-One file a format. A format gives blocks of rows; what happens to them is here: the memory plan, normalisation, the
-writer, the figures. Reading the formats is not here, nor is anything that depends on how a dataset lies on disk.
+One file a format, and two for text and its compression. A format gives blocks of rows; what happens to them is here:
+the memory plan, normalisation, the writer, the figures. Reading the formats is not here, nor is anything that depends
+on how a dataset lies on disk.
 """
 
 from __future__ import annotations
@@ -85,11 +86,12 @@ def convert(
 ) -> Dataset:
     """Convert XMLRepo text, scipy .npz files or scipy matrices into a dataset at `target`, and open it.
 
-    source: path of a text (plain or gzip, header "N D K", ids from 0), path of a .npz of scipy.sparse.save_npz with X
-    (N x D), or a scipy sparse matrix X. labels: for the latter two, Y (N x K) of the same kind: a value other than zero
-    is a positive, stored zeros are dropped (in X they are kept). like: a training set that fixes D and K, and normalize
-    where that is None. normalize: "l2" divides each row by its norm. memory_limit: "512MB" or bytes; by default three
-    quarters of what is free. progress: a bar on a terminal's stderr, if it takes over two seconds.
+    source: path of a text (plain, gzip, bzip2, xz or zstd) with the header "N D K", or of the features alone with the
+    header "N D", ids from 0; path of a .npz of scipy.sparse.save_npz with X (N x D); or a scipy sparse matrix X.
+    labels: for all but the first, Y (N x K) of the same kind; for NAME_X_Xf.txt by default NAME_X_Y.txt beside it. A
+    value other than zero is a positive, zeros are dropped (in X they are kept). like: a training set that fixes D and
+    K, and normalize where that is None. normalize: "l2" divides each row by its norm. memory_limit: "512MB" or bytes;
+    by default three quarters of what is free. progress: a bar on a terminal's stderr, if it takes over two seconds.
     Raises InputError naming file and line, MemoryLimitError, or StoreError where `target` cannot be written; then
     nothing is left that opens.
     """
@@ -185,11 +187,11 @@ def _open(source: Any, labels: Any, like: Like | None) -> Source:
             if not isinstance(labels, str | os.PathLike):
                 raise InputError(f"{path} is a .npz of features: name the .npz of its labels too (labels=, --labels)")
             return ScipyMatrices.of_files(path, Path(labels), like)
-        if labels is not None:
-            raise InputError(f"{path} is not a .npz: a text holds its labels itself, so leave out labels")
+        if not isinstance(labels, str | os.PathLike | None):
+            raise InputError(f"{path} is a text: give its labels as the path of a text, not {type(labels).__name__}")
         from xmc_stream.convert.xmlrepo import XMLRepoText
 
-        return XMLRepoText(path, like)
+        return XMLRepoText(path, None if labels is None else Path(labels), like)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
     return ScipyMatrices.of_matrices(source, labels, like)
