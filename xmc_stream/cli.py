@@ -284,10 +284,12 @@ def plan(command: str, arguments: tuple[str, ...]) -> None:
     if command not in main.commands:  # the dataset to train from; the model has no name yet
         command, arguments = "train", (command, "MODEL", *arguments)
     o = main.commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
-    if command not in ("train", "predict"):
-        raise InputError(f"there is no plan for `{command}`: plan train or predict")
-    execution = Execution(o["memory_limit"], o["threads"], o["scheduler"], True)
-    if command == "train":
+    if command not in ("train", "predict", "convert"):
+        raise InputError(f"there is no plan for `{command}`: plan train, predict or convert")
+    execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"), True)
+    if command == "convert":
+        figures = planning.plan_conversion(o["source"], o["labels"], o["like"], o["memory_limit"])
+    elif command == "train":
         figures = planning.plan_training(open_dataset(o["data"]), _parameters(o["settings"]), o["seed"], execution)
     else:
         figures = planning.plan_prediction(load_model(o["model"]), open_dataset(o["data"]), o["k"], execution)

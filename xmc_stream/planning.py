@@ -5,9 +5,12 @@ Everything here calls the plans that the commands themselves use; nothing is wri
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from xmc_stream.convert import load_kernels, open_source, taken_over
+from xmc_stream.convert.plan import plan_memory
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.forecast import Forecast, Forecaster
@@ -22,6 +25,9 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.state import WRITER_BYTES
 
 _EDGES = 8 * MIB  # what no component names: ledger, events, the scheduler's own objects
+_MARGIN = 1.1  # on what the beginning of an input says of all of it
+_PROBE_ROOM = 64 * MIB  # for reading that beginning
+_PROBE_SECONDS = 0.3
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
@@ -156,6 +162,63 @@ def plan_prediction(model: Model, dataset: Dataset, k: int, execution: Execution
     }
 
 
+def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int | None) -> Figures:
+    """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
+    limit = Execution(memory_limit).limit()
+    train = None if like is None else taken_over(like)
+    opened = open_source(source, labels, train)
+    try:
+        load_kernels(opened)
+        held = resident()
+        room = max(limit.limit, held + _PROBE_ROOM) - held
+        opened.fit(room)
+        seen, x_seen, y_seen, began = 0, 0, 0, time.perf_counter()
+        for _, x_indices, _, _, y_indices in opened.blocks():
+            x_seen, y_seen, seen = x_seen + len(x_indices), y_seen + len(y_indices), opened.position()
+            if time.perf_counter() - began > _PROBE_SECONDS:
+                break
+        took = time.perf_counter() - began
+    finally:
+        opened.close()
+    part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
+    x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
+    opened = open_source(source, labels, train)
+    try:
+
+        def needs(size: int, foreseen: bool) -> dict[str, int]:
+            budget = size - held - MemoryLimit(size).reserve
+            return plan_memory(
+                opened, budget, x if foreseen else opened.x_entries, y if foreseen else opened.y_entries
+            ).needs
+
+        def works(size: int) -> bool:
+            return sum(needs(size, False).values()) <= size - held - MemoryLimit(size).reserve
+
+        figures: Figures = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
+        least = _least(works, limit.limit)
+        if not figures["fits"]:
+            try:
+                limit.check(needs(limit.limit, False), "convert", limit.limit - held - limit.reserve)
+            except MemoryLimitError as error:
+                figures["why"] = str(error)
+        parts = {"process": held + _EDGES, **needs(limit.limit, True)}
+        figures |= {
+            "passes": 1,
+            "row_blocks": None,
+            "n_samples": opened.n_samples,
+            "nnz_features": x,
+            "nnz_labels": y,
+            "bytes_read": opened.bytes_in,
+            "peak_rss": max(sum(parts.values()), peak_resident()),
+            "peak_phase": "convert",
+            "peak_parts": parts,
+            "seconds": round(2.0 * took / part + 0.3, 1),
+        }
+    finally:
+        opened.close()
+    return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": 1}
+
+
 def plan_line(figures: Mapping[str, Any]) -> str:
     """A plan in one line, for people."""
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in figures["peak_parts"].items() if size >= MIB)
@@ -172,8 +235,9 @@ def plan_lines(figures: Mapping[str, Any]) -> list[str]:
     if figures["fits"]:
         lines = [
             f"passes         {_passes(figures)}",
-            f"to read        {format_size(figures['bytes_read'])} in {figures['row_blocks']:,} row blocks a pass",
-            f"time           about {_duration(figures['seconds'])}, from a short probe on {figures['threads']} threads",
+            f"to read        {format_size(figures['bytes_read'])}"
+            + (f" in {figures['row_blocks']:,} row blocks a pass" if figures["row_blocks"] else ""),
+            f"time           about {_duration(figures['seconds'])}, from a short probe; threads: {figures['threads']}",
             f"peak memory    {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}, in the phase "
             f"'{figures['peak_phase']}':",
         ]
@@ -195,7 +259,7 @@ def _megabytes(size: int | None) -> str:
 def _passes(figures: Mapping[str, Any]) -> str:
     blocks = figures.get("class_blocks")
     if blocks is None:
-        again = figures["tiles_made"]
+        again = figures.get("tiles_made", 1)
         return f"{figures['passes']} over the data" + (f", tiles made {again} times" if again > 1 else "")
     if not figures["rounds_known"]:
         return f"{blocks[-1]} over the data in each round, as many rounds as the tolerance takes"
