@@ -27,7 +27,7 @@ from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, Model, load_model
-from xmc_stream.planning import memory_plan, plan_line, probe_training, training_figures
+from xmc_stream.planning import memory_plan, plan_line, plan_training, probe_training, training_figures
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
@@ -135,6 +135,12 @@ class PPDSparse:
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
         self.model_, self.report_ = train(dataset, path, parameters, self.seed, execution, overwrite, force, check)
         return self
+
+    def plan(self, X: Any) -> dict[str, Any]:
+        """What `fit` would do with a Dataset (or its path): passes, bytes, peak memory, seconds; keys as `plan --json`."""
+        dataset = X if isinstance(X, Dataset) else open_dataset(X)
+        execution = Execution(self.memory_limit, self.threads, self.scheduler)
+        return plan_training(dataset, self.parameters(), self.seed, execution)
 
     def predict_topk(self, data: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample of a Dataset or scipy matrix, and their scores: (n, k) each, best first."""

@@ -64,7 +64,7 @@ def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
         "bytes_read": forecast.bytes_streamed + forecast.bytes_gathered,
         "bytes_streamed": forecast.bytes_streamed,
         "bytes_gathered": forecast.bytes_gathered,
-        "peak_rss": max(sum(parts.values()), peak_resident()),
+        "peak_rss": _peak(parts, limit),
         "peak_phase": forecast.largest,
         "peak_parts": parts,
         "seconds": round(forecast.seconds, 1),
@@ -154,7 +154,7 @@ def plan_prediction(model: Model, dataset: Dataset, k: int, execution: Execution
         "bytes_streamed": n_bytes,
         "bytes_gathered": 0,
         "tiles_made": times,
-        "peak_rss": max(sum(parts.values()), peak_resident()),
+        "peak_rss": _peak(parts, limit.limit),
         "peak_phase": "predict",
         "peak_parts": parts,
         "seconds": round(work / (engine.threads * engine.processes) + probe["read"] * n_bytes + 0.5, 1),
@@ -209,7 +209,7 @@ def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int
             "nnz_features": x,
             "nnz_labels": y,
             "bytes_read": opened.bytes_in,
-            "peak_rss": max(sum(parts.values()), peak_resident()),
+            "peak_rss": _peak(parts, limit.limit),
             "peak_phase": "convert",
             "peak_parts": parts,
             "seconds": round(2.0 * took / part + 0.3, 1),
@@ -274,6 +274,11 @@ def _duration(seconds: float) -> str:
 
 def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
+
+
+def _peak(parts: Mapping[str, int], limit: int) -> int:
+    """The sum: but a command's own plan keeps within the limit, and what this process held before counts too."""
+    return max(min(sum(parts.values()), limit), peak_resident())
 
 
 def _least(works: Callable[[int], bool], start: int) -> int | None:

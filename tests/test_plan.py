@@ -1,0 +1,136 @@
+"""`plan`: what it says before a run is what the run then does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.forecast import Forecaster, _spread
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, SearchSize, class_blocks, plan_solve
+from xmc_stream.jobs.probe import ProbeJob
+from xmc_stream.jobs.tiles import Run
+from xmc_stream.models import Execution
+from xmc_stream.planning import plan_line, plan_lines, plan_training
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.state import WRITER_BYTES
+
+Cli = Callable[..., Any]
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("512MB", 1), ("1GB", 2)])
+def test_what_is_foreseen_of_training_and_prediction_comes_true(
+    small: Path, cli: Cli, tmp_path: Path, limit: str, threads: int
+) -> None:
+    test, options = small.with_name("small-test.xmc"), ("--memory-limit", limit, "--threads", threads)
+    foreseen = cli("plan", "train", small, tmp_path / "m", *options)
+    done = cli("train", small, tmp_path / "m", *options)
+    assert foreseen["fits"]
+    assert foreseen["passes"] == done["passes"] == sum(foreseen["class_blocks"])
+    assert foreseen["bytes_streamed"] == done["bytes_streamed"]
+    assert foreseen["bytes_gathered"] == pytest.approx(done["bytes_gathered"], rel=0.3)
+    assert done["bytes_streamed"] + done["bytes_gathered"] == done["bytes_read"]
+    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.3 * done["peak_rss"]
+    foreseen = cli("plan", "predict", tmp_path / "m", test, tmp_path / "p", *options)
+    done = cli("predict", tmp_path / "m", test, tmp_path / "p", *options)
+    assert foreseen["bytes_read"] == done["bytes_read"]
+    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.3 * done["peak_rss"]
+    assert not {path.name for path in tmp_path.iterdir()} - {"m", "p"}  # a plan leaves nothing
+
+
+def test_the_short_form_plans_training_and_other_commands_are_refused(small: Path, cli: Cli) -> None:
+    long = cli("plan", "train", small, "model", "--set", "max_rounds=2", "--memory-limit", "1GB")
+    short = cli("plan", small, "--set", "max_rounds=2", "--memory-limit", "1GB")
+    assert short["passes"] == long["passes"] == 2
+    assert "there is no plan for `info`" in cli("plan", "info", small, fails=True)
+    assert "No such option" in cli("plan", "train", small, "model", "--nonsense", fails=True)
+
+
+def test_a_limit_that_cannot_work_is_answered_with_one_that_does(small: Path, cli: Cli, tmp_path: Path) -> None:
+    refused = cli("plan", small, "--memory-limit", "150MB", "--threads", 1)
+    assert not refused["fits"]
+    assert "needs" in refused["why"]
+    enough = refused["least_limit"] + 2_000_000  # processes differ by a few pages
+    assert cli("train", small, tmp_path / "m", "--memory-limit", enough, "--threads", 1)["peak_rss"] <= enough
+
+
+def test_conversion_is_foreseen(cli: Cli, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [" ".join([f"{rng.integers(50)}", *(f"{j}:{rng.random():.4f}" for j in range(30))]) for _ in range(3000)]
+    text = tmp_path / "train.txt"
+    text.write_text("\n".join(["3000 30 50", *lines]) + "\n")
+    foreseen = cli("plan", "convert", text, tmp_path / "out.xmc", "--memory-limit", "512MB")
+    assert not (tmp_path / "out.xmc").exists()
+    done = cli("convert", text, tmp_path / "out.xmc", "--memory-limit", "512MB")
+    assert (foreseen["n_samples"], foreseen["nnz_features"]) == (done["n_samples"], done["nnz_features"])
+    assert foreseen["bytes_read"] == text.stat().st_size
+    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
+
+
+def test_a_plan_is_said_in_words(small: Path, tmp_path: Path) -> None:
+    parameters = PPDSparseParameters(max_rounds=None)
+    figures = xs.PPDSparse(max_rounds=None, memory_limit="2GB", threads=1).plan(small)
+    assert not figures["rounds_known"]
+    assert "1 over the data in each round" in plan_line(figures)
+    assert any(line.startswith("least limit") for line in plan_lines(figures))
+    refused = plan_training(Dataset(small), parameters, 0, Execution(10**8, 1))
+    assert plan_lines(refused)[0].startswith("does not fit")
+    nothing = scipy.sparse.csr_matrix((0, 3), dtype=np.float32)
+    empty = xs.convert(nothing, tmp_path / "empty.xmc", labels=nothing)
+    with pytest.raises(InputError, match="nothing to learn from"):
+        plan_training(empty, parameters, 0, Execution("2GB", 1))
+
+
+def sizes(n: int, tile: int) -> list[list[SearchSize]]:
+    """Units of four pieces of two levels each."""
+    units = []
+    for u in range(n):
+        halves = [SearchSize(Run(u * 4 + h, u * 4 + h + 1, tile, 10), 5, 5) for h in (0, 1, 2, 3)]
+        units.append([*halves, SearchSize(Run(u * 4, u * 4 + 4, 4 * tile, 40), 20, 20)])
+    return units
+
+
+@pytest.mark.parametrize("promised", [1, 2, 3, 5, 8])
+def test_a_search_is_cut_into_the_blocks_that_were_promised(promised: int) -> None:
+    plan = MemoryPlan(2**33, 1024 * MIB, 1)
+    blocks = class_blocks(plan, sizes(8, 2 * MIB), 1000, promised)
+    assert len(blocks) == promised
+    classes = [c for block in blocks for piece in block for c in range(piece.run.first, piece.run.last)]
+    assert classes == list(range(32))
+    natural = class_blocks(replace_budget(plan, 120 * MIB), sizes(8, 20 * MIB), 1000)
+    assert len(natural) > 5
+    assert class_blocks(replace_budget(plan, 120 * MIB), sizes(8, 20 * MIB), 1000, 2) == natural  # more than promised
+
+
+def replace_budget(plan: MemoryPlan, budget: int) -> MemoryPlan:
+    return MemoryPlan(plan.limit, budget, plan.threads, plan.processes, Cuts())
+
+
+def test_a_sample_is_spread_over_all_classes_by_label_count() -> None:
+    counts = np.array([0, 1, 4, 4, 9, 100, 400])
+    values = _spread(counts, [1, 4, 4, 9, 100], [2, 7, 9, 20, 50])
+    np.testing.assert_allclose(values, [0, 2, 8, 8, 20, 50, 100], rtol=0.01)
+    assert (np.diff(_spread(np.arange(1, 50), [1, 50], [3, 90])) > 0).all()
+
+
+def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
+    """Forecast against the first round as the solve jobs report it."""
+    dataset, parameters = Dataset(small), PPDSparseParameters()
+    plan = MemoryPlan(2**31, 512 * MIB, 1)
+    solve = plan_solve(plan, dataset.n_samples, dataset.n_features, WRITER_BYTES, 1000)
+    job = ProbeJob(str(small), parameters, 0, plan, solve)
+    probe = job.run()
+    assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
+    forecaster = Forecaster(dataset, parameters, probe)
+    model = xs.PPDSparse(max_rounds=1, epochs=2, last_epochs=2, memory_limit="2GB", threads=1).fit(dataset).model_
+    weights = np.concatenate([np.diff(model.classes(a, b).indptr) for a, b in ((0, 1024), (1024, 1100))])
+    assert forecaster.weights.sum() == pytest.approx(weights.sum(), rel=0.1)
+    with pytest.raises(MemoryLimitError):
+        forecaster.forecast(MemoryPlan(10**8, 10 * MIB, 1))
