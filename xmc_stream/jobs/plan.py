@@ -5,7 +5,8 @@ Plans decide where work is cut and never what comes out of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from xmc_stream.errors import MemoryLimitError
@@ -124,23 +125,34 @@ def class_blocks(
     piece that does not fit by itself.
     """
     blocks = _cut_blocks(plan, units, n_features)
-    low, high = 0, plan.budget
-    while len(blocks) < at_least and high - low > plan.budget // 256:
+    if len(blocks) >= at_least:
+        return blocks
+    low, high, more = 0, plan.budget, blocks
+    while high - low > plan.budget // 256:  # the largest budget that gives as many
         middle = (low + high) // 2
         try:
             cut = _cut_blocks(replace(plan, budget=middle), units, n_features)
         except MemoryLimitError:  # not a single piece fits
             low = middle
             continue
-        if len(cut) == at_least:
-            return cut
-        low, high = (low, middle) if len(cut) < at_least else (middle, high)
-    return blocks
+        if len(cut) < at_least:
+            high = middle
+        else:
+            low, more = middle, cut
+    while len(more) > at_least:  # the two neighbours that are smallest together become one
+        sizes = [sum(_bytes(plan, [*a, *b], n_features)) for a, b in itertools.pairwise(more)]
+        at = sizes.index(min(sizes))
+        more[at : at + 2] = [[*more[at], *more[at + 1]]]
+    return more
+
+
+def _bytes(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int) -> Iterable[int]:
+    return search_needs(plan, pieces, n_features).values()
 
 
 def _cut_blocks(plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int) -> list[list[SearchSize]]:
     def fit(pieces: Sequence[SearchSize]) -> bool:
-        return sum(search_needs(plan, pieces, n_features).values()) <= plan.budget
+        return sum(_bytes(plan, pieces, n_features)) <= plan.budget
 
     blocks: list[list[SearchSize]] = []
     for sizes in units:
