@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 
-def run(*arguments: Any) -> dict[str, Any]:
-    """`xmc-stream ARGUMENTS --json`: the object it prints."""
+def run(*arguments: Any, timeout: float | None = None) -> dict[str, Any]:
+    """`xmc-stream ARGUMENTS --json`: the object it prints. Raises what subprocess.run does, after `timeout` seconds too."""
     command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=timeout)
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
