@@ -78,7 +78,7 @@ def test_a_plan_is_said_in_words(small: Path, tmp_path: Path) -> None:
     parameters = PPDSparseParameters(max_rounds=None)
     figures = xs.PPDSparse(max_rounds=None, memory_limit="2GB", threads=1).plan(small)
     assert not figures["rounds_known"]
-    assert "1 over the data in each round" in plan_line(figures)
+    assert "1 pass over the data in each round" in plan_line(figures)
     assert any(line.startswith("least limit") for line in plan_lines(figures))
     refused = plan_training(Dataset(small), parameters, 0, Execution(10**8, 1))
     assert plan_lines(refused)[0].startswith("does not fit")

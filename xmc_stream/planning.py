@@ -234,9 +234,7 @@ def plan_lines(figures: Mapping[str, Any]) -> list[str]:
     lines = []
     if figures["fits"]:
         lines = [
-            f"passes         {_passes(figures)}",
-            f"to read        {format_size(figures['bytes_read'])}"
-            + (f" in {figures['row_blocks']:,} row blocks a pass" if figures["row_blocks"] else ""),
+            f"reading        {_passes(figures)}, {format_size(figures['bytes_read'])} in all",
             f"time           about {_duration(figures['seconds'])}, from a short probe; threads: {figures['threads']}",
             f"peak memory    {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}, in the phase "
             f"'{figures['peak_phase']}':",
@@ -260,10 +258,15 @@ def _passes(figures: Mapping[str, Any]) -> str:
     blocks = figures.get("class_blocks")
     if blocks is None:
         again = figures.get("tiles_made", 1)
-        return f"{figures['passes']} over the data" + (f", tiles made {again} times" if again > 1 else "")
+        return _number(figures["passes"]) + (f", tiles made {again} times" if again > 1 else "")
     if not figures["rounds_known"]:
-        return f"{blocks[-1]} over the data in each round, as many rounds as the tolerance takes"
-    return f"{figures['passes']} over the data (class blocks of each search: {', '.join(map(str, blocks))})"
+        return f"{_number(blocks[-1])} in each round, as many rounds as the tolerance takes"
+    more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
+    return _number(figures["passes"]) + more
+
+
+def _number(passes: int) -> str:
+    return "1 pass over the data" if passes == 1 else f"{passes} passes over the data"
 
 
 def _duration(seconds: float) -> str:

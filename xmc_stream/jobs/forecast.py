@@ -164,7 +164,7 @@ class Forecaster:
         written = np.sort(np.add.reduceat(self.weights, starts) * _MORE_WEIGHTS)[-t:].sum() * 8
         return {
             "rows gathered": int(gathered),
-            "active sets": int(worst + np.sort(union)[-t:].sum() * 24) + t * 8 * sizes.max_rows,
+            "active sets": int(worst + np.sort(union)[-t:].sum() * 24) + t * 8 * min(sizes.max_rows, d.n_samples),
             "one class": t * int(of_class),
             "features": t * 36 * d.n_features + int(min(written, t * 8.0 * max(d.n_features, 1 << 20))),
             "marks of rows": t * (d.n_samples // 8 + d.n_samples // 16),

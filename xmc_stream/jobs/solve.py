@@ -43,6 +43,7 @@ from xmc_stream.store.state import (
     INSIDE,
     KEPT,
     LOSS,
+    N_FIGURES,
     OPEN,
     OUTSIDE,
     STATUS,
@@ -51,6 +52,9 @@ from xmc_stream.store.state import (
     UnitStateWriter,
     new_unit_state,
 )
+
+_EMPTY_FIGURES = np.zeros(N_FIGURES)  # of a class without positives: w_0 = -1, rest 0; see docs/architecture.md
+_EMPTY_FIGURES[[BIAS, STATUS]] = -1.0, EMPTY
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,9 @@ class _UnitSolve:
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
         self.solver = Solver(job.parameters, job.seed)
-        self.scratch = Scratch(self.dataset.n_features, job.sizes.max_rows, job.sizes.max_class_nnz)
-        self.buffer = Buffer(self.X, job.sizes.max_nnz)
+        rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
+        self.scratch = Scratch(self.dataset.n_features, rows, nnz)
+        self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
         self.tiles = TileSizes(self.first, self.last, self.dataset.n_features)  # of open classes
@@ -153,7 +158,9 @@ class _UnitSolve:
             if self.previous is None:
                 positives = self.Y.indptr.read(self.first, self.last + 1)
                 counts = np.diff(positives)
-                writer.figures[counts == 0, STATUS] = EMPTY
+                tau = job.parameters.tau
+                writer.figures[counts == 0] = _EMPTY_FIGURES
+                writer.figures[counts == 0, KEPT], writer.figures[counts == 0, DUAL] = tau / 2, -tau / 2
                 bound = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
@@ -161,8 +168,9 @@ class _UnitSolve:
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
                 bound += n_found // 4  # a row that was found takes a quarter of an active one while they are merged
-            for low, high in self._batches(writer.figures[:, STATUS] == OPEN, bound):
-                if writer.figures[low, STATUS] == OPEN:
+            self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
+            for low, high in self._batches(writer.figures[:, STATUS] == DONE, bound):
+                if (writer.figures[low:high, STATUS] == OPEN).any():
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(low, high, writer)
@@ -181,15 +189,18 @@ class _UnitSolve:
             "bytes_read": self.X.bytes_read + self.Y.bytes_read,
         }
 
-    def _batches(self, open_: NDArray[np.bool_], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Runs of classes that are all open or all not, with at most max_rows active rows, or of one larger class."""
+    def _batches(self, done: NDArray[np.bool_], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Runs of classes that are all done or all not, with at most max_rows active rows, or of one larger class.
+
+        Classes without positives stand in either: they have no rows.
+        """
         batches: list[tuple[int, int]] = []
         total = 0
-        for c in range(len(open_)):
+        for c in range(len(done)):
             total += int(bound[c])
             low = batches[-1][0] if batches else 0
-            full = total > self.job.sizes.max_rows or c - low >= (self.job.plan.cuts.classes or len(open_))
-            if not batches or full or open_[c] != open_[c - 1]:
+            full = total > self.job.sizes.max_rows or c - low >= (self.job.plan.cuts.classes or len(done))
+            if not batches or full or done[c] != done[c - 1]:
                 batches.append((c, c + 1))
                 total = int(bound[c])
             else:
@@ -197,21 +208,18 @@ class _UnitSolve:
         return batches
 
     def _copy(self, low: int, high: int, writer: UnitStateWriter) -> None:
-        """Carry classes that are not solved any more over from the last state; a class without positives gets w_0 = -1."""
-        empty = low + np.flatnonzero(writer.figures[low:high, STATUS] == EMPTY)
-        tau = self.job.parameters.tau
-        writer.figures[empty, BIAS], writer.figures[empty, KEPT], writer.figures[empty, DUAL] = -1.0, tau / 2, -tau / 2
+        """Carry classes that are not solved any more over from the last state."""
         if self.previous is None:
             nothing = np.zeros(0, np.int32)
             writer.active.append(np.zeros(high - low, np.int64), nothing, np.zeros(0))
             writer.weights.append(np.zeros(high - low, np.int64), nothing, np.zeros(0, np.float32))
-            self.tiles.add(np.zeros(high - low, np.int64), nothing, counted=False)
+            self.tiles.add(np.zeros(high - low, np.int64), nothing)
             return
         for c in range(low, high):
             active, weights = self.previous.active.block(c, c + 1), self.previous.weights.block(c, c + 1)
             writer.active.append(np.diff(active.indptr), active.indices, active.data)
             writer.weights.append(np.diff(weights.indptr), weights.indices, weights.data)
-            self.tiles.add(np.diff(weights.indptr), weights.indices, counted=False)
+            self.tiles.add(np.diff(weights.indptr), weights.indices)
 
     def _active_sets(self, low: int, high: int) -> ActiveSets:
         """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
@@ -246,7 +254,8 @@ class _UnitSolve:
         sets = self._active_sets(low, high)
         figures = np.empty((high - low, 4))
         self._solve_part(sets, figures, writer)
-        writer.figures[low:high, [BIAS, DUAL, KEPT, INSIDE]] = figures
+        mine = np.flatnonzero(writer.figures[low:high, STATUS] == OPEN)
+        writer.figures[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = figures[mine]
         counts = np.empty(high - low, np.int64)
         filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
         writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
@@ -260,6 +269,9 @@ class _UnitSolve:
             writer.weights.append(counts, features, data)
             self.tiles.add(counts, features)
 
+        if not len(sets.rows):  # classes without positives
+            sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+            return
         if n == 1:
             self._check_size(sets)
             lengths = self.X.lengths(sets.rows)[1]
@@ -286,7 +298,7 @@ class _UnitSolve:
             return False
         at = np.empty(len(sets.rows), np.int64)
         rank(sets.rows, self.words, self.before, at)
-        nnz = np.add.reduceat(spans[1][at], sets.ptr[:-1])  # of each class: none is empty
+        nnz = np.diff(np.concatenate([[0], np.cumsum(spans[1][at])])[sets.ptr])  # of each class
         if int(nnz.max()) > sizes.max_class_nnz:
             return False
         block = self.X.gather(union, self.buffer, spans)

@@ -79,25 +79,31 @@ class Run:
 
 
 class TileSizes:
-    """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class."""
+    """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class.
+
+    in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its weights come.
+    """
 
     _STEP = UNIT // 8
 
     def __init__(self, first: int, last: int, n_features: int) -> None:
         self._first, self._last, self._next = first, last, first
+        self.in_tiles = np.ones(last - first, np.bool_)
         self._counts = np.zeros((4, n_features), np.int32)  # of features, in the present run of each size
         self._classes = [0, 0, 0, 0]
         self.runs: list[Run] = []  # those that hold any class, the smaller ones first
 
-    def add(self, lengths: NDArray[np.int64], features: NDArray[Any], counted: bool = True) -> None:
-        """The next classes: how many weights each has, and their features; classes may be left out of the tiles."""
+    def add(self, lengths: NDArray[np.int64], features: NDArray[Any]) -> None:
+        """The next classes, all in tiles or none, but for such without weights: how many each has, and their features."""
         ends = np.concatenate([[0], np.cumsum(lengths)])
         done = 0
         while done < len(lengths):
-            n = min(len(lengths) - done, self._STEP - (self._next - self._first) % self._STEP)
-            if counted:
+            at = self._next - self._first
+            n = min(len(lengths) - done, self._STEP - at % self._STEP)
+            mine = self.in_tiles[at : at + n]
+            if mine.any():
                 count_indices(features[ends[done] : ends[done + n]], self._counts[0])
-                self._classes[0] += n
+                self._classes[0] += int(mine.sum())
             done, self._next = done + n, self._next + n
             self._close_runs()
 

@@ -134,7 +134,7 @@ class ActiveSets:
 
 
 class Scratch:
-    """Work space of one thread, made once: feature numbers, v and weights, and a class of max_rows and max_nnz."""
+    """Work space of one thread, made once: feature numbers, v and weights, and one class of max_rows and max_nnz."""
 
     def __init__(self, n_features: int, max_rows: int, max_nnz: int) -> None:
         self.local_of = np.full(n_features, -1, np.int32)
