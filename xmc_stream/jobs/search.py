@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from xmc_stream.kernels.active import clip_rows
 from xmc_stream.kernels.scores import search, sort_heaps
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix, row_blocks
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.state import BIAS, OPEN, STATUS, UnitState, new_found
 
@@ -32,21 +31,6 @@ class Piece:
     last: int
     state: str
     tile_bytes: int
-
-
-def row_blocks(
-    X: SparseMatrix, Y: SparseMatrix, start: int, stop: int, max_bytes: int, max_rows: int = 0
-) -> Iterator[tuple[Block, Block]]:
-    """X and Y of consecutive rows, at most max_bytes of each, in two buffers used again for every block."""
-    ends = {last for _, last, _ in X.cuts(max_bytes, start, stop)}
-    ends |= {last for _, last, _ in Y.cuts(max_bytes, start, stop)}
-    if max_rows:
-        ends |= set(range(start + max_rows, stop, max_rows))
-    x_buffer = Buffer(X, min(X.nnz, max_bytes // X.entry_bytes))
-    y_buffer = Buffer(Y, min(Y.nnz, max_bytes // Y.entry_bytes))
-    for end in sorted(ends):
-        yield X.block(start, end, x_buffer), Y.block(start, end, y_buffer)
-        start = end
 
 
 class _PieceSearch:
@@ -165,7 +149,8 @@ class SearchJob:
         searches = [piece for piece in searches if len(piece.classes)]
         cache = shared_cache(self.cache_bytes)
         n_blocks = 0
-        for x, y in row_blocks(X, Y, self.start, self.stop, self.plan.row_block_bytes, self.plan.cuts.rows):
+        most = self.plan.row_block_bytes
+        for x, y in row_blocks({X: most, Y: most}, self.start, self.stop, self.plan.cuts.rows):
             n_blocks += 1
             for piece in searches:
                 key = (piece.piece.state, piece.piece.first, piece.piece.last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,19 @@ class SparseMatrix:
             self.data.read_ranges(firsts, counts, buffer.data[:nnz])
         data = None if buffer.data is None else buffer.data[:nnz]
         return Block(0, indptr, buffer.indices[:nnz], data)
+
+
+def row_blocks(
+    matrices: Mapping[SparseMatrix, int], start: int, stop: int, max_rows: int = 0
+) -> Iterator[tuple[Block, ...]]:
+    """Consecutive rows of several matrices, at most so many bytes of each, in buffers used again for every block."""
+    ends = {last for matrix, max_bytes in matrices.items() for _, last, _ in matrix.cuts(max_bytes, start, stop)}
+    if max_rows:
+        ends |= set(range(start + max_rows, stop, max_rows))
+    buffers = {matrix: Buffer(matrix, min(matrix.nnz, most // matrix.entry_bytes)) for matrix, most in matrices.items()}
+    for end in sorted(ends):
+        yield tuple(matrix.block(start, end, buffer) for matrix, buffer in buffers.items())
+        start = end
 
 
 def _data_or_ones(path: Path, array: zarr.Array[Any]) -> ChunkedArray | None:
