@@ -208,14 +208,14 @@ def test_data_of_other_labels_and_thresholds_that_are_none_are_refused(
         xs.evaluate(trained, xs.open_dataset(small), ks=(1101,), execution=Execution("2GB"))
 
 
-# ---- memory: many labels, so that scores (4 GB) and what a job may hold are far apart
+# ---- memory: many labels, so that scores (2 GB) and what a job may hold are far apart
 
-N, D, K, PER_ROW = 5_000, 200, 200_000, 40
+N, D, K, PER_ROW = 5_000, 200, 100_000, 40
 
 
 @pytest.fixture(scope="module")
 def many_labels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model of 200,000 classes with a weight each, and data with 40 labels in each row."""
+    """A model of 100,000 classes with a weight each, and data with 40 labels in each row."""
     folder = tmp_path_factory.mktemp("many")
     work = folder / "work"
     begin_model(work)
@@ -289,10 +289,10 @@ def test_evaluating_predictions_keeps_its_limit_and_refuses_one_that_cannot_work
     model, data = many_labels
     k = 100
     xs.predict(xs.load_model(model), xs.open_dataset(data), tmp_path / "p", k, Execution("2GB"))
-    figures, peak = child(tmp_path / "p", data, "300MB", 1)
-    assert peak <= 300 * 10**6
+    figures, peak = child(tmp_path / "p", data, "180MB", 1)
+    assert peak <= 180 * 10**6
     assert set(FULL).isdisjoint(figures)
-    line = cli("evaluate", tmp_path / "p", data, "--memory-limit", "120MB", fails=True)
+    line = cli("evaluate", tmp_path / "p", data, "--memory-limit", "90MB", fails=True)
     assert "evaluating predictions" in line
     assert "set --memory-limit to" in line
     line = cli("evaluate", tmp_path / "p", data, "--train", data, "--memory-limit", "80MB", fails=True)

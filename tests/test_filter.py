@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,30 @@ def test_a_file_that_is_not_there_and_one_too_large_for_the_limit(tmp_path: Path
     assert small.budget() > 0
     with pytest.raises(MemoryLimitError, match=r"f\.txt"):
         store_pairs(tmp_path / "f.txt", tmp_path / "filter", 5, 9, small)
+
+
+STORE = """
+import json, sys
+from pathlib import Path
+from xmc_stream.convert.pairs import store_pairs
+from xmc_stream.memory import MemoryLimit, peak_resident, resident, return_freed_memory
+import xmc_stream.store.encoding
+return_freed_memory()
+before = resident()
+folder = Path(sys.argv[1])
+store_pairs(folder / "f.txt", folder / "filter", 1000, 1000, MemoryLimit(10**9))
+print(json.dumps(peak_resident() - before))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")
+def test_storing_pairs_takes_what_was_planned(tmp_path: Path) -> None:
+    n = 1_000_000
+    with open(tmp_path / "f.txt", "w") as file:
+        file.writelines(f"{i} {j}\n" for i in reversed(range(1000)) for j in range(1000))
+    done = subprocess.run([sys.executable, "-c", STORE, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 20 * n + 12 * 2**20  # and the chunks being written
+    assert SparseMatrix(tmp_path / "filter").nnz == n
 
 
 @st.composite

@@ -25,8 +25,8 @@ from xmc_stream.store.matrix import SparseMatrix, row_blocks
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
-_PAIR_WORK = 32  # times as much is what is made of them
-_RANK_BYTES = 160  # of a row and rank: label and score as they are stored and read, terms of the figures
+_PAIR_WORK = 16  # times as much is what is made of them
+_RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the figures
 _LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is made on the way
 
 
