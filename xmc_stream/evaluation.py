@@ -61,12 +61,14 @@ def evaluate(
             figures: dict[str, Any] = {}
             if is_model(path):
                 path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch)
-            stored = Predictions(path)
+                stored = Predictions(path)
+            else:
+                stored = Predictions(path)
+                limit.check(_needs(stored.k), "evaluating predictions")
             if stored.n_samples != dataset.n_samples:
                 raise InputError(
                     f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
                 )
-            limit.check(_needs(stored.k), "evaluating predictions")
             pairs = SparseMatrix(barred) if barred else None
             for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks), execution.progress):
                 metrics.update(labels, y_indptr, y_indices)
