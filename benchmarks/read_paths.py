@@ -9,6 +9,7 @@ page cache. Every case runs in a process of its own, so that VmHWM is the case's
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -70,8 +71,9 @@ def stream_map(matrix: SparseMatrix, start: int, stop: int) -> float:
     assert matrix.data is not None
     indices, data = matrix.indices.map(), matrix.data.map()
     total = 0.0
-    for first, last, _ in matrix.cuts(WINDOW, start, stop):
-        a, b = (int(matrix.indptr.read(line, line + 1)[0]) for line in (first, last))
+    ends = matrix.indptr.read(start, stop + 1)
+    bounds = np.append(np.arange(ends[0], ends[-1], WINDOW // matrix.entry_bytes), ends[-1])
+    for a, b in itertools.pairwise(ends[np.searchsorted(ends, bounds)].tolist()):
         total += add_up(indices[a:b], data[a:b])
         drop_pages(indices[a:b])
         drop_pages(data[a:b])

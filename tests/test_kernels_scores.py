@@ -124,10 +124,10 @@ def test_a_tile_holds_the_weights_by_feature(problem: Any) -> None:
 
 
 @pytest.mark.parametrize("n_classes", [1024, 1000, 512, 33, 32, 31, 1])
-def test_a_sixteenth_of_the_width_makes_a_run_dense(n_classes: int) -> None:
-    sixteenth = tile_width(n_classes) // 16
+def test_a_quarter_of_the_width_makes_a_run_dense(n_classes: int) -> None:
+    quarter = tile_width(n_classes) // 4
     W = np.zeros((5, n_classes), np.float32)
-    for j, count in enumerate([sixteenth - 1, sixteenth, n_classes, 0, 1]):
+    for j, count in enumerate([quarter - 1, quarter, n_classes, 0, 1]):
         W[j, n_classes - min(count, n_classes) :] = j + 1
     check_layout(W, np.arange(n_classes, dtype=np.float32))
 

@@ -20,7 +20,7 @@ from zarr.codecs import ZstdCodec
 
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.store.encoding import new_matrix
-from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.matrix import Block, Buffer, SparseMatrix, stream, stream_bytes
 
 STEP = 64 * 1024
 FEW = settings(max_examples=10, deadline=None)
@@ -170,19 +170,39 @@ def test_blocks_cover_each_line_once_as_cut_within_max_bytes_in_one_buffer(
     cost = np.concatenate([[0], np.cumsum(np.diff(lines.indptr) * lines.entry_bytes + 8)])
     max_bytes = int(room * max(np.diff(cost), default=8))
     with stored(lines, chunk) as matrix:
-        cuts = list(matrix.cuts(max_bytes, start, stop))
         at, buffers = start, []
-        for block, (first, last, nnz) in zip(matrix.blocks(max_bytes, start, stop), cuts, strict=True):
-            assert first == block.start == at
-            assert last - first == block.n > 0
-            assert nnz == len(block.indices)
-            assert cost[last] - cost[first] <= max_bytes
-            assert last == stop or cost[last + 1] - cost[first] > max_bytes  # no block is smaller than it must be
-            check(block, lines, np.arange(first, last))
+        for block in matrix.blocks(max_bytes, start, stop):
+            assert block.start == at
+            at += block.n
+            assert block.n > 0
+            assert cost[at] - cost[block.start] <= max_bytes
+            assert at == stop or cost[at + 1] - cost[block.start] > max_bytes  # no block is smaller than it must be
+            check(block, lines, np.arange(block.start, at))
             buffers += [(block.indices.base, None if block.data is None else block.values.base)]
-            at = last
         assert at == stop
         assert len({(id(indices), id(data)) for indices, data in buffers}) <= 1
+        if start == 0 and stop == lines.n:
+            assert matrix.bytes_read == stream_bytes([matrix], [(0, stop)])
+
+
+def test_two_matrices_are_streamed_in_the_same_blocks_and_read_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 150_000  # more lines than a window of indptr
+    wide, narrow = (make_lines(rng.integers(0, high, n)) for high in (9, 3))
+    both = [write(tmp_path / name, lines, step=50_000) for name, lines in (("wide", wide), ("narrow", narrow))]
+    ranges = [(0, 70_000), (70_000, n)]
+    for start, stop in ranges:
+        at = start
+        for x, y in stream(both, (100_000, 25_000), start, stop, max_lines=3000):
+            assert x.start == y.start == at
+            assert 0 < x.n == y.n <= 3000
+            assert 8 * x.n + wide.entry_bytes * len(x.indices) <= 100_000
+            assert 8 * y.n + narrow.entry_bytes * len(y.indices) <= 25_000
+            at += x.n
+            check(x, wide, np.arange(x.start, at))
+            check(y, narrow, np.arange(x.start, at))
+        assert at == stop
+    assert sum(matrix.bytes_read for matrix in both) == stream_bytes(both, ranges)
 
 
 @FEW

@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.memory import format_size
+
+if TYPE_CHECKING:
+    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 
 _PATH = click.Path(path_type=Path)
 
@@ -74,7 +77,10 @@ def main() -> None:
 @main.command()
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
-@click.option("--labels", type=_PATH, help="The .npz file of Y, when SOURCE is the .npz file of X.")
+@click.option(
+    "--labels", type=_PATH,
+    help="The file of Y, when SOURCE is that of X alone. [default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
+)  # fmt: skip
 @click.option("--like", type=_PATH, help="The training set: its numbers of features and labels, its normalisation.")
 @click.option("--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, or as --like]")
 @click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
@@ -84,7 +90,14 @@ def convert(
     source: Path, target: Path, labels: Path | None, like: Path | None, normalize: str | None, overwrite: bool,
     memory_limit: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Convert SOURCE (XMLRepo text, plain or gzip, or a .npz matrix) to the dataset TARGET, once."""
+    """Convert SOURCE to the dataset TARGET, once.
+
+    \b
+    SOURCE is one of these, told by its content; a text may be compressed by gzip, bzip2, xz or zstd:
+      XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
+      text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
+      .npz of scipy       features (N x D); --labels: labels (N x K)
+    """
     from xmc_stream.convert import convert_report
 
     dataset, figures = convert_report(
@@ -93,7 +106,8 @@ def convert(
     )  # fmt: skip
     _show(figures, as_json, [
         f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
-        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives",
+        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
+        + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),
         f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
         f"peak memory {format_size(figures['peak_rss'])}",
     ])  # fmt: skip
@@ -138,6 +152,12 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _parameters(settings: tuple[str, ...]) -> PPDSparseParameters:
+    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+
+    return PPDSparseParameters.of(dict(map(_setting, settings)))
+
+
 @main.command()
 @click.argument("data", type=_PATH)
 @click.argument("model", type=_PATH)
@@ -167,10 +187,9 @@ def train(
     """
     from xmc_stream.estimators import train as train_model
     from xmc_stream.models import Execution
-    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
     from xmc_stream.store.dataset import open_dataset
 
-    parameters = PPDSparseParameters.of(dict(map(_setting, settings)))
+    parameters = _parameters(settings)
     dataset = open_dataset(data)
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
@@ -256,12 +275,59 @@ def evaluate(
     execution = Execution(memory_limit, threads, scheduler, True)
     figures = evaluate_predictions(predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold)
     lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
-    lines += [
-        f"{name:16} {value:.6f}" if name in ("average_auc", "hamming_loss") else f"{name:16} {value:6.2f}"
-        for name, value in figures.items()
-        if name != "n_samples"
-    ]
+    shown = {name: value for name, value in figures.items() if name != "n_samples"}
+    width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")
+    lines += [f"{name:{width}} {value:{'.6f' if name in fractions else '6.2f'}}" for name, value in shown.items()]
     _show(figures, as_json, lines)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan(command: str, arguments: tuple[str, ...]) -> None:
+    """Say what another command would do: put `plan` before it, as in `xmc-stream plan train DATA MODEL ...`.
+
+    Passes over the data, bytes to read, peak memory by component, a time estimated from a short measured probe, and the
+    least --memory-limit that works. Nothing is written. COMMAND: train, predict or convert; `plan DATA` is for train.
+    """
+    from xmc_stream import planning
+    from xmc_stream.models import Execution, load_model
+    from xmc_stream.store.dataset import open_dataset
+
+    if command not in main.commands:  # the dataset to train from; the model has no name yet
+        command, arguments = "train", (command, "MODEL", *arguments)
+    o = main.commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
+    if command not in ("train", "predict", "convert"):
+        raise InputError(f"there is no plan for `{command}`: plan train, predict or convert")
+    execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"), True)
+    if command == "convert":
+        figures = planning.plan_conversion(o["source"], o["labels"], o["like"], o["memory_limit"])
+    elif command == "train":
+        figures = planning.plan_training(open_dataset(o["data"]), _parameters(o["settings"]), o["seed"], execution)
+    else:
+        figures = planning.plan_prediction(load_model(o["model"]), open_dataset(o["data"]), o["k"], execution)
+    _show(figures, o["as_json"], planning.plan_lines(figures))
+
+
+@main.command()
+@click.argument("folder", type=_PATH, default=Path("xmc-stream-demo"))
+@click.option(
+    "--source", "sources", type=_PATH, multiple=True, metavar="DIR",
+    help="Read the packages in this folder; may be repeated. [default: the standard library and what is installed]",
+)  # fmt: skip
+@_common
+def demo(folder: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
+    """Run the main job on a real text set: which package, module and class does a docstring belong to?
+
+    The docstrings come from the Python source on this machine (up to 100 MB of it, parsed, never run). The text set,
+    the datasets, the model and the predictions stay in FOLDER (xmc-stream-demo), each command is shown as it runs, and
+    all takes about a minute. An earlier demo's files in FOLDER are replaced; a folder of anything else is refused.
+    """
+    from xmc_stream.demo import run_demo
+
+    figures = run_demo(folder, sources, sys.stderr if as_json else sys.stdout)
+    if as_json:
+        click.echo(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 import tempfile
 import time
 import weakref
@@ -21,11 +22,12 @@ from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.check import check_jobs
 from xmc_stream.jobs.job import Loop, Phase
-from xmc_stream.jobs.plan import Cuts, MemoryPlan
+from xmc_stream.jobs.plan import Cuts
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, Model, load_model
+from xmc_stream.planning import memory_plan, plan_line, probe_training, training_figures
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
@@ -174,9 +176,11 @@ def train(
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
             held = engine.warm(WarmUp(predict=False))
-            budget = limit.limit - held - limit.reserve
-            plan = MemoryPlan(limit.limit, budget, engine.threads, engine.processes, execution.cuts or Cuts())
-            run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger)
+            plan = memory_plan(engine, limit, held, execution.cuts)
+            forecast = probe_training(engine, dataset, parameters, seed, plan).forecast(plan)
+            if execution.progress:
+                print(f"plan: {plan_line(training_figures(forecast, limit.limit, held))}", file=sys.stderr, flush=True)
+            run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger, forecast.blocks)
 
             def whole() -> Loop:
                 if check:
@@ -186,9 +190,13 @@ def train(
             result = engine.run(whole(), ledger)
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
+        n_bytes = sum(receipt.get("bytes_read", 0) for receipt in receipts)
+        streamed = sum(receipt["bytes_read"] for key, receipt in ledger.items() if key.startswith("search/"))
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
-            "bytes_read": sum(receipt.get("bytes_read", 0) for receipt in receipts),
+            "bytes_read": n_bytes,
+            "bytes_streamed": streamed,
+            "bytes_gathered": n_bytes - streamed,
             "class_blocks": max((receipt.get("class_blocks", 0) for receipt in receipts), default=0),
             "row_blocks": _row_blocks(ledger),
             "peak_rss": peak,
@@ -257,6 +265,8 @@ def _report(model: Model, limit: int, began: float, totals: dict[str, Any], resu
         "n_open": a["n_open"],
         "n_empty": a["n_empty"],
         "rounds": a["rounds"],
+        "bytes_streamed": totals["bytes_streamed"],
+        "bytes_gathered": totals["bytes_gathered"],
         "class_blocks": totals["class_blocks"],
         "row_blocks": totals["row_blocks"],
     }

@@ -21,7 +21,7 @@ from xmc_stream.metrics import (
 )
 from xmc_stream.models import Execution, is_model, load_model, planned, stored_filter
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import SparseMatrix, row_blocks
+from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
@@ -129,14 +129,13 @@ def _blocks(
     """
     from tqdm import tqdm
 
-    Y = dataset.Y_rows()
-    matrices = {Y: _PAIR_BYTES} if barred is None else {Y: _PAIR_BYTES, barred: _PAIR_BYTES}
+    matrices = [dataset.Y_rows()] if barred is None else [dataset.Y_rows(), barred]
     bar = tqdm(
         total=stored.n_samples, desc="compare", unit="row", delay=2, leave=False, disable=None if progress else True
     )
     with bar:
         for start, labels, _ in stored.blocks():
-            for y, *pairs in row_blocks(matrices, start, start + len(labels)):
+            for y, *pairs in stream(matrices, _PAIR_BYTES, start, start + len(labels)):
                 mine = labels[y.start - start : y.start - start + y.n]
                 y_indptr, y_indices = y.indptr, y.indices
                 if pairs:

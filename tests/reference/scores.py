@@ -26,9 +26,9 @@ def scores(rows: Sequence[Row], weights: NDArray[np.float32], bias: NDArray[np.f
 
 
 def run_lengths(weights: NDArray[np.float32], width: int) -> list[int]:
-    """Places that the features' runs take in a tile: all classes where a sixteenth of them or more has the feature."""
+    """Places that the features' runs take in a tile: all classes where a quarter of them or more has the feature."""
     counts = [int(np.count_nonzero(of_feature)) for of_feature in weights]
-    return [width if count >= width / 16 else count for count in counts]
+    return [width if count >= width / 4 else count for count in counts]
 
 
 def violators(

@@ -1,7 +1,8 @@
 """Conversion of what people have (text files, scipy matrices) into a dataset on disk, in bounded memory.
 
-One file a format. A format gives blocks of rows; what happens to them is here: the memory plan, normalisation, the
-writer, the figures. Reading the formats is not here, nor is anything that depends on how a dataset lies on disk.
+One file a format, and two for text and its compression. A format gives blocks of rows; what happens to them is here:
+the memory plan, normalisation, the writer, the figures. Reading the formats is not here, nor is anything that depends
+on how a dataset lies on disk.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from xmc_stream.convert.plan import plan_memory
 from xmc_stream.errors import InputError, StoreError, XmcStreamError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
 
 _NORMALIZE = ("none", "l2")
-_MAX_TRANSPOSITION = 2**28  # bytes of the buffers that make Y by columns: beyond, more passes cost little
-_MIN_TRANSPOSITION = 2**22
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ def convert(
 ) -> Dataset:
     """Convert XMLRepo text, scipy .npz files or scipy matrices into a dataset at `target`, and open it.
 
-    source: path of a text (plain or gzip, header "N D K", ids from 0), path of a .npz of scipy.sparse.save_npz with X
-    (N x D), or a scipy sparse matrix X. labels: for the latter two, Y (N x K) of the same kind: a value other than zero
-    is a positive, stored zeros are dropped (in X they are kept). like: a training set that fixes D and K, and normalize
-    where that is None. normalize: "l2" divides each row by its norm. memory_limit: "512MB" or bytes; by default three
-    quarters of what is free. progress: a bar on a terminal's stderr, if it takes over two seconds.
+    source: path of a text (plain, gzip, bzip2, xz or zstd) with the header "N D K", or of the features alone with the
+    header "N D", ids from 0; path of a .npz of scipy.sparse.save_npz with X (N x D); or a scipy sparse matrix X.
+    labels: for all but the first, Y (N x K) of the same kind; for NAME_X_Xf.txt by default NAME_X_Y.txt beside it. A
+    value other than zero is a positive, zeros are dropped (in X they are kept). like: a training set that fixes D and
+    K, and normalize where that is None. normalize: "l2" divides each row by its norm. memory_limit: "512MB" or bytes;
+    by default three quarters of what is free. progress: a bar on a terminal's stderr, if it takes over two seconds.
     Raises InputError naming file and line, MemoryLimitError, or StoreError where `target` cannot be written; then
     nothing is left that opens.
     """
@@ -126,18 +127,19 @@ def convert_report(
     if normalize not in (None, *_NORMALIZE):
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
     target = Path(target)
-    train = None if like is None else _like(like)
-    opened = _open(source, labels, train)
+    train = None if like is None else taken_over(like)
+    opened = open_source(source, labels, train)
     try:
         scaling = (train.normalize if train else "none") if normalize is None else normalize
         attributes = {**opened.attributes, "normalize": scaling}
         if train:
             attributes["like"] = Path(train.name).name
-        _load_kernels(opened)
-        max_bytes = _plan(opened, limit)
+        load_kernels(opened)
+        plan = plan_memory(opened, limit.budget(), opened.x_entries, opened.y_entries)
+        limit.check(plan.needs, "convert", plan.budget)
         try:
             with new_dataset(
-                target, opened.n_features, opened.n_labels, attributes, max_bytes=max_bytes, overwrite=overwrite
+                target, opened.n_features, opened.n_labels, attributes, max_bytes=plan.max_bytes, overwrite=overwrite
             ) as writer:
                 _write(opened, writer, scaling, progress)
         except OSError as error:
@@ -164,7 +166,7 @@ def convert_report(
     }
 
 
-def _like(like: str | Path | Dataset) -> Like:
+def taken_over(like: str | Path | Dataset) -> Like:
     """The sizes and the normalisation of a training set, given by path or opened."""
     from xmc_stream.store.dataset import Dataset, open_dataset
 
@@ -175,7 +177,7 @@ def _like(like: str | Path | Dataset) -> Like:
     return Like(str(train.path), train.n_features, train.n_labels, normalize)
 
 
-def _open(source: Any, labels: Any, like: Like | None) -> Source:
+def open_source(source: Any, labels: Any, like: Like | None) -> Source:
     """The source by what it is: a path to a zip file holds a scipy matrix, any other path is text."""
     from xmc_stream.convert.scipy_matrices import ScipyMatrices, is_npz
 
@@ -185,17 +187,17 @@ def _open(source: Any, labels: Any, like: Like | None) -> Source:
             if not isinstance(labels, str | os.PathLike):
                 raise InputError(f"{path} is a .npz of features: name the .npz of its labels too (labels=, --labels)")
             return ScipyMatrices.of_files(path, Path(labels), like)
-        if labels is not None:
-            raise InputError(f"{path} is not a .npz: a text holds its labels itself, so leave out labels")
+        if not isinstance(labels, str | os.PathLike | None):
+            raise InputError(f"{path} is a text: give its labels as the path of a text, not {type(labels).__name__}")
         from xmc_stream.convert.xmlrepo import XMLRepoText
 
-        return XMLRepoText(path, like)
+        return XMLRepoText(path, None if labels is None else Path(labels), like)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
     return ScipyMatrices.of_matrices(source, labels, like)
 
 
-def _load_kernels(source: Source) -> None:
+def load_kernels(source: Source) -> None:
     """Load all compiled code of the run: some 70 MB that must be there before the plan counts what is left."""
     import numpy as np
 
@@ -211,47 +213,6 @@ def _load_kernels(source: Source) -> None:
     scale_rows_l2(ends, none)
     scatter_lines(ends, y_indices, none, 0, 0, 0, ends, np.empty(0, index_dtype(source.n_samples)), none)
     source.load_kernels()
-
-
-def _plan(source: Source, limit: MemoryLimit) -> int:
-    """Fit the run into the limit; returns the bytes for the buffers that make Y by columns.
-
-    Three stages follow each other: rows are read and a chunk of each array is buffered (the store copies a full chunk
-    to check it); the last chunks are written (copied twice, being padded); Y by columns is made.
-    Raises MemoryLimitError where one of them does not fit.
-    """
-    from xmc_stream.store.encoding import CHUNK_BYTES, index_dtype
-
-    def chunk(items: int | None, itemsize: int) -> int:
-        return CHUNK_BYTES if items is None else min(CHUNK_BYTES, items * itemsize + 2**16)
-
-    n_rows, n_features, n_labels = source.n_samples, source.n_features, source.n_labels
-    chunks = [
-        chunk(n_rows + 1, 8),
-        chunk(source.x_entries, index_dtype(n_features).itemsize),
-        chunk(source.x_entries, 4),
-        chunk(n_rows + 1, 8),
-        chunk(source.y_entries, index_dtype(n_labels).itemsize),
-        chunk(n_rows, 4),
-    ]
-    counts = 8 * (n_features + n_labels)
-    kept = {**source.held, f"counts of {n_features} features and {n_labels} labels": counts}
-    budget = limit.budget()
-    free = budget - sum(kept.values())
-
-    reading = {"chunks being written": sum(chunks) + max(chunks)}
-    reading["blocks of rows"] = source.fit(free - reading["chunks being written"])
-    closing = {"chunks being written": sum(chunks) + 2 * max(chunks)}
-    columns = [chunk(n_labels + 1, 8), chunk(source.y_entries, index_dtype(n_rows).itemsize)]
-    counted = chunk(max(n_features, n_labels), 8)
-    # where each column begins and ends is held in four arrays, each as long as there are labels
-    by_columns = max(3 * counted, counted + sum(columns) + 2 * max(columns) + 4 * 8 * n_labels)
-    max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, budget // 4, free - by_columns))
-    entries = max_bytes if source.y_entries is None else min(max_bytes, 16 * source.y_entries + 2**16)
-    transposing = {"chunks being written": by_columns, "labels by columns": entries}
-    largest = max((reading, closing, transposing), key=lambda stage: sum(stage.values()))
-    limit.check({**kept, **largest}, "convert", budget)
-    return max_bytes
 
 
 def _write(source: Source, writer: DatasetWriter, scaling: str, progress: bool) -> None:

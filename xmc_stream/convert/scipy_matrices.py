@@ -136,7 +136,7 @@ class ScipyMatrices:
                 raise InputError(f"{self._y.name}: a label in row {row} (from 0) is NaN: labels are zero or not")
             positive = (values != 0).astype(np.float32)
             self._sort(y_indptr, y_indices, positive, self._y.name, start)
-            y_indptr, y_indices = _positives(y_indptr, y_indices, positive)
+            y_indptr, y_indices = positives(y_indptr, y_indices, positive)
             self._rows_done = stop
             yield x_indptr, x_indices, x_data, y_indptr, y_indices
             start = stop
@@ -185,10 +185,10 @@ class ScipyMatrices:
             )
 
 
-def _positives(
-    indptr: NDArray[np.int64], indices: NDArray[Any], positive: NDArray[np.float32]
+def positives(
+    indptr: NDArray[np.int64], indices: NDArray[Any], positive: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The entries of Y that are not stored zeros."""
+    """The entries of Y that are not stored zeros. positive (nnz,): one or zero for each, of any type."""
     if positive.all():
         return indptr, indices
     before = np.zeros(len(positive) + 1, np.int64)

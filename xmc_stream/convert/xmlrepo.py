@@ -1,211 +1,214 @@
-"""XMLRepo text, plain or gzip: a header "N D K", then a line `l1,l2,... f:v f:v ...` a sample, ids from zero.
+"""XMLRepo text, plain or compressed: in one file, or features and labels in a file each. Ids count from zero.
 
-A line that begins with a blank has no labels (so has one that begins with `f:v`); a line without features, and an empty
-line, are samples too. The text is read in pieces cut at a line's end; nothing grows with the file.
+One file: a header "N D K", then a line `l1,l2,... f:v f:v ...` a sample. A line that begins with a blank has no labels
+(so has one that begins with `f:v`); a line without features, and an empty line, are samples too. Two files: a header
+"N D", then a line `f:v f:v ...` a sample, and a header "N K", then a line `l:v l:v ...` a sample, where a label of the
+value zero is none. The text is read in pieces cut at a line's end; nothing grows with the file.
 """
 
 from __future__ import annotations
 
-import gzip
-import os
 import re
-import stat
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import format_size
+from xmc_stream.convert.compression import SUFFIXES
+from xmc_stream.convert.scipy_matrices import positives
+from xmc_stream.convert.text import TextFile
+from xmc_stream.errors import InputError
 
 if TYPE_CHECKING:
     from xmc_stream.convert import Like, Rows
 
-_PIECE = 8 * 2**20  # bytes of text parsed at a time
-_LEAST_PIECE = 2**18
-_READ = 2**20  # bytes asked of gzip at a time, which holds them twice
+_POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_RATIO = 1032  # what deflate can make of a byte
-_HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})[ \t]+(\d{1,15})[ \t]*\r?\n?")
-_LONGEST_HEADER = 1000
+_HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")
+_FORM = "'N D K' (numbers of rows, features, labels), or 'N D' where the labels have a file of their own"
+_LABELS_FORM = "'N K' (numbers of rows, labels)"
+_FEATURES_NAME = re.compile(r"(.*_X_)Xf\.txt(\.\w+)?")  # the labels beside it: Y for Xf
 _SHOWN = 40  # characters of a token in a message
 
 
 class XMLRepoText:
-    """An opened text whose header is read. like: where D and K come from instead of the header.
+    """An opened text, or two of them, whose headers are read.
 
-    Raises InputError where the file or its header cannot be read.
+    labels: the file of the labels where `path` holds features alone; by default `NAME_X_Y.txt` beside `NAME_X_Xf.txt`,
+    compressed or not. like: where D and K come from instead of the headers.
+    Raises InputError where a file or its header cannot be read, or labels are given or lack against the header.
     """
 
-    def __init__(self, path: Path, like: Like | None = None) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, labels: Path | None = None, like: Like | None = None) -> None:
+        with ExitStack() as opened:
+            text = opened.enter_context(closing(TextFile(path)))
+            self.n_samples, self.n_features, n_labels = _sizes(text, _FORM)
+            self._files = [text]
+            self.attributes = {"source": path.name}
+            if n_labels is None:
+                beside = _labels_beside(path) if labels is None else labels
+                second = opened.enter_context(closing(TextFile(beside)))
+                n_rows, n_labels, more = _sizes(second, _LABELS_FORM)
+                if more is not None:
+                    raise _not_the_header(second, _LABELS_FORM)
+                if n_rows != self.n_samples:
+                    raise InputError(
+                        f"{text.name}:1: the header promises {self.n_samples} rows and that of {second.name} {n_rows}: "
+                        "features and labels must be of the same samples"
+                    )
+                self._files.append(second)
+                self.attributes["source_labels"] = beside.name
+            elif labels is not None:
+                raise InputError(f"{path} holds its labels itself, by its header of three numbers: leave out labels")
+            self._opened = opened.pop_all()
+        self.n_labels = n_labels
+        if like:
+            self.n_features, self.n_labels = like.n_features, like.n_labels
         self._like = like
-        self._lines = 0  # lines behind us
-        self._read = 0  # bytes of text read
-        self._piece = _PIECE
-        self._longest = _PIECE  # line that the memory plan has room for
-        try:
-            self._file = open(path, "rb")  # noqa: SIM115 (closed by close)
-        except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
-        try:
-            self._open()
-        except BaseException:
-            self._file.close()
-            raise
-        self.held: dict[str, int] = {}
+        kinds = ", ".join(dict.fromkeys(file.compression for file in self._files if file.compression))
+        self.attributes["source_format"] = "XMLRepo text" + (f", {kinds}" if kinds else "")
+        self.held = {f"decompression of {file.name}": file.held for file in self._files if file.held}
+        last = self._files[-1]
+        self.x_entries = None if text.most is None else text.most // 4 + 1  # "0:1 "
+        self.y_entries = None if last.most is None else last.most // (2 if last is text else 4) + 1  # "0,"
 
-    def _open(self) -> None:
-        with self._reading():
-            status = os.fstat(self._file.fileno())
-            self._size = status.st_size if stat.S_ISREG(status.st_mode) else None
-            zipped = self._file.peek(2)[:2] == _GZIP_MAGIC
-            self._text: Any = gzip.GzipFile(fileobj=self._file) if zipped else self._file
-            header = self._text.readline(_LONGEST_HEADER)
-        self._zipped = zipped
-        self._read = len(header)
-        self.n_samples, self.n_features, self.n_labels = self._sizes(header)
-        if self._like:
-            self.n_features, self.n_labels = self._like.n_features, self._like.n_labels
-        self._lines = 1
-        self.attributes = {
-            "source": Path(self.name).name,
-            "source_format": "XMLRepo text, gzip" if zipped else "XMLRepo text",
-        }
-        length = None if self._size is None else self._size * (_GZIP_RATIO if zipped else 1)
-        self.x_entries = None if length is None else length // 4 + 1  # "0:1 "
-        self.y_entries = None if length is None else length // 2 + 1  # "0,"
-
-    def _sizes(self, header: bytes) -> tuple[int, int, int]:
-        match = _HEADER.fullmatch(header)
-        if match is None:
-            found = f"not {_shown(header)}" if header else "but the file is empty"
-            raise InputError(
-                f"{self.name}:1: the first line must be the header 'N D K' (numbers of rows, features, labels), {found}"
-            )
-        return int(match[1]), int(match[2]), int(match[3])
+    def _parsers(self) -> list[Parser]:
+        if len(self._files) == 1:
+            return [Parser(self._files[0].name, self.n_features, self.n_labels, self._like)]
+        return [
+            Parser(self._files[0].name, self.n_features, None, self._like),
+            Parser(self._files[1].name, self.n_labels, None, self._like, noun="label"),
+        ]
 
     @property
     def bytes_in(self) -> int:
-        """Bytes of the file; of a pipe, bytes of the text read so far."""
-        return self._read if self._size is None else self._size
+        """Bytes of the files; of a pipe, bytes of the text read so far."""
+        return sum(file.bytes_in for file in self._files)
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""
-        for _ in Parser(self.name, self.n_features, self.n_labels).blocks(np.zeros(0, np.uint8)):
-            pass
+        for parser in self._parsers():
+            for _ in parser.blocks(np.zeros(0, np.uint8)):
+                pass
 
     def fit(self, room: int) -> int:
-        """Choose the size of a piece for `room` bytes; returns what a piece of it and its rows take at most."""
-        index = 4 if max(self.n_features, self.n_labels) <= 2**31 else 8
-        # a byte of text: itself, and once more in half when the piece grows; a quarter of an entry of X, half an entry
-        # of Y; an indptr each and the writer's sums of them
-        per_byte = 1.5 + (index + 4) / 4 + index / 2 + 6 * 8 / _LINE_BYTES
-        self._longest = max(_LEAST_PIECE, int((room - 2 * _READ) / per_byte))
-        whole = _PIECE if self._size is None or self._zipped else self._size + 1
-        self._piece = max(2, min(_PIECE, whole, self._longest))
-        return int(self._piece * per_byte) + 2 * _READ
+        """Choose the sizes of pieces for `room` bytes; returns what pieces of them and their rows take at most."""
+        parsers = self._parsers()
+        taken = 0
+        if len(self._files) == 2:  # lines of labels are the shorter ones
+            taken = self._files[1].fit(room // 4, parsers[1].bytes_per_byte + _POSITIVES)
+        taken += self._files[0].fit(room - taken, parsers[0].bytes_per_byte)
+        for file in self._files:
+            file.allow(max(0, room - taken) // len(self._files))
+        return taken
 
     def position(self) -> int:
-        """Bytes of the file, compressed ones if it is, that are read."""
-        return self._file.tell() if self._zipped and self._size is not None else self._read
+        """Bytes of the files, compressed ones if they are, that are read."""
+        return sum(file.position() for file in self._files)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the files."""
+        self._opened.close()
 
     def blocks(self) -> Iterator[Rows]:
         """All rows, block by block. Raises InputError with file and line, MemoryLimitError for too long a line."""
-        parser = Parser(self.name, self.n_features, self.n_labels, self._like)
-        pieces = self._pieces()
+        parts = [self._rows(file, parser) for file, parser in zip(self._files, self._parsers(), strict=True)]
+        return parts[0] if len(parts) == 1 else _side_by_side(*parts)
+
+    def _rows(self, file: TextFile, parser: Parser) -> Iterator[Rows]:
+        """The rows of a file, which must be as many as the header promises."""
+        pieces = file.pieces()
         for text in pieces:
             for block in parser.blocks(text):
                 if parser.n_rows > self.n_samples:
                     rest = _count_lines(text[parser.position :]) + sum(_count_lines(piece) for piece in pieces)
-                    raise self._wrong_count(parser.n_rows + rest, 1)
+                    raise self._wrong_count(file, parser.n_rows + rest, 1)
                 yield block
-            self._lines = 1 + parser.n_rows
+            file.lines = 1 + parser.n_rows
         if parser.n_rows < self.n_samples:
-            raise self._wrong_count(parser.n_rows, self._lines)
+            raise self._wrong_count(file, parser.n_rows, file.lines)
 
-    def _wrong_count(self, n_rows: int, line: int) -> InputError:
+    def _wrong_count(self, file: TextFile, n_rows: int, line: int) -> InputError:
         return InputError(
-            f"{self.name}:{line}: the header promises {self.n_samples} rows and {n_rows} follow: fetch the file again, "
+            f"{file.name}:{line}: the header promises {self.n_samples} rows and {n_rows} follow: fetch the file again, "
             "or correct the header"
         )
 
-    def _pieces(self) -> Iterator[NDArray[np.uint8]]:
-        """The text behind the header, in pieces of whole lines; a piece is gone when the next one comes."""
-        buffer = bytearray(self._piece)
-        filled = 0
-        while True:
-            n = self._fill(buffer, filled)
-            filled += n
-            cut = buffer.rfind(b"\n", 0, filled) + 1 if n else filled
-            if cut:
-                yield np.frombuffer(buffer, np.uint8, cut)
-            if not n:
-                return
-            if not cut and filled == len(buffer):
-                buffer = self._grown(buffer)
-            elif cut:
-                buffer[: filled - cut] = buffer[cut:filled]
-                filled -= cut
 
-    def _fill(self, buffer: bytearray, filled: int) -> int:
-        """Read until the buffer is full or the file ends; returns the bytes read."""
-        with memoryview(buffer) as view:
-            start = filled
-            while filled < len(buffer):
-                with self._reading(buffer, filled):
-                    n = self._text.readinto1(view[filled : filled + _READ])  # what precedes damage is not lost
-                if not n:
-                    break
-                filled += n
-            self._read += filled - start
-            return filled - start
+def _sizes(text: TextFile, form: str) -> tuple[int, int, int | None]:
+    """The two or three numbers of a header, which should have this form."""
+    match = _HEADER.fullmatch(text.header)
+    if match is None:
+        raise _not_the_header(text, form)
+    return int(match[1]), int(match[2]), None if match[3] is None else int(match[3])
 
-    def _grown(self, buffer: bytearray) -> bytearray:
-        """A copy of the buffer that is twice as long, or as long as the memory plan allows."""
-        size = min(2 * len(buffer), self._longest)
-        if size == len(buffer):
-            raise MemoryLimitError(
-                f"{self.name}:{self._lines + 1}: the line is longer than {format_size(size)}, all that the limit "
-                "leaves for one: raise --memory-limit, or check that this is a text of lines"
-            )
-        grown = bytearray(size)
-        grown[: len(buffer)] = buffer
-        return grown
 
-    @contextmanager
-    def _reading(self, buffer: bytearray | None = None, filled: int = 0) -> Iterator[None]:
-        """Put errors of reading into words. buffer: holds lines that are read and not yet counted."""
-        try:
-            yield
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            lines = self._lines + (0 if buffer is None else buffer.count(b"\n", 0, filled))
-            what = "end early" if isinstance(error, EOFError) else "are damaged"
-            raise InputError(
-                f"{self.name}:{lines + 1}: the gzip data {what} at this line of the text: fetch the file again"
-            ) from None
-        except OSError as error:
-            raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
+def _not_the_header(text: TextFile, form: str) -> InputError:
+    found = f"not {_shown(text.header)}" if text.header else "but the file is empty"
+    return InputError(f"{text.name}:1: the first line must be the header {form}, {found}")
+
+
+def _labels_beside(path: Path) -> Path:
+    """The file of the labels that belongs to a file of features by its name; with the same suffix if there are more."""
+    match = _FEATURES_NAME.fullmatch(path.name)
+    if match is None:
+        raise InputError(
+            f"{path}:1: a header of two numbers says that here are features alone: name the file of their labels too "
+            "(labels=, --labels)"
+        )
+    name = f"{match[1]}Y.txt"
+    for suffix in (match[2] or "", "", *SUFFIXES):
+        if (path.parent / f"{name}{suffix}").exists():
+            return path.parent / f"{name}{suffix}"
+    raise InputError(
+        f"{path} holds features alone, and there is no {name} beside it, compressed or not: name the file of the labels "
+        "(labels=, --labels)"
+    )
+
+
+def _side_by_side(features: Iterator[Rows], labels: Iterator[Rows]) -> Iterator[Rows]:
+    """Rows of both files, each time as many as both have at hand. A file with too few rows raises by itself."""
+    x = y = None
+    i = j = 0
+    while True:
+        if x is None or i == len(x[0]) - 1:
+            x, i = next(features, None), 0
+        if y is None or j == len(y[0]) - 1:
+            y, j = next(labels, None), 0
+        if x is None or y is None:
+            return
+        n = min(len(x[0]) - i, len(y[0]) - j) - 1
+        y_indptr, y_indices, values = _slice(y, j, n)
+        yield *_slice(x, i, n), *positives(y_indptr, y_indices, values != 0)
+        i, j = i + n, j + n
+
+
+def _slice(rows: Rows, start: int, n: int) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
+    """n rows of the first of two matrices: an indptr from 0, views of the entries."""
+    indptr, indices, data = rows[0][start : start + n + 1], rows[1], rows[2]
+    low, high = int(indptr[0]), int(indptr[-1])
+    return indptr - low, indices[low:high], data[low:high]
 
 
 class Parser:
     """Lines of text to blocks of rows, and what is wrong in them to words.
 
     name: of the file, for messages; ids must be below n_features and n_labels, which come from `like` if it is given.
+    n_labels: None where lines are `id:value id:value ...` alone; noun: what those ids are of, then.
     n_rows counts rows so far; position is where the block given last ends in its text.
     """
 
     def __init__(
-        self, name: str, n_features: int, n_labels: int, like: Like | None = None, first_line: int = 2
+        self,
+        name: str,
+        n_features: int,
+        n_labels: int | None,
+        like: Like | None = None,
+        first_line: int = 2,
+        noun: str = "feature",
     ) -> None:
         from xmc_stream.store.encoding import index_dtype
 
@@ -216,9 +219,16 @@ class Parser:
         self.position = 0
         self._like = like
         self._first_line = first_line
+        self._noun = noun
         self._x_dtype = index_dtype(n_features)
-        self._y_dtype = index_dtype(n_labels)
+        self._y_dtype = index_dtype(n_labels or 0)
         self._allocate(0)
+
+    @property
+    def bytes_per_byte(self) -> float:
+        """Bytes of arrays a byte of text: a quarter of an entry of X, half an entry of Y, indptrs, the writer's sums."""
+        labels = 0.0 if self.n_labels is None else self._y_dtype.itemsize / 2
+        return (self._x_dtype.itemsize + 4) / 4 + labels + 6 * 8 / _LINE_BYTES
 
     def _allocate(self, length: int) -> None:
         """Arrays that hold what `length` bytes of text can hold; rows apart, which are parsed in as many steps."""
@@ -228,7 +238,7 @@ class Parser:
         self._y_indptr = np.empty(n_rows + 1, np.int64)
         self._x_indices = np.empty(length // 4 + 1, self._x_dtype)
         self._x_data = np.empty(length // 4 + 1, np.float32)
-        self._y_indices = np.empty(length // 2 + 1, self._y_dtype)
+        self._y_indices = np.empty(0 if self.n_labels is None else length // 2 + 1, self._y_dtype)
 
     def blocks(self, text: NDArray[np.uint8]) -> Iterator[Rows]:
         """The rows of a text of whole lines. Raises InputError with file and line."""
@@ -244,7 +254,7 @@ class Parser:
                 text,
                 state,
                 self.n_features,
-                self.n_labels,
+                self.n_labels or 0,
                 self._x_indptr,
                 self._x_indices,
                 self._x_data,
@@ -287,33 +297,34 @@ class Parser:
 
         where = f"{self.name}:{self._first_line + self.n_rows + int(state[parse.ROW])}: "
         culprit = int(state[parse.CULPRIT])
-        if code == parse.LABEL_TWICE:
-            return InputError(f"{where}label {culprit} stands twice in the row: leave one of them out")
-        if code == parse.FEATURE_TWICE:
-            return InputError(f"{where}feature {culprit} stands twice in the row: add up the values, or leave one out")
+        if self.n_labels is None and code in (parse.BAD_LABEL, parse.LABEL_RANGE):
+            code = parse.BAD_FEATURE
+        kind = "label" if code in (parse.BAD_LABEL, parse.LABEL_RANGE, parse.LABEL_TWICE) else self._noun
+        if code in (parse.LABEL_TWICE, parse.FEATURE_TWICE):
+            advice = "leave one of them out" if kind == "label" else "add up the values, or leave one out"
+            return InputError(f"{where}{kind} {culprit} stands twice in the row: {advice}")
         token = re.match(rb"[^ \t\n]*", text[culprit : culprit + 1000].tobytes())[0]  # type: ignore[index]
         shown = _shown(token)
         if b"\0" in token:
             return InputError(f"{where}there is a NUL byte in {shown}: the file is damaged or not a text")
         if code in (parse.BAD_VALUE, parse.VALUE_RANGE):
-            feature = int(self._x_indices[state[parse.X_END]])
+            number = int(self._x_indices[state[parse.X_END]])
             why = "is not a finite decimal number" if code == parse.BAD_VALUE else "is too large for float32"
-            return InputError(f"{where}value {shown} of feature {feature} {why}: correct the line")
+            return InputError(f"{where}value {shown} of {kind} {number} {why}: correct the line")
         if code in (parse.LABEL_RANGE, parse.FEATURE_RANGE):
-            kind, size, bound = (
-                ("label", "K", self.n_labels) if code == parse.LABEL_RANGE else ("feature", "D", self.n_features)
-            )
-            number = re.match(rb"\d{1,40}", token)[0].decode()  # type: ignore[index]
+            size = "K" if kind == "label" else "D"
+            bound = self.n_labels if code == parse.LABEL_RANGE else self.n_features
+            digits = re.match(rb"\d{1,40}", token)[0].decode()  # type: ignore[index]
             origin = f"which comes from --like {self._like.name}" if self._like else "which comes from the header"
-            return InputError(f"{where}{kind} id {number} is not below {size} = {bound}, {origin}: ids count from 0")
-        kind = "label" if code == parse.BAD_LABEL else "feature"
+            return InputError(f"{where}{kind} id {digits} is not below {size} = {bound}, {origin}: ids count from 0")
         if re.match(rb"-\d", token):
             return InputError(f"{where}{kind} id in {shown} is negative: ids count from 0")
-        if kind == "label":
+        if code == parse.BAD_LABEL:
             if not token.strip(b"\r"):
                 return InputError(f"{where}the list of labels ends in a comma: a label is missing")
             return InputError(f"{where}{shown} is not a list of label ids: write them as 1,2,3, before the features")
-        return InputError(f"{where}{shown} is not a feature id:value: blanks separate features, commas labels")
+        apart = "" if self.n_labels is None else ", commas labels"
+        return InputError(f"{where}{shown} is not a {kind} id:value: blanks separate {kind}s{apart}")
 
 
 def _count_lines(text: NDArray[np.uint8]) -> int:

@@ -150,6 +150,12 @@ class Engine:
             sizes.append(self._client.submit(_run, job, workers=[worker], pure=False).result().resident)
         return max(sizes)
 
+    def once(self, job: Job) -> Receipt:
+        """Run a job by itself, in this process or on a worker, and return its receipt."""
+        if self.in_process:
+            return _run(job).receipt
+        return self._result(job, self._client.submit(_run, job, pure=False)).receipt
+
     def run(self, loop: Any, book: Book) -> Receipt:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
         receipts: list[Receipt] | None = None

@@ -28,7 +28,7 @@ from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc, leave_out_labels
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, row_blocks
+from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import write_predictions
 
@@ -68,8 +68,9 @@ class FigureJob:
         labels, scores = no_predictions(self.stop - self.start, self.k)
         counts = np.zeros((3, dataset.n_labels), np.int64)
         n_blocks = auc = 0
-        matrices = {X: self.sizes.row_bytes, Y: self.sizes.pair_bytes, **barred_matrix(self.barred, self.sizes)}
-        for x, y, *barred in row_blocks(matrices, self.start, self.stop, self.max_rows):
+        matrices = [X, Y, *barred_matrix(self.barred)]
+        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
+        for x, y, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             auc += self._count(model, x, y, barred, labels[mine], scores[mine], counts)
             n_blocks += 1
@@ -138,11 +139,11 @@ class FigureRun(PredictRun):
         sizes = plan_predict(self.plan, self.model, n, self.k, True, 3 * 8 * n_labels)
         jobs = [
             FigureJob(
-                str(self.model.path), str(self.dataset.path), start, min(start + sizes.rows_per_job, n), self.k,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k,
                 self.threshold, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
                 self.barred,
             )
-            for start in range(0, n, sizes.rows_per_job)
+            for start, stop in sizes.ranges(n)
         ]  # fmt: skip
         receipts = yield Phase("evaluate", jobs)
         drop_tiles()

@@ -5,15 +5,18 @@ Plans decide where work is cut and never what comes out of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.tiles import Run, widest
 from xmc_stream.memory import MemoryLimit
 
 MIB = 2**20
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
+_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each fills heaps of its own
+_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,30 @@ def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int
     }
 
 
-def class_blocks(plan: MemoryPlan, units: Iterable[Sequence[SearchSize]], n_features: int) -> list[list[SearchSize]]:
+def class_blocks(
+    plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, at_least: int = 1
+) -> list[list[SearchSize]]:
     """Pieces of units in blocks, each as long as the budget allows. units: of each, all pieces it may be cut into.
 
-    Raises MemoryLimitError for a smallest piece that does not fit by itself.
+    at_least: blocks that a forecast promised; they are made of nearly equal size. Raises MemoryLimitError for a smallest
+    piece that does not fit by itself.
     """
+    blocks = _cut_blocks(plan, units, n_features)
+    low, high = 0, plan.budget
+    while len(blocks) < at_least and high - low > plan.budget // 256:
+        middle = (low + high) // 2
+        try:
+            cut = _cut_blocks(replace(plan, budget=middle), units, n_features)
+        except MemoryLimitError:  # not a single piece fits
+            low = middle
+            continue
+        if len(cut) == at_least:
+            return cut
+        low, high = (low, middle) if len(cut) < at_least else (middle, high)
+    return blocks
 
+
+def _cut_blocks(plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int) -> list[list[SearchSize]]:
     def fit(pieces: Sequence[SearchSize]) -> bool:
         return sum(search_needs(plan, pieces, n_features).values()) <= plan.budget
 
@@ -134,6 +155,12 @@ def class_blocks(plan: MemoryPlan, units: Iterable[Sequence[SearchSize]], n_feat
             else:
                 blocks.append([piece])
     return blocks
+
+
+def search_ranges(plan: MemoryPlan, n_samples: int) -> list[tuple[int, int]]:
+    """The rows of each search job of a class block."""
+    at_once = plan.threads * plan.processes
+    return even_ranges(n_samples, min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once))
 
 
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, even_ranges, plan_solve
+from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, plan_solve, search_ranges
 from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
@@ -37,9 +37,6 @@ from xmc_stream.store.state import (
     WRITER_BYTES,
     UnitState,
 )
-
-_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each fills heaps of its own
-_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,8 @@ class FinaliseJob:
 class PPDSparseRun:
     """A training run: what to learn from, where to, and within which memory.
 
-    work: folder of the unfinished model; what jobs leave for each other lies in its `state`.
+    work: folder of the unfinished model; what jobs leave for each other lies in its `state`. blocks: class blocks of
+    each search that a forecast promised; a search has more only where its tiles turn out larger than foreseen.
     """
 
     dataset: Dataset
@@ -106,6 +104,7 @@ class PPDSparseRun:
     seed: int
     plan: MemoryPlan
     ledger: Ledger
+    blocks: tuple[int, ...] = ()
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
@@ -211,15 +210,13 @@ class PPDSparseRun:
 
     def _search_jobs(self, round_: int, check: bool, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
         d = self.dataset
-        at_once = self.plan.threads * self.plan.processes
-        n_jobs = min(max(at_once, d.n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
         name = f"{pieces[0].first}-{pieces[-1].last}"
         return [
             SearchJob(
                 str(d.path), self.parameters, round_, check, start, stop, pieces,
                 str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes,
             )
-            for start, stop in even_ranges(d.n_samples, n_jobs)
+            for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip
 
     def _cut_classes(self, round_: int, check: bool, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
@@ -228,7 +225,8 @@ class PPDSparseRun:
         if check:
             units = [[replace(size, heap_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
         blocks = []
-        for block in class_blocks(self.plan, units, self.dataset.n_features):
+        promised = self.blocks[round_ - 1] if round_ <= len(self.blocks) else 1
+        for block in class_blocks(self.plan, units, self.dataset.n_features, promised):
             pieces = tuple(
                 Piece(run.first, run.last, str(self._state(f"solve-{round_ - 1}", str(run.first // UNIT))), run.tile)
                 for run in (piece.run for piece in block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
 from xmc_stream.kernels.scores import top_k
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix, row_blocks
+from xmc_stream.store.matrix import Block, SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
+_PROBE_ROWS = 1024
 _RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
 _PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
@@ -38,9 +40,29 @@ class PredictPlan:
     tiles: tuple[Run, ...]
     cache_bytes: int
 
+    @property
+    def keeps_tiles(self) -> bool:
+        """Whether every tile is made once; else once for each row block."""
+        return sum(run.tile for run in self.tiles) <= self.cache_bytes
+
+    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
+        """The rows of each job."""
+        starts = range(0, n_samples, self.rows_per_job)
+        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
+
+    def row_blocks(self, dataset: Dataset) -> int:
+        """How many row blocks there are, about."""
+        X = dataset.X_rows()
+        of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
+        return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
+
+    def times_made(self, dataset: Dataset) -> int:
+        """How often each tile is made."""
+        return 1 if self.keeps_tiles else self.row_blocks(dataset)
+
 
 def plan_predict(
-    plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, pairs: bool, held: int = 0
+    plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, pairs: bool = False, held: int = 0
 ) -> PredictPlan:
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
@@ -72,6 +94,60 @@ def plan_predict(
     return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
 
 
+def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int, sizes: PredictPlan) -> dict[str, int]:
+    """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
+    t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
+    rows = min(sizes.rows_per_job, n)
+    of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
+    return {
+        "results": min(t * rows, n) * k * _RESULT_BYTES,
+        "tiles": min(sizes.cache_bytes, sum(run.tile for run in sizes.tiles)),
+        "making tiles": t * (8 * max(run.weights for run in sizes.tiles) + 4 * model.n_features),
+        "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
+    }
+
+
+def predict_bytes(dataset: Dataset, sizes: PredictPlan) -> int:
+    """Bytes of the data that a prediction reads."""
+    return stream_bytes((dataset.X_rows(),), sizes.ranges(dataset.n_samples))
+
+
+@dataclass(frozen=True)
+class PredictProbe:
+    """Make a few tiles and score a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`)."""
+
+    model: str
+    data: str
+    sizes: PredictPlan
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Make and score."""
+        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        began = time.perf_counter()
+        block = X.block(0, min(_PROBE_ROWS, X.n_lines))
+        read = time.perf_counter() - began
+        labels, scores = np.full((block.n, 1), -1, np.int64), np.full((block.n, 1), -np.inf, np.float32)
+        chosen = sorted(self.sizes.tiles, key=lambda run: run.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
+        rate = {"make": 0.0, "score": 0.0}
+        for run in chosen:
+            began = time.perf_counter()
+            tile = _make_tile(model, run)
+            made = time.perf_counter()
+            top_k(
+                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
+                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs([]),
+            )  # fmt: skip
+            rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
+            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
+        drop_tiles()
+        return {**rate, "read": read / max(X.bytes_read, 1)}
+
+
 @dataclass(frozen=True)
 class PredictJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
@@ -99,8 +175,9 @@ class PredictJob:
         model, X = StoredModel(self.model), Dataset(self.data).X_rows()
         labels, scores = no_predictions(self.stop - self.start, self.k)
         n_blocks = 0
-        matrices = {X: self.sizes.row_bytes, **barred_matrix(self.barred, self.sizes)}
-        for x, *barred in row_blocks(matrices, self.start, self.stop, self.max_rows):
+        matrices = [X, *barred_matrix(self.barred)]
+        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
+        for x, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             for run in self.sizes.tiles:  # in ascending order of classes
                 with use_tile(model, run, self.sizes) as tile:
@@ -119,9 +196,9 @@ def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float3
     return np.full((n, k), -1, np.int64), np.full((n, k), -np.inf, np.float32)
 
 
-def barred_matrix(barred: str, sizes: PredictPlan) -> dict[SparseMatrix, int]:
-    """The pairs that are not predicted, if there are any, and the bytes of a block of them."""
-    return {SparseMatrix(barred): sizes.pair_bytes} if barred else {}
+def barred_matrix(barred: str) -> list[SparseMatrix]:
+    """The pairs that are not predicted, if there are any."""
+    return [SparseMatrix(barred)] if barred else []
 
 
 def barred_pairs(blocks: list[Block]) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -169,10 +246,10 @@ class PredictRun:
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
-                str(self.model.path), str(self.dataset.path), start, min(start + sizes.rows_per_job, n), self.k,
-                str(self.out), sizes, self.plan.cuts.rows, self.barred,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
+                self.plan.cuts.rows, self.barred,
             )
-            for start in range(0, n, sizes.rows_per_job)
+            for start, stop in sizes.ranges(n)
         ]  # fmt: skip
         receipts = yield Phase("predict", jobs)
         drop_tiles()

@@ -16,7 +16,7 @@ from xmc_stream.kernels.active import clip_rows
 from xmc_stream.kernels.scores import search, sort_heaps
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, SparseMatrix, row_blocks
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.state import BIAS, OPEN, STATUS, UnitState, new_found
 
@@ -149,8 +149,7 @@ class SearchJob:
         searches = [piece for piece in searches if len(piece.classes)]
         cache = shared_cache(self.cache_bytes)
         n_blocks = 0
-        most = self.plan.row_block_bytes
-        for x, y in row_blocks({X: most, Y: most}, self.start, self.stop, self.plan.cuts.rows):
+        for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
             n_blocks += 1
             for piece in searches:
                 key = (piece.piece.state, piece.piece.first, piece.piece.last)

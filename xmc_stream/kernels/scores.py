@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import kernel
 
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
-DENSE_SHARE = 16  # a feature is stored dense when at least 1/16 of the tile's classes have it: see docs/architecture.md
+DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
 
 SQUARED_HINGE, HINGE = 0, 1
 
@@ -166,16 +166,11 @@ def search(
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
+    by_lane, bounds = scores.reshape(width // LANES, LANES), threshold.reshape(width // LANES, LANES)
+    sums = losses.reshape(width // LANES, LANES)
     for i in range(len(indptr) - 1):
         _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         row = first_row + i
-        if loss == SQUARED_HINGE:
-            for c in range(width):
-                m = np.float64(max(one + scores[c], zero))
-                losses[c] += 0.5 * m * m
-        else:
-            for c in range(width):
-                losses[c] += np.float64(max(one + scores[c], zero))
         for p in range(y_indptr[i], y_indptr[i + 1]):
             c = y_indices[p] - first_class
             if 0 <= c < len(slot_of) and slot_of[c] >= 0:
@@ -186,15 +181,22 @@ def search(
                     losses[s] += 0.5 * right * right - 0.5 * wrong * wrong
                 else:
                     losses[s] += right - wrong
-        for lane in range(0, width, LANES):
-            hit = False
-            ahead = scores[lane : lane + LANES]
-            bound = threshold[lane : lane + LANES]
-            for c in range(LANES):
-                hit |= ahead[c] > bound[c]
-            if not hit:
+        for lane in range(width // LANES):
+            hits = np.int32(0)
+            if loss == SQUARED_HINGE:
+                for c in range(LANES):
+                    score = by_lane[lane, c]
+                    m = np.float64(max(one + score, zero))
+                    sums[lane, c] += 0.5 * m * m
+                    hits += np.int32(score > bounds[lane, c])
+            else:
+                for c in range(LANES):
+                    score = by_lane[lane, c]
+                    sums[lane, c] += np.float64(max(one + score, zero))
+                    hits += np.int32(score > bounds[lane, c])
+            if not hits:
                 continue
-            for c in range(lane, lane + LANES):
+            for c in range(lane * LANES, (lane + 1) * LANES):
                 if not scores[c] > threshold[c]:
                     continue
                 while active_next[c] < active_end[c] and active[active_next[c]] < row:
@@ -263,6 +265,7 @@ def top_k(
     barred_indices: labels of each row that score -inf, or two empty arrays. Leaves in `scores` those of the last row.
     """
     width = len(scores)
+    by_lane = scores.reshape(width // LANES, LANES)
     k = best_scores.shape[1]
     for i in range(len(indptr) - 1):
         _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
@@ -271,14 +274,13 @@ def top_k(
                 if first_class <= barred_indices[p] < first_class + n_classes:
                     scores[barred_indices[p] - first_class] = -np.inf
         worst = best_scores[i, k - 1]
-        for lane in range(0, width, LANES):
-            hit = False
-            ahead = scores[lane : lane + LANES]
+        for lane in range(width // LANES):
+            hits = np.int32(0)
             for c in range(LANES):
-                hit |= ahead[c] > worst
-            if not hit:
+                hits += np.int32(by_lane[lane, c] > worst)
+            if not hits:
                 continue
-            for c in range(lane, min(lane + LANES, n_classes)):
+            for c in range(lane * LANES, min((lane + 1) * LANES, n_classes)):
                 score = scores[c]
                 if not score > worst:
                     continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.memory import format_size
 from xmc_stream.store.chunks import ChunkedArray
 
-_WINDOW = 1 << 17  # entries of indptr read at a time: 1 MiB
+_WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
 
 
 @dataclass(frozen=True)
@@ -111,31 +111,22 @@ class SparseMatrix:
         return Block(start, indptr - first, indices, data)
 
     def blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[Block]:
-        """Consecutive blocks of at most max_bytes (entries and 8 bytes a line) over lines [start, stop).
+        """Consecutive blocks of at most max_bytes (entries and 8 bytes a line) over lines [start, stop): see `stream`."""
+        for (block,) in stream((self,), max_bytes, start, self.n_lines if stop is None else stop):
+            yield block
 
-        All share one buffer: a block is gone when the next one comes. Raises MemoryLimitError for a line that is larger.
-        """
-        buffer = None
-        for first, last, nnz in self.cuts(max_bytes, start, stop):
-            if buffer is None or nnz > len(buffer.indices):
-                buffer = Buffer(self, max(nnz, min(max_bytes // self.entry_bytes, self.nnz)))
-            yield self.block(first, last, buffer)
-
-    def cuts(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """(first line, last line + 1, entries) of blocks of at most max_bytes over lines [start, stop)."""
-        stop = self.n_lines if stop is None else stop
-        while start < stop:
-            end = min(start + max(1, min(_WINDOW, max_bytes // 8)), stop)
-            indptr = self._ends(start, end + 1)
-            cost = (indptr[1:] - indptr[0]) * self.entry_bytes + 8 * np.arange(1, end - start + 1)
-            n = int(np.searchsorted(cost, max_bytes, side="right"))
-            if n == 0:
-                raise MemoryLimitError(
-                    f"line {start} of {self.path} takes {format_size(int(cost[0]))}, over the {format_size(max_bytes)} "
-                    "planned for a block: raise --memory-limit or lower --threads"
-                )
-            yield start, start + n, int(indptr[n] - indptr[0])
-            start += n
+    def _fitting(self, ends: NDArray[np.int64], at: int, max_bytes: int, line: int) -> int:
+        """How many lines behind place `at` of a window of indptr fit into max_bytes. line: number of that line."""
+        window = ends[at:]
+        cost = window * self.entry_bytes
+        cost += 8 * np.arange(len(window)) - cost[0]
+        n = int(np.searchsorted(cost, max_bytes, side="right")) - 1
+        if n == 0:
+            raise MemoryLimitError(
+                f"line {line} of {self.path} takes {format_size(int(cost[1]))}, over the {format_size(max_bytes)} "
+                "planned for a block: raise --memory-limit or lower --threads"
+            )
+        return n
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First entry and number of entries of each of the lines (sorted ascending), by windows of indptr."""
@@ -175,17 +166,38 @@ class SparseMatrix:
         return Block(0, indptr, buffer.indices[:nnz], data)
 
 
-def row_blocks(
-    matrices: Mapping[SparseMatrix, int], start: int, stop: int, max_rows: int = 0
+def stream(
+    matrices: Sequence[SparseMatrix], max_bytes: int | Sequence[int], start: int, stop: int, max_lines: int = 0
 ) -> Iterator[tuple[Block, ...]]:
-    """Consecutive rows of several matrices, at most so many bytes of each, in buffers used again for every block."""
-    ends = {last for matrix, max_bytes in matrices.items() for _, last, _ in matrix.cuts(max_bytes, start, stop)}
-    if max_rows:
-        ends |= set(range(start + max_rows, stop, max_rows))
-    buffers = {matrix: Buffer(matrix, min(matrix.nnz, most // matrix.entry_bytes)) for matrix, most in matrices.items()}
-    for end in sorted(ends):
-        yield tuple(matrix.block(start, end, buffer) for matrix, buffer in buffers.items())
-        start = end
+    """Blocks of the same lines of some matrices, at most max_bytes of each (or so many of each), over [start, stop).
+
+    All share one buffer a matrix: a block is gone when the next one comes. Every entry is read once. max_lines: of a
+    block, 0 for any number. Raises MemoryLimitError for a line that is larger than max_bytes.
+    """
+    most = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else list(max_bytes)
+    buffers = [
+        Buffer(matrix, min(matrix.nnz, m // matrix.entry_bytes)) for matrix, m in zip(matrices, most, strict=True)
+    ]
+    for low in range(start, stop, _WINDOW):
+        high = min(low + _WINDOW, stop)
+        windows = [matrix._ends(low, high + 1) for matrix in matrices]
+        at = 0
+        while at < high - low:
+            n = max_lines or high - low
+            for matrix, ends, m in zip(matrices, windows, most, strict=True):
+                n = min(n, matrix._fitting(ends, at, m, low + at))
+            parts = zip(matrices, windows, buffers, strict=True)
+            yield tuple(matrix._fill(low + at, ends[at : at + n + 1], buffer) for matrix, ends, buffer in parts)
+            at += n
+
+
+def stream_bytes(matrices: Sequence[SparseMatrix], ranges: Sequence[tuple[int, int]]) -> int:
+    """Bytes that `stream` reads over ranges of lines which together are all lines."""
+    windows = sum(-(-(stop - start) // _WINDOW) for start, stop in ranges)
+    return sum(
+        (matrix.n_lines + windows) * matrix.indptr.dtype.itemsize + matrix.nnz * matrix.entry_bytes
+        for matrix in matrices
+    )
 
 
 def _data_or_ones(path: Path, array: zarr.Array[Any]) -> ChunkedArray | None:

@@ -1,0 +1,151 @@
+"""Useful multiply-adds per second of the search kernel, beside what one core of the machine does at best.
+
+    python benchmarks/search_kernel.py DATA.xmc FOLDER --repeats 5
+
+Trains two rounds of PPDSparse into FOLDER if that is not there yet, then searches all rows for every unit of 1,024
+classes with those weights, warm, on one core. A multiply-add is useful where both the value and the weight are stored:
+zeros of dense rows do not count. Beside it, in the same run: a float32 axpy over a tile's width of scores that stay in
+the first-level cache, from a row of weights there and from rows all over a tile, and the same adds scattered by index.
+Prints the median rate over the repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numba
+import numpy as np
+from commands import machine, run
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.tiles import Tile, make_tile
+from xmc_stream.kernels.scores import DENSE_SHARE, search, top_k
+from xmc_stream.models import Model, load_model
+from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.model import UNIT, n_units, unit_range
+
+
+@numba.njit(nogil=True)
+def axpy(n: int, rows: NDArray[np.int64], weights: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
+    """Add n rows of weights, as listed, to the scores."""
+    for i in range(n):
+        x = np.float32(1.0 + 1e-6 * i)
+        row = weights[rows[i & (len(rows) - 1)]]
+        for c in range(len(scores)):
+            scores[c] += x * row[c]
+
+
+@numba.njit(nogil=True)
+def scatter(n: int, slots: NDArray[np.uint16], weights: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
+    """Add n runs of weights to the scores that `slots` names."""
+    for i in range(n):
+        x = np.float32(1.0 + 1e-6 * i)
+        for q in range(len(slots)):
+            scores[slots[q]] += x * weights[q]
+
+
+def machine_rates(rng: np.random.Generator, repeats: int) -> dict[str, float]:
+    """Multiply-adds per second of the three loops."""
+    n = 1 << 16
+    tile = rng.random((4096, UNIT), np.float32)  # 16 MiB, as large as a unit's tile
+    scores = np.zeros(UNIT, np.float32)
+    near, far = np.zeros(1, np.int64), rng.permutation(len(tile))
+    slots = np.sort(rng.permutation(UNIT)[: UNIT // DENSE_SHARE]).astype(np.uint16)
+    cases: dict[str, tuple[Callable[[], None], int]] = {
+        "contiguous axpy, weights in the first-level cache": (lambda: axpy(n, near, tile, scores), n * UNIT),
+        "contiguous axpy, weights all over 16 MiB": (lambda: axpy(n, far, tile, scores), n * UNIT),
+        "scatter, runs of 1/4 of the classes": (
+            lambda: scatter(n, slots, tile[0, : len(slots)], scores),
+            n * len(slots),
+        ),
+    }
+    return {name: work / median_seconds(call, repeats) for name, (call, work) in cases.items()}
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """The first call, which compiles and fills the caches, apart."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+class UnitSearch:
+    """What a search of one unit over all rows needs, as a search job makes it; active sets left out."""
+
+    def __init__(self, data: Dataset, model: Model, unit: int) -> None:
+        self.first, last = unit_range(unit, model.n_labels)
+        block = model.classes(self.first, last)
+        self.counts = np.bincount(block.indices, minlength=data.n_features)
+        self.tile: Tile = make_tile(block.indptr, block.indices, block.values, model.unit_array(unit), data.n_features)
+        n, self.width = last - self.first, len(self.tile.bias)
+        self.slot_of = np.arange(n, dtype=np.int16)
+        positives = data.label_counts()[self.first : last]
+        active = positives + start_sizes(positives, data.n_samples)
+        self.heap_start = np.zeros(self.width + 1, np.int64)
+        np.cumsum(added_sizes(active, 50, data.n_samples), out=self.heap_start[1 : n + 1])
+        self.heap_start[n + 1 :] = self.heap_start[n]
+        self.heap_scores = np.empty(self.heap_start[-1], np.float32)
+        self.heap_rows = np.empty(self.heap_start[-1], np.int32)
+        self.n = n
+
+    def run(self, x: Any, y: Any) -> None:
+        """Search."""
+        threshold = np.full(self.width, np.inf, np.float32)
+        threshold[: self.n] = -0.99
+        none = np.zeros(self.width, np.int64)
+        search(
+            x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
+            self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.heap_start,
+            none.copy(), self.heap_scores, self.heap_rows, threshold, 0, np.zeros(self.width),
+            np.empty(self.width, np.float32),
+        )  # fmt: skip
+
+    def rank(self, x: Any) -> None:
+        """Top 5 of every row, which is scoring and little else."""
+        labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
+        top_k(
+            x.indptr, x.indices, x.values, self.first, self.n, self.tile.start, self.tile.slots, self.tile.weights,
+            self.tile.bias, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
+        )  # fmt: skip
+
+
+@click.command()
+@click.argument("data", type=click.Path(path_type=Path, exists=True))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--repeats", default=5, show_default=True)
+def main(data: Path, folder: Path, repeats: int) -> None:
+    path = folder / "two-rounds.model"
+    if not path.exists():
+        run("train", data, path, "--set", "max_rounds=2")
+    dataset, model = open_dataset(data), load_model(path)
+    x, y = dataset.X_rows().block(0, dataset.n_samples), dataset.Y_rows().block(0, dataset.n_samples)
+    print(f"{machine()}; {data.name}, {model.attributes['nnz']:,} weights after two rounds; one core")
+    for name, rate in machine_rates(np.random.default_rng(0), repeats).items():
+        print(f"{name:50} {rate / 1e9:6.2f}e9 multiply-adds/s")
+    useful = 0
+    seconds = {"search": 0.0, "top 5": 0.0}
+    occurrences = dataset.feature_counts()
+    for unit in range(n_units(model.n_labels)):
+        piece = UnitSearch(dataset, model, unit)
+        useful += int((occurrences * piece.counts).sum())
+        seconds["search"] += median_seconds(lambda piece=piece: piece.run(x, y), repeats)  # type: ignore[misc]
+        seconds["top 5"] += median_seconds(lambda piece=piece: piece.rank(x), repeats)  # type: ignore[misc]
+    for name, took in seconds.items():
+        print(
+            f"{name + ', useful ones':50} {useful / took / 1e9:6.2f}e9 multiply-adds/s ({useful / 1e9:.2f}e9 in {took:.2f} s)"
+        )
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""What a command would do under its limit, before it does it: passes, bytes, blocks, peak memory, time, least limit.
+
+Everything here calls the plans that the commands themselves use; nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xmc_stream.convert import load_kernels, open_source, taken_over
+from xmc_stream.convert.plan import plan_memory
+from xmc_stream.engine.runner import Engine
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.forecast import Forecast, Forecaster
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, plan_solve
+from xmc_stream.jobs.predict import PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
+from xmc_stream.jobs.probe import ProbeJob
+from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, resident
+from xmc_stream.models import Execution, Model
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.state import WRITER_BYTES
+
+_EDGES = 8 * MIB  # what no component names: ledger, events, the scheduler's own objects
+_MARGIN = 1.1  # on what the beginning of an input says of all of it
+_PROBE_ROOM = 64 * MIB  # for reading that beginning
+_PROBE_SECONDS = 0.3
+_FINEST = 10**6  # limits are proposed to a megabyte
+
+Figures = dict[str, Any]
+
+
+def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None = None) -> MemoryPlan:
+    """What the jobs may hold when libraries and kernels hold so many bytes."""
+    budget = limit.limit - held - limit.reserve
+    return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts())
+
+
+def probe_training(
+    engine: Engine, dataset: Dataset, parameters: PPDSparseParameters, seed: int, plan: MemoryPlan
+) -> Forecaster:
+    """Solve some classes and score some rows within the plan. Raises MemoryLimitError where no solve fits at all."""
+    counts = dataset.label_counts()
+    largest = int((counts + start_sizes(counts, dataset.n_samples)).max(initial=0))
+    sizes = plan_solve(plan, dataset.n_samples, dataset.n_features, WRITER_BYTES, largest)
+    probe = engine.once(ProbeJob(str(dataset.path), parameters, seed, plan, sizes))
+    return Forecaster(dataset, parameters, probe)
+
+
+def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
+    """A forecast and the process's own memory as figures; keys as in `plan --json`."""
+    parts = {"process": held + _EDGES, **forecast.phases[forecast.largest]}
+    return {
+        "command": "train",
+        "fits": True,
+        "memory_limit": limit,
+        "passes": forecast.passes,
+        "rounds_known": forecast.capped,
+        "class_blocks": list(forecast.blocks),
+        "row_blocks": forecast.row_blocks,
+        "bytes_read": forecast.bytes_streamed + forecast.bytes_gathered,
+        "bytes_streamed": forecast.bytes_streamed,
+        "bytes_gathered": forecast.bytes_gathered,
+        "peak_rss": max(sum(parts.values()), peak_resident()),
+        "peak_phase": forecast.largest,
+        "peak_parts": parts,
+        "seconds": round(forecast.seconds, 1),
+    }
+
+
+def plan_training(dataset: Dataset, parameters: PPDSparseParameters, seed: int, execution: Execution) -> Figures:
+    """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error."""
+    if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
+        raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
+    limit = execution.limit()
+    with _engine(execution, limit) as engine:
+        held = engine.warm(WarmUp(predict=False))
+
+        def at(size: int) -> MemoryPlan:
+            return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
+
+        room = limit.limit
+        while True:  # the probe gets what it needs, also where the limit asked for is too small
+            try:
+                forecaster = probe_training(engine, dataset, parameters, seed, at(room))
+                break
+            except MemoryLimitError:
+                room *= 2
+        held = max(held, resident()) if engine.in_process else held
+
+        def passes(size: int) -> int | None:
+            try:
+                return forecaster.forecast(at(size)).passes
+            except MemoryLimitError:
+                return None
+
+        least = _least(lambda size: passes(size) is not None, limit.limit)
+        fewest = _least(lambda size: passes(size) == forecaster.rounds, limit.limit)
+        advice = {"least_limit": least, "limit_for_fewest_passes": fewest, "threads": engine.threads}
+        try:
+            figures = training_figures(forecaster.forecast(at(limit.limit)), limit.limit, held)
+        except MemoryLimitError as error:
+            figures = {"command": "train", "fits": False, "memory_limit": limit.limit, "why": str(error)}
+    return {**figures, **advice}
+
+
+def plan_prediction(model: Model, dataset: Dataset, k: int, execution: Execution) -> Figures:
+    """What `predict` would do. A limit that cannot work gives fits=False and why, instead of an error."""
+    limit = execution.limit()
+    with _engine(execution, limit) as engine:
+        held = engine.warm(WarmUp(predict=True))
+        PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
+
+        def at(size: int) -> MemoryPlan:
+            return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
+
+        def works(size: int) -> bool:
+            try:
+                plan_predict(at(size), model, dataset.n_samples, k)
+            except MemoryLimitError:
+                return False
+            return True
+
+        def once(size: int) -> bool:
+            return works(size) and plan_predict(at(size), model, dataset.n_samples, k).keeps_tiles
+
+        advice = {
+            "least_limit": _least(works, limit.limit),
+            "limit_for_fewest_passes": _least(once, limit.limit),
+            "threads": engine.threads,
+        }
+        if not works(limit.limit):
+            try:
+                plan_predict(at(limit.limit), model, dataset.n_samples, k)
+            except MemoryLimitError as error:
+                return {"command": "predict", "fits": False, "memory_limit": limit.limit, "why": str(error), **advice}
+        plan = at(limit.limit)
+        sizes = plan_predict(plan, model, dataset.n_samples, k)
+        parts = {"process": held + _EDGES, **predict_needs(plan, model, dataset, k, sizes)}
+        probe = engine.once(PredictProbe(str(model.path), str(dataset.path), sizes))
+        n_bytes = predict_bytes(dataset, sizes)
+        times = sizes.times_made(dataset)
+        work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.attributes["nnz"]
+    return {
+        "command": "predict",
+        "fits": True,
+        "memory_limit": limit.limit,
+        "passes": 1,
+        "row_blocks": sizes.row_blocks(dataset),
+        "bytes_read": n_bytes,
+        "bytes_streamed": n_bytes,
+        "bytes_gathered": 0,
+        "tiles_made": times,
+        "peak_rss": max(sum(parts.values()), peak_resident()),
+        "peak_phase": "predict",
+        "peak_parts": parts,
+        "seconds": round(work / (engine.threads * engine.processes) + probe["read"] * n_bytes + 0.5, 1),
+        **advice,
+    }
+
+
+def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int | None) -> Figures:
+    """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
+    limit = Execution(memory_limit).limit()
+    train = None if like is None else taken_over(like)
+    opened = open_source(source, labels, train)
+    try:
+        load_kernels(opened)
+        held = resident()
+        room = max(limit.limit, held + _PROBE_ROOM) - held
+        opened.fit(room)
+        seen, x_seen, y_seen, began = 0, 0, 0, time.perf_counter()
+        for _, x_indices, _, _, y_indices in opened.blocks():
+            x_seen, y_seen, seen = x_seen + len(x_indices), y_seen + len(y_indices), opened.position()
+            if time.perf_counter() - began > _PROBE_SECONDS:
+                break
+        took = time.perf_counter() - began
+    finally:
+        opened.close()
+    part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
+    x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
+    opened = open_source(source, labels, train)
+    try:
+
+        def needs(size: int, foreseen: bool) -> dict[str, int]:
+            budget = size - held - MemoryLimit(size).reserve
+            return plan_memory(
+                opened, budget, x if foreseen else opened.x_entries, y if foreseen else opened.y_entries
+            ).needs
+
+        def works(size: int) -> bool:
+            return sum(needs(size, False).values()) <= size - held - MemoryLimit(size).reserve
+
+        figures: Figures = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
+        least = _least(works, limit.limit)
+        if not figures["fits"]:
+            try:
+                limit.check(needs(limit.limit, False), "convert", limit.limit - held - limit.reserve)
+            except MemoryLimitError as error:
+                figures["why"] = str(error)
+        parts = {"process": held + _EDGES, **needs(limit.limit, True)}
+        figures |= {
+            "passes": 1,
+            "row_blocks": None,
+            "n_samples": opened.n_samples,
+            "nnz_features": x,
+            "nnz_labels": y,
+            "bytes_read": opened.bytes_in,
+            "peak_rss": max(sum(parts.values()), peak_resident()),
+            "peak_phase": "convert",
+            "peak_parts": parts,
+            "seconds": round(2.0 * took / part + 0.3, 1),
+        }
+    finally:
+        opened.close()
+    return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": 1}
+
+
+def plan_line(figures: Mapping[str, Any]) -> str:
+    """A plan in one line, for people."""
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in figures["peak_parts"].items() if size >= MIB)
+    return (
+        f"{_passes(figures)}, {format_size(figures['bytes_read'])} to read, peak memory "
+        f"{format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])} ({parts}), "
+        f"about {_duration(figures['seconds'])}"
+    )
+
+
+def plan_lines(figures: Mapping[str, Any]) -> list[str]:
+    """A plan for a terminal: the line, a table of what memory goes to, the limits that would do."""
+    lines = []
+    if figures["fits"]:
+        lines = [
+            f"passes         {_passes(figures)}",
+            f"to read        {format_size(figures['bytes_read'])}"
+            + (f" in {figures['row_blocks']:,} row blocks a pass" if figures["row_blocks"] else ""),
+            f"time           about {_duration(figures['seconds'])}, from a short probe; threads: {figures['threads']}",
+            f"peak memory    {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}, in the phase "
+            f"'{figures['peak_phase']}':",
+        ]
+        parts = sorted(figures["peak_parts"].items(), key=lambda part: -part[1])
+        lines += [f"  {format_size(size):>10}   {name}" for name, size in parts]
+    else:
+        lines = [f"does not fit   {figures['why']}"]
+    least, fewest = figures["least_limit"], figures["limit_for_fewest_passes"]
+    lines += [f"least limit    --memory-limit {_megabytes(least)}"]
+    if fewest != least:
+        lines += [f"fewest passes  from --memory-limit {_megabytes(fewest)} on"]
+    return lines
+
+
+def _megabytes(size: int | None) -> str:
+    return "unknown" if size is None else f"{size // 10**6}MB"
+
+
+def _passes(figures: Mapping[str, Any]) -> str:
+    blocks = figures.get("class_blocks")
+    if blocks is None:
+        again = figures.get("tiles_made", 1)
+        return f"{figures['passes']} over the data" + (f", tiles made {again} times" if again > 1 else "")
+    if not figures["rounds_known"]:
+        return f"{blocks[-1]} over the data in each round, as many rounds as the tolerance takes"
+    return f"{figures['passes']} over the data (class blocks of each search: {', '.join(map(str, blocks))})"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
+    return Engine(limit, execution.threads or available_threads(), execution.scheduler)
+
+
+def _least(works: Callable[[int], bool], start: int) -> int | None:
+    """The smallest limit that works, to a megabyte; None where none up to a thousand times the start does."""
+    high = start
+    while not works(high):
+        high *= 2
+        if high > 1000 * start:
+            return None
+    low = 0
+    while high - low > _FINEST:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle, high)
+    return -(-high // _FINEST) * _FINEST
