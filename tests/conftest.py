@@ -39,6 +39,16 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def trained(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the small set."""
+    import xmc_stream as xs
+
+    path = tmp_path_factory.mktemp("trained") / "m"
+    xs.PPDSparse(memory_limit="2GB").fit(small, model=path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     """Train and test set of a real data set by name, converted once with rows of length one."""
     folder = os.environ.get("XMC_STREAM_DATA")

@@ -59,7 +59,7 @@ def best(
         tile = tile_of(W[:, first:last], bias[first:last])
         top_k(
             *csr(X), first, last - first, tile.start, tile.slots, tile.weights, tile.bias,
-            np.empty(len(tile.bias), np.float32), labels, scores,
+            np.empty(len(tile.bias), np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
         )  # fmt: skip
     return labels, scores
 

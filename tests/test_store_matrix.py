@@ -193,10 +193,11 @@ def test_two_matrices_are_streamed_in_the_same_blocks_and_read_once(tmp_path: Pa
     ranges = [(0, 70_000), (70_000, n)]
     for start, stop in ranges:
         at = start
-        for x, y in stream(both, 100_000, start, stop, max_lines=3000):
+        for x, y in stream(both, (100_000, 25_000), start, stop, max_lines=3000):
             assert x.start == y.start == at
             assert 0 < x.n == y.n <= 3000
             assert 8 * x.n + wide.entry_bytes * len(x.indices) <= 100_000
+            assert 8 * y.n + narrow.entry_bytes * len(y.indices) <= 25_000
             at += x.n
             check(x, wide, np.arange(x.start, at))
             check(y, narrow, np.arange(x.start, at))

@@ -19,9 +19,9 @@ from xmc_stream.convert import convert
 
 if TYPE_CHECKING:
     from xmc_stream.estimators import PPDSparse as PPDSparse
+    from xmc_stream.evaluation import evaluate as evaluate
     from xmc_stream.models import Execution as Execution
     from xmc_stream.models import Model as Model
-    from xmc_stream.models import evaluate as evaluate
     from xmc_stream.models import load_model as load_model
     from xmc_stream.models import predict as predict
     from xmc_stream.store.dataset import Dataset as Dataset
@@ -31,7 +31,7 @@ _HOME = {
     "PPDSparse": "xmc_stream.estimators",
     "Execution": "xmc_stream.models",
     "Model": "xmc_stream.models",
-    "evaluate": "xmc_stream.models",
+    "evaluate": "xmc_stream.evaluation",
     "load_model": "xmc_stream.models",
     "predict": "xmc_stream.models",
     "Dataset": "xmc_stream.store.dataset",

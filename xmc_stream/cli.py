@@ -213,12 +213,13 @@ def train(
 @click.argument("data", type=_PATH)
 @click.argument("out", type=_PATH)
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
+@click.option("--filter", "pairs", type=_PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @_executed
 @_common
 def predict(
-    model: Path, data: Path, out: Path, k: int, overwrite: bool, memory_limit: str | None, threads: int | None,
-    scheduler: str | None, as_json: bool, debug: bool,
+    model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, memory_limit: str | None,
+    threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz or .txt file by its name."""
     from xmc_stream.models import Execution, load_model
@@ -226,7 +227,7 @@ def predict(
     from xmc_stream.store.dataset import open_dataset
 
     execution = Execution(memory_limit, threads, scheduler, True)
-    figures = predict_to(load_model(model), open_dataset(data), out.absolute(), k, execution, overwrite)
+    figures = predict_to(load_model(model), open_dataset(data), out.absolute(), k, execution, overwrite, pairs)
     figures["predictions"] = str(out)
     _show(figures, as_json, [
         f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
@@ -241,15 +242,25 @@ def predict(
 @click.option("--train", "train_data", type=_PATH, help="The training set, for propensity-scored figures.")
 @click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
+@click.option("--filter", "pairs", type=_PATH, help="A file of lines `row label`: pairs that are left out.")
+@click.option("--threshold", default=0.0, show_default=True, help="Of a model: a label is predicted if it scores more.")
 @_executed
 @_common
 def evaluate(
-    predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str,
-    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str, pairs: Path | None,
+    threshold: float, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent."""
+    """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.
+
+    A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
+    macro_F1_present over those that occur in DATA, in per cent.
+
+    Pairs of --filter (filter_labels_test.txt of the Extreme Classification Repository) are taken out of the predictions
+    and out of the true labels. Of stored predictions those behind move up: predict more than are compared, or predict
+    with --filter.
+    """
+    from xmc_stream.evaluation import evaluate as evaluate_predictions
     from xmc_stream.models import Execution
-    from xmc_stream.models import evaluate as evaluate_predictions
     from xmc_stream.store.dataset import open_dataset
 
     pair: str | tuple[float, float] = propensity
@@ -262,9 +273,11 @@ def evaluate(
     began = time.perf_counter()
     train_set = None if train_data is None else open_dataset(train_data)
     execution = Execution(memory_limit, threads, scheduler, True)
-    figures = evaluate_predictions(predictions, open_dataset(data), train_set, ks, pair, execution)
+    figures = evaluate_predictions(predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold)
     lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
-    lines += [f"{name:8} {value:6.2f}" for name, value in figures.items() if name != "n_samples"]
+    shown = {name: value for name, value in figures.items() if name != "n_samples"}
+    width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")
+    lines += [f"{name:{width}} {value:{'.6f' if name in fractions else '6.2f'}}" for name, value in shown.items()]
     _show(figures, as_json, lines)
 
 

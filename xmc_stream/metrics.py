@@ -1,7 +1,8 @@
 """Ranking figures of top-k predictions, streamed: update with a block of rows, merge the partial sums, read the result.
 
-This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and PSnDCG@k. It does not rank, read or
-print anything, and it holds no figure that needs the score of every label.
+This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and PSnDCG@k; from counts over the scores of
+all labels average AUC, Hamming loss and macro-F1; and leaving pairs of rows and labels out. It does not rank, read or
+print anything.
 
 Every sum is kept as a whole number of 2**-52, so addition is exact and a figure has the same bits however the rows were
 cut into blocks and in whatever order the blocks were merged.
@@ -219,6 +220,76 @@ class RankingMetrics:
         return labels[:, : self._depth], indptr.astype(np.int64), indices, n_ids
 
 
+def auc_units(above: _Integers, n_true: _Integers, n_labels: int) -> int:
+    """Sum over rows of the AUC within a row, in units of 2**-52: the share of (true, other) label pairs ordered rightly.
+
+    above: int [n], sum over all labels z and true labels s of the row of 2 [z scores higher than s] + [they score the
+    same]; n_true: int [n], true labels of the row. Ties count 1/2; a row without true labels, or without others, adds 0.
+    """
+    pairs = 2 * n_true * (n_labels - n_true)
+    # true labels among themselves, and each with itself, make n_true^2 of `above`
+    right = pairs - (above - n_true * n_true)
+    auc = np.where(pairs > 0, right / pairs.clip(min=1), 0.0)
+    return _exact_sums(auc[:, None])[0]
+
+
+class LabelFigures:
+    """Hamming loss and macro-F1 from counts over labels, which may come in any blocks.
+
+    hamming_loss = (predicted, not true + true, not predicted) / (N K), a fraction. F1 of a label = 2 TP / (predicted +
+    true), 0 where nothing is predicted nor true; macro_F1 = its mean over all labels, macro_F1_present = over those with
+    a true row, in per cent.
+    """
+
+    def __init__(self) -> None:
+        self._wrong = self._f1 = self._n_labels = self._n_present = 0
+
+    def update(self, hits: _Integers, predicted: _Integers, true: _Integers) -> None:
+        """Add labels: int [n] each, rows in which the label is predicted and true, is predicted, is true."""
+        self._wrong += int((predicted + true - 2 * hits).sum())
+        # a label that is not present has no hits, hence an F1 of 0
+        self._f1 += _exact_sums((2.0 * hits / (predicted + true).clip(min=1))[:, None])[0]
+        self._n_labels += len(true)
+        self._n_present += int(np.count_nonzero(true))
+
+    def result(self, n_samples: int) -> dict[str, float]:
+        """The figures, 0 where there is nothing to divide by."""
+        return {
+            "hamming_loss": self._wrong / max(n_samples * self._n_labels, 1),
+            "macro_F1": _percent(self._f1, self._n_labels * _ONE),
+            "macro_F1_present": _percent(self._f1, self._n_present * _ONE),
+        }
+
+
+def average_auc(units: int, n_samples: int) -> float:
+    """The mean over rows of what `auc_units` summed: a fraction."""
+    return units / (n_samples * _ONE) if n_samples else 0.0
+
+
+def leave_out_labels(
+    y_indptr: _Integers, y_indices: _Integers, barred_indptr: _Integers, barred_indices: _Integers
+) -> tuple[npt.NDArray[np.int64], _Integers]:
+    """True labels (indptr, indices) without those that are barred; both sorted and unique in each row."""
+    sizes = np.diff(y_indptr)
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    kept = ~_among(rows, y_indices, barred_indptr, barred_indices)
+    ends = np.zeros(len(y_indices) + 1, np.int64)
+    np.cumsum(kept, out=ends[1:])
+    return np.asarray(ends[y_indptr]), y_indices[kept]
+
+
+def leave_out_predictions(labels: _Integers, barred_indptr: _Integers, barred_indices: _Integers) -> _Integers:
+    """Rankings int [n, k] without the labels that are barred (sorted, unique in each row): those behind move up.
+
+    -1 fills up.
+    """
+    barred = _among(np.arange(len(labels))[:, None], labels, barred_indptr, barred_indices)
+    order = np.argsort(barred, axis=1, kind="stable")
+    moved = np.take_along_axis(labels, order, axis=1)
+    moved[np.take_along_axis(barred, order, axis=1)] = -1
+    return moved
+
+
 def _checked_propensity(inverse_propensity: npt.ArrayLike) -> _Floats:
     inverse = np.ascontiguousarray(inverse_propensity, dtype=np.float64)
     if inverse.ndim != 1 or not len(inverse):
@@ -247,16 +318,32 @@ def _checked_integers(name: str, values: _Integers, ndim: int) -> _Integers:
 def _hits(top: _Integers, sizes: _Integers, indices: _Integers, n_ids: int) -> npt.NDArray[np.bool_]:
     """bool [n, depth]: is the label of that rank a true one. Raises InputError if a row of true labels is unsorted."""
     rows = np.arange(len(top), dtype=np.int64)
-    # (row, id) as one number: sorted rows of sorted ids give one sorted vector, searched once for the whole block
-    truth = np.empty(len(indices) + 1, dtype=np.int64)
-    truth[:-1] = np.repeat(rows, sizes) * n_ids + indices
-    truth[-1] = np.iinfo(np.int64).max  # above every key, so that a search never ends past the last entry
+    truth = _keys(sizes, indices, n_ids)
     if np.any(truth[1:] <= truth[:-1]):
         raise InputError(
             "RankingMetrics.update: 'y_indices' must be sorted and unique in each row; sort and merge them."
         )
     keys = rows[:, None] * n_ids + top
     return np.asarray((truth[np.searchsorted(truth, keys)] == keys) & (top >= 0))
+
+
+def _among(rows: _Integers, labels: _Integers, indptr: _Integers, indices: _Integers) -> npt.NDArray[np.bool_]:
+    """bool, in the shape of labels: is (row, label) one of the pairs, sorted and unique in each row."""
+    n_ids = max(int(labels.max(initial=-1)), int(indices.max(initial=-1))) + 1
+    pairs = _keys(np.diff(indptr), indices, n_ids)
+    keys = rows * n_ids + labels
+    return np.asarray((pairs[np.searchsorted(pairs, keys)] == keys) & (labels >= 0))
+
+
+def _keys(sizes: _Integers, indices: _Integers, n_ids: int) -> npt.NDArray[np.int64]:
+    """(row, id) of every pair as one number, and a last one above them all, so that a search never ends past it.
+
+    Sorted rows of sorted ids give one sorted vector, searched once for a whole block.
+    """
+    keys = np.empty(len(indices) + 1, dtype=np.int64)
+    keys[:-1] = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes) * n_ids + indices
+    keys[-1] = np.iinfo(np.int64).max
+    return keys
 
 
 def _best_gains(gains: _Floats, indptr: _Integers, rank_exists: npt.NDArray[np.bool_]) -> _Floats:

@@ -1,11 +1,13 @@
-"""A trained model: opened in milliseconds, its weights mapped; exact top-k prediction; figures of merit."""
+"""A trained model: opened in milliseconds, its weights mapped; exact top-k prediction."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
-from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_propensity
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import StoredModel, n_units, unit_range
@@ -24,7 +25,9 @@ from xmc_stream.store.predictions import Predictions, begin_predictions, finish_
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.jobs.plan import Cuts
+    from xmc_stream.engine.runner import Engine
+    from xmc_stream.jobs.job import Job
+    from xmc_stream.jobs.plan import Cuts, MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -123,15 +126,15 @@ def predict(
     k: int = 5,
     execution: Execution | None = None,
     overwrite: bool = False,
+    filter: str | Path | None = None,
 ) -> dict[str, Any]:
     """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz or .txt.
 
+    filter: a file of lines `row label`, pairs that are not predicted: others come up, -1 where fewer than k are left.
     Returns figures of the run (see DESIGN: predict). Raises InputError where the data do not match the model, and
     MemoryLimitError where the limit cannot work.
     """
-    from xmc_stream.engine.runner import Engine
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.plan import Cuts, MemoryPlan
     from xmc_stream.jobs.predict import PredictRun
     from xmc_stream.jobs.warm import WarmUp
 
@@ -144,18 +147,17 @@ def predict(
     as_file = out.suffix in (".npz", ".txt")
     refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out
-    with Engine(
-        limit, execution.threads or available_threads(), execution.scheduler, None, execution.progress
-    ) as engine:
-        held = engine.warm(WarmUp(predict=True))
-        plan = MemoryPlan(
-            limit.limit, limit.limit - held - limit.reserve, engine.threads, engine.processes, execution.cuts or Cuts()
-        )
-        run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan)
+    with (
+        stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as barred,
+        planned(execution, limit, WarmUp(predict=True)) as (engine, plan),
+    ):
+        run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan, barred)
         begin_predictions(store, dataset.n_samples, model.n_labels, k)
         result = engine.run(run.loop(), Notes())
         peak = engine.peak
     attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
+    if filter is not None:
+        attributes["filter"] = Path(filter).name
     finish_predictions(run.out, store, attributes, overwrite and not as_file)
     if as_file:
         _export(Predictions(store), out, limit)
@@ -172,10 +174,37 @@ def predict(
     }
 
 
+@contextmanager
+def planned(execution: Execution, limit: MemoryLimit, warm: Job) -> Iterator[tuple[Engine, MemoryPlan]]:
+    """An engine whose processes have loaded what `warm` loads, and the plan of the memory that is left."""
+    from xmc_stream.engine.runner import Engine
+    from xmc_stream.jobs.plan import Cuts, MemoryPlan
+
+    threads = execution.threads or available_threads()
+    with Engine(limit, threads, execution.scheduler, None, execution.progress) as engine:
+        budget = limit.limit - engine.warm(warm) - limit.reserve
+        yield engine, MemoryPlan(limit.limit, budget, engine.threads, engine.processes, execution.cuts or Cuts())
+
+
+@contextmanager
+def stored_filter(
+    source: str | Path | None, folder: Path, n_samples: int, n_labels: int, limit: MemoryLimit
+) -> Iterator[str]:
+    """The pairs of a filter file as a matrix, somewhere in `folder`, while the block lasts; "" without a file."""
+    if source is None:
+        yield ""
+        return
+    from xmc_stream.convert.pairs import store_pairs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+        target = Path(scratch) / "filter"
+        store_pairs(Path(source), target, n_samples, n_labels, limit)
+        yield str(target)
+
+
 def _export(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
     """Turn a store of predictions into a .npz file, or lines of `label:score` pairs, best first."""
-    import shutil
-
     work = out.with_name(out.name + ".partial")
     if out.suffix == ".npz":
         limit.check({"labels and scores": 24 * predictions.n_samples * predictions.k}, f"writing {out.name}")
@@ -190,51 +219,6 @@ def _export(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
                     text.write(" ".join(pairs) + "\n")
     work.replace(out)
     shutil.rmtree(predictions.path)
-
-
-def evaluate(
-    predictions: str | Path,
-    dataset: Dataset,
-    train: Dataset | None = None,
-    ks: Sequence[int] = (1, 3, 5),
-    propensity: tuple[float, float] | str = "default",
-    execution: Execution | None = None,
-) -> dict[str, Any]:
-    """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
-
-    predictions: what `predict` wrote, or a model, whose predictions are then made first. propensity: A and B, or the
-    name of a pair. Raises InputError where rows do not match or k is larger than what was predicted.
-    """
-    path = Path(predictions)
-    if is_model(path):
-        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
-            predict(load_model(path), dataset, Path(folder) / "predictions", max(ks), execution)
-            return evaluate(Path(folder) / "predictions", dataset, train, ks, propensity)
-    stored = Predictions(path)
-    if stored.n_samples != dataset.n_samples:
-        raise InputError(
-            f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
-        )
-    weights = None
-    if train is not None:
-        if train.n_labels != dataset.n_labels:
-            raise InputError(
-                f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
-                "convert the test set with --like and the training set"
-            )
-        if isinstance(propensity, str):
-            if propensity not in PROPENSITY_PRESETS:
-                raise InputError(
-                    f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}"
-                )
-            propensity = PROPENSITY_PRESETS[propensity]
-        weights = inverse_propensity(train.label_counts(), train.n_samples, *propensity)
-    metrics = RankingMetrics(tuple(ks), weights)
-    Y = dataset.Y_rows()
-    for start, labels, _ in stored.blocks():
-        truth = Y.block(start, start + len(labels))
-        metrics.update(labels, truth.indptr, truth.indices)
-    return {"n_samples": dataset.n_samples, **metrics.result()}
 
 
 def is_model(path: Path) -> bool:

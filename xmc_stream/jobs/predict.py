@@ -1,8 +1,10 @@
-"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit."""
+"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit; pairs may be barred."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,19 +19,23 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
 from xmc_stream.kernels.scores import top_k
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block, stream, stream_bytes
+from xmc_stream.store.matrix import Block, SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
 _RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
+_PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
 
 @dataclass(frozen=True)
 class PredictPlan:
-    """row_bytes: of X in memory per thread; rows_per_job: whole chunks of the predictions; tiles, and bytes for them."""
+    """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
+    tiles, and bytes for them.
+    """
 
     row_bytes: int
+    pair_bytes: int
     rows_per_job: int
     tiles: tuple[Run, ...]
     cache_bytes: int
@@ -55,16 +61,19 @@ class PredictPlan:
         return 1 if self.keeps_tiles else self.row_blocks(dataset)
 
 
-def plan_predict(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int) -> PredictPlan:
+def plan_predict(
+    plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, pairs: bool = False, held: int = 0
+) -> PredictPlan:
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
     If all tiles fit, they stay; else every row block loads each tile anew, and gets half of what there is, so that it
-    does so seldom.
+    does so seldom. pairs: rows have pairs beside X. held: bytes that each thread keeps for itself.
     """
     t = plan.threads
     fixed = {
         "results": t * CHUNK_ROWS * k * _RESULT_BYTES,
         "windows": t * 4 * MIB + t * 4 * model.n_features,
+        "counts": t * held,
     }
     left = plan.budget - sum(fixed.values())
     units = [[Run(*run) for run in runs] for runs in model.attributes["tiles"]]
@@ -72,16 +81,17 @@ def plan_predict(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int) -
     tiles = [run for runs in units for run in widest(runs, lambda run: run.tile + t * 8 * run.weights <= left // 2)]
     making = t * 8 * max(run.weights for run in tiles)
     largest, total = max(run.tile for run in tiles), sum(run.tile for run in tiles)
-    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * MIB}
+    shares = 4 if pairs else 2  # X, what is made of pairs, results
+    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
     plan.refuse_unless(need, f"predicting on {t} threads")
     left -= making
     cache = total if total <= left * 3 // 4 else max(largest, left // 2)
-    row_bytes = min(64 * MIB, (left - cache) // t // 2)
+    row_bytes = min(64 * MIB, (left - cache) // t // shares)
     # results of a job stay in memory until it ends
     most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * _RESULT_BYTES))
     n_chunks = -(-n_samples // CHUNK_ROWS)
     rows_per_job = CHUNK_ROWS * min(most, max(1, n_chunks // (4 * t * plan.processes)))
-    return PredictPlan(row_bytes, rows_per_job, tuple(tiles), cache)
+    return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
 
 
 def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int, sizes: PredictPlan) -> dict[str, int]:
@@ -130,7 +140,7 @@ class PredictProbe:
             made = time.perf_counter()
             top_k(
                 block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
-                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
+                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs([]),
             )  # fmt: skip
             rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
@@ -140,7 +150,10 @@ class PredictProbe:
 
 @dataclass(frozen=True)
 class PredictJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`."""
+    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+
+    barred: a matrix of (row, label) pairs that are not predicted, or nothing.
+    """
 
     model: str
     data: str
@@ -149,7 +162,8 @@ class PredictJob:
     k: int
     out: str
     sizes: PredictPlan
-    max_rows: int = 0
+    max_rows: int
+    barred: str
 
     @property
     def key(self) -> str:
@@ -158,28 +172,46 @@ class PredictJob:
 
     def run(self) -> Receipt:
         """Predict."""
-        model, dataset = StoredModel(self.model), Dataset(self.data)
-        X = dataset.X_rows()
-        labels = np.full((self.stop - self.start, self.k), -1, np.int64)
-        scores = np.full((self.stop - self.start, self.k), -np.inf, np.float32)
+        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        labels, scores = no_predictions(self.stop - self.start, self.k)
         n_blocks = 0
-        for (block,) in stream((X,), self.sizes.row_bytes, self.start, self.stop, self.max_rows):
-            mine = slice(block.start - self.start, block.start - self.start + block.n)
-            _fold(model, block, labels[mine], scores[mine], self.sizes)
+        matrices = [X, *barred_matrix(self.barred)]
+        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
+        for x, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
+            mine = slice(x.start - self.start, x.start - self.start + x.n)
+            for run in self.sizes.tiles:  # in ascending order of classes
+                with use_tile(model, run, self.sizes) as tile:
+                    top_k(
+                        x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
+                        tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels[mine], scores[mine],
+                        *barred_pairs(barred),
+                    )  # fmt: skip
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
 
 
-def _fold(model: StoredModel, block: Block, labels: NDArray[Any], scores: NDArray[Any], sizes: PredictPlan) -> None:
-    """Fold all classes' scores of a row block into its rows' best labels and scores, in ascending order of classes."""
+def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Labels and scores (n, k) before any class is seen."""
+    return np.full((n, k), -1, np.int64), np.full((n, k), -np.inf, np.float32)
+
+
+def barred_matrix(barred: str) -> list[SparseMatrix]:
+    """The pairs that are not predicted, if there are any."""
+    return [SparseMatrix(barred)] if barred else []
+
+
+def barred_pairs(blocks: list[Block]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """indptr and indices of the pairs of a row block; empty without any."""
+    return (blocks[0].indptr, blocks[0].indices) if blocks else (np.empty(0, np.int64), np.empty(0, np.int32))
+
+
+@contextmanager
+def use_tile(model: StoredModel, run: Run, sizes: PredictPlan) -> Iterator[Tile]:
+    """The tile of a run, from the cache or made."""
     cache = shared_cache(sizes.cache_bytes)
-    for run in sizes.tiles:
-        with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
-            top_k(
-                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
-                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
-            )  # fmt: skip
+    with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
+        yield tile
 
 
 def _make_tile(model: StoredModel, run: Run) -> Tile:
@@ -198,6 +230,7 @@ class PredictRun:
     k: int
     out: Path
     plan: MemoryPlan
+    barred: str = ""
 
     def __post_init__(self) -> None:
         if self.dataset.n_features != self.model.n_features:
@@ -209,12 +242,12 @@ class PredictRun:
     def loop(self) -> Loop:
         """One phase; returns bytes and row blocks."""
         drop_tiles()
-        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k)
+        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k, bool(self.barred))
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
-                self.plan.cuts.rows,
+                self.plan.cuts.rows, self.barred,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
@@ -24,9 +25,10 @@ from xmc_stream.store.predictions import begin_predictions
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Train on a few rows and, if asked, predict them."""
+    """Train on a few rows and, if asked, predict them, or evaluate the model on them, which predicts them too."""
 
     predict: bool
+    evaluate: bool = False
 
     @property
     def key(self) -> str:
@@ -52,5 +54,9 @@ class WarmUp:
             if self.predict:
                 finish_model(work, path / "model", model_attributes(dataset, PPDSparseParameters(), 0, result))
                 out = begin_predictions(path / "predictions", n, 3, 2)
-                run_here(PredictRun(StoredModel(path / "model"), dataset, 2, out, plan).loop(), Notes())
+                model = StoredModel(path / "model")
+                run = PredictRun(model, dataset, 2, out, plan)
+                if self.evaluate:
+                    run = FigureRun(model, dataset, 2, out, plan, folder=path)
+                run_here(run.loop(), Notes())
         return {}

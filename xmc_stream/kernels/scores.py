@@ -255,17 +255,24 @@ def top_k(
     scores: NDArray[np.float32],
     best_labels: NDArray[np.int64],
     best_scores: NDArray[np.float32],
+    barred_indptr: NDArray[np.int64],
+    barred_indices: NDArray[Any],
 ) -> None:
     """Fold the scores of one tile (its slots are classes first_class, first_class + 1, ...) into each row's best k.
 
     best_labels, best_scores (n, k): from best to worst, ties to the lower label; -1 and -inf where there is none yet.
-    Tiles must come in ascending order of classes: a later label then loses every tie.
+    Tiles must come in ascending order of classes: a later label then loses every tie. barred_indptr (n + 1,),
+    barred_indices: labels of each row that score -inf, or two empty arrays. Leaves in `scores` those of the last row.
     """
     width = len(scores)
     by_lane = scores.reshape(width // LANES, LANES)
     k = best_scores.shape[1]
     for i in range(len(indptr) - 1):
         _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        if len(barred_indptr):
+            for p in range(barred_indptr[i], barred_indptr[i + 1]):
+                if first_class <= barred_indices[p] < first_class + n_classes:
+                    scores[barred_indices[p] - first_class] = -np.inf
         worst = best_scores[i, k - 1]
         for lane in range(width // LANES):
             hits = np.int32(0)

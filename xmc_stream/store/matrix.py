@@ -167,22 +167,25 @@ class SparseMatrix:
 
 
 def stream(
-    matrices: Sequence[SparseMatrix], max_bytes: int, start: int, stop: int, max_lines: int = 0
+    matrices: Sequence[SparseMatrix], max_bytes: int | Sequence[int], start: int, stop: int, max_lines: int = 0
 ) -> Iterator[tuple[Block, ...]]:
-    """Blocks of the same lines of some matrices, at most max_bytes of each, over lines [start, stop).
+    """Blocks of the same lines of some matrices, at most max_bytes of each (or so many of each), over [start, stop).
 
     All share one buffer a matrix: a block is gone when the next one comes. Every entry is read once. max_lines: of a
     block, 0 for any number. Raises MemoryLimitError for a line that is larger than max_bytes.
     """
-    buffers = [Buffer(matrix, min(matrix.nnz, max_bytes // matrix.entry_bytes)) for matrix in matrices]
+    most = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else list(max_bytes)
+    buffers = [
+        Buffer(matrix, min(matrix.nnz, m // matrix.entry_bytes)) for matrix, m in zip(matrices, most, strict=True)
+    ]
     for low in range(start, stop, _WINDOW):
         high = min(low + _WINDOW, stop)
         windows = [matrix._ends(low, high + 1) for matrix in matrices]
         at = 0
         while at < high - low:
             n = max_lines or high - low
-            for matrix, ends in zip(matrices, windows, strict=True):
-                n = min(n, matrix._fitting(ends, at, max_bytes, low + at))
+            for matrix, ends, m in zip(matrices, windows, most, strict=True):
+                n = min(n, matrix._fitting(ends, at, m, low + at))
             parts = zip(matrices, windows, buffers, strict=True)
             yield tuple(matrix._fill(low + at, ends[at : at + n + 1], buffer) for matrix, ends, buffer in parts)
             at += n

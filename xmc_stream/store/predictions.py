@@ -57,7 +57,8 @@ def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path
     work = path.with_name(path.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)
     group = zarr.create_group(work)
-    for name, dtype in (("labels", index_dtype(n_labels)), ("scores", np.dtype(np.float32))):
+    # zarr leaves out chunks of nothing but the fill value: one that no prediction has, so that what lacks is damage
+    for name, dtype, fill_value in (("labels", index_dtype(n_labels), -2), ("scores", np.dtype(np.float32), np.nan)):
         group.create_array(
             name,
             shape=(n_samples, k),
@@ -65,7 +66,7 @@ def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path
             dtype=dtype,
             compressors=[Crc32cCodec()],
             filters=None,
-            config={"write_empty_chunks": True},
+            fill_value=fill_value,
         )
     return work
 

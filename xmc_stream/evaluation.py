@@ -1,0 +1,162 @@
+"""Figures of merit of stored predictions, or of a model, which then gives those that need every score too."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.metrics import (
+    PROPENSITY_PRESETS,
+    RankingMetrics,
+    inverse_propensity,
+    leave_out_labels,
+    leave_out_predictions,
+)
+from xmc_stream.models import Execution, is_model, load_model, planned, stored_filter
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
+
+_PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
+_PAIR_WORK = 16  # times as much is what is made of them
+_RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the figures
+_LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is made on the way
+
+
+def evaluate(
+    predictions: str | Path,
+    dataset: Dataset,
+    train: Dataset | None = None,
+    ks: Sequence[int] = (1, 3, 5),
+    propensity: tuple[float, float] | str = "default",
+    execution: Execution | None = None,
+    filter: str | Path | None = None,
+    threshold: float = 0.0,
+) -> dict[str, Any]:
+    """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
+
+    Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
+    fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
+    predicted where its score is above the threshold.
+    predictions: what `predict` wrote, or a model (on a cluster, the folder for temporary files must be a shared one).
+    propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs are taken out of the
+    predictions, where those behind move up, and out of the true labels. Raises InputError where rows do not match, k is
+    larger than what was predicted, or the filter leaves fewer; MemoryLimitError where the limit cannot work.
+    """
+    execution = execution or Execution()
+    limit = execution.limit()
+    path = Path(predictions)
+    weights = None if train is None else _weights(train, dataset, propensity, limit)
+    metrics = RankingMetrics(tuple(ks), weights)
+    with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+        scratch = Path(folder)
+        with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as barred:
+            figures: dict[str, Any] = {}
+            if is_model(path):
+                path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch)
+                stored = Predictions(path)
+            else:
+                stored = Predictions(path)
+                limit.check(_needs(stored.k), "evaluating predictions")
+            if stored.n_samples != dataset.n_samples:
+                raise InputError(
+                    f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
+                )
+            pairs = SparseMatrix(barred) if barred else None
+            for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks), execution.progress):
+                metrics.update(labels, y_indptr, y_indices)
+    return {"n_samples": dataset.n_samples, **metrics.result(), **figures}
+
+
+def _weights(
+    train: Dataset, dataset: Dataset, propensity: tuple[float, float] | str, limit: MemoryLimit
+) -> NDArray[np.float64]:
+    """The inverse propensity of each label."""
+    if train.n_labels != dataset.n_labels:
+        raise InputError(
+            f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
+            "convert the test set with --like and the training set"
+        )
+    if isinstance(propensity, str):
+        if propensity not in PROPENSITY_PRESETS:
+            raise InputError(
+                f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}"
+            )
+        propensity = PROPENSITY_PRESETS[propensity]
+    limit.check({f"propensities of {train.n_labels} labels": _LABEL_BYTES * train.n_labels}, "evaluating predictions")
+    return inverse_propensity(train.label_counts(), train.n_samples, *propensity)
+
+
+def _needs(k: int) -> dict[str, int]:
+    """Bytes by component that comparing predictions with true labels takes."""
+    return {"predictions": _RANK_BYTES * k * CHUNK_ROWS, "true labels": 2 * _PAIR_WORK * _PAIR_BYTES}
+
+
+def _predict(
+    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, barred: str, threshold: float,
+    folder: Path,
+) -> tuple[Path, dict[str, Any]]:  # fmt: skip
+    """Predictions of a model, in `folder`, and the figures that need every score."""
+    from xmc_stream.jobs.figures import FigureRun
+    from xmc_stream.jobs.job import Notes
+    from xmc_stream.jobs.warm import WarmUp
+
+    model, store = load_model(path), folder / "predictions"
+    if not 1 <= k <= model.n_labels:
+        raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
+    with planned(execution, limit, WarmUp(predict=True, evaluate=True)) as (engine, plan):
+        plan.refuse_unless(_needs(k), "evaluating predictions")
+        work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
+        run = FigureRun(model, dataset, k, work, plan, barred, threshold, folder)
+        figures = engine.run(run.loop(), Notes())
+    finish_predictions(work, store, {}, False)
+    return store, figures
+
+
+def _blocks(
+    stored: Predictions, dataset: Dataset, barred: SparseMatrix | None, depth: int, progress: bool
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Predicted labels, and indptr and indices of the true ones, of consecutive rows, without barred pairs.
+
+    Raises InputError where that leaves fewer than `depth` predictions in a row and there may be more.
+    """
+    from tqdm import tqdm
+
+    matrices = [dataset.Y_rows()] if barred is None else [dataset.Y_rows(), barred]
+    bar = tqdm(
+        total=stored.n_samples, desc="compare", unit="row", delay=2, leave=False, disable=None if progress else True
+    )
+    with bar:
+        for start, labels, _ in stored.blocks():
+            for y, *pairs in stream(matrices, _PAIR_BYTES, start, start + len(labels)):
+                mine = labels[y.start - start : y.start - start + y.n]
+                y_indptr, y_indices = y.indptr, y.indices
+                if pairs:
+                    y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, pairs[0].indptr, pairs[0].indices)
+                    left = leave_out_predictions(mine, pairs[0].indptr, pairs[0].indices)
+                    _refuse_if_short(stored, mine, left, depth, dataset.n_labels, y.start)
+                    mine = left
+                yield mine, y_indptr, y_indices
+                bar.update(y.n)
+
+
+def _refuse_if_short(
+    stored: Predictions, labels: NDArray[Any], left: NDArray[Any], depth: int, n_labels: int, start: int
+) -> None:
+    """Raise InputError for rows that would have had `depth` labels left, had more been predicted."""
+    if depth > stored.k or stored.k >= n_labels:
+        return
+    short = (labels[:, -1] >= 0) & (left[:, depth - 1] < 0)
+    if short.any():
+        most = int((left[short] < 0).sum(axis=1).max())
+        raise InputError(
+            f"row {start + int(np.argmax(short))} of {stored.path} has fewer than {depth} of its {stored.k} predictions "
+            f"left behind the filter: predict with --filter, or with -k {min(depth + most, n_labels)} or more"
+        )

@@ -1,0 +1,97 @@
+"""What figures of merit need of every score: those of the true labels, how many exceed them, how many are predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.scores import _score, top_k
+
+
+@kernel
+def score_positives(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    y_indptr: NDArray[np.int64],
+    y_indices: NDArray[Any],
+    first_class: int,
+    n_classes: int,
+    start: NDArray[np.int32],
+    slots: NDArray[np.uint16],
+    weights: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    positives: NDArray[np.float32],
+) -> None:
+    """The scores of the true labels that one tile holds: positives[p] is that of y_indices[p].
+
+    indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. Rows without true labels in
+    the tile are not scored.
+    """
+    for i in range(len(indptr) - 1):
+        p, end = y_indptr[i], y_indptr[i + 1]
+        while p < end and y_indices[p] < first_class:
+            p += 1
+        if p == end or y_indices[p] >= first_class + n_classes:
+            continue
+        _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        while p < end and y_indices[p] < first_class + n_classes:
+            positives[p] = scores[y_indices[p] - first_class]
+            p += 1
+
+
+@kernel
+def sort_rows(indptr: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    """Sort the values of each row, ascending."""
+    for i in range(len(indptr) - 1):
+        values[indptr[i] : indptr[i + 1]].sort()
+
+
+@kernel
+def count_above(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    first_class: int,
+    n_classes: int,
+    start: NDArray[np.int32],
+    slots: NDArray[np.uint16],
+    weights: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+    barred_indptr: NDArray[np.int64],
+    barred_indices: NDArray[Any],
+    y_indptr: NDArray[np.int64],
+    positives: NDArray[np.float32],
+    threshold: np.float32,
+    predicted: NDArray[np.int64],
+    above: NDArray[np.int64],
+) -> None:
+    """Do what `top_k` does; predicted[label] += rows in which it scores above the threshold; and for each row
+
+    above[i] += 2 #{(z, s): z > s} + #{(z, s): z = s}, z the score of any class of the tile, s of any true label of the
+    row; positives holds the latter, ascending in each row.
+    """
+    for i in range(len(indptr) - 1):
+        top_k(
+            indptr[i : i + 2], indices, data, first_class, n_classes, start, slots, weights, bias, scores,
+            best_labels[i : i + 1], best_scores[i : i + 1], barred_indptr[i : i + 2], barred_indices,
+        )  # fmt: skip
+        row = scores[:n_classes]
+        counts = predicted[first_class : first_class + n_classes]
+        for c in range(n_classes):
+            counts[c] += np.int64(row[c] > threshold)
+        for p in range(y_indptr[i], y_indptr[i + 1]):
+            over, level = np.int32(0), np.int32(0)
+            for c in range(n_classes):
+                over += np.int32(row[c] > positives[p])
+                level += np.int32(row[c] >= positives[p])
+            if level == 0:  # nor does any reach the higher ones
+                break
+            above[i] += over + level
