@@ -215,7 +215,7 @@ def test_the_command(packages: Path, tmp_path: Path, cli: Callable[..., Any]) ->
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     steps = [line.split()[2] for line in told.splitlines() if line.startswith("$ xmc-stream")]
-    assert steps[:6] == ["convert", "convert", "train", "predict", "evaluate", "info"]
+    assert steps[:7] == ["convert", "convert", "plan", "train", "predict", "evaluate", "info"]
     assert f"P@1      {figures['P@1']:6.2f}" in told
     assert f"$ cd '{folder}'" in told
     assert told.index("$ xmc-stream train") < told.index("docs.model: ") < told.index("$ xmc-stream predict")

@@ -288,24 +288,35 @@ def plan(command: str, arguments: tuple[str, ...]) -> None:
     """Say what another command would do: put `plan` before it, as in `xmc-stream plan train DATA MODEL ...`.
 
     Passes over the data, bytes to read, peak memory by component, a time estimated from a short measured probe, and the
-    least --memory-limit that works. Nothing is written. COMMAND: train, predict or convert; `plan DATA` is for train.
+    least --memory-limit that works. Nothing is written. COMMAND: convert, train, predict or evaluate; `plan DATA` is
+    for train.
     """
-    from xmc_stream import planning
-    from xmc_stream.models import Execution, load_model
+    from xmc_stream.models import Execution, is_model, load_model
     from xmc_stream.store.dataset import open_dataset
 
     if command not in main.commands:  # the dataset to train from; the model has no name yet
         command, arguments = "train", (command, "MODEL", *arguments)
     o = main.commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
-    if command not in ("train", "predict", "convert"):
-        raise InputError(f"there is no plan for `{command}`: plan train, predict or convert")
+    if command not in ("train", "predict", "convert", "evaluate"):
+        raise InputError(f"there is no plan for `{command}`: plan train, predict, evaluate or convert")
     execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"), True)
+    if command == "evaluate" and not is_model(o["predictions"]):
+        from xmc_stream.evaluation import plan_comparison
+
+        train_set = None if o["train_data"] is None else open_dataset(o["train_data"])
+        figures = plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
+
+    from xmc_stream import planning
+
     if command == "convert":
         figures = planning.plan_conversion(o["source"], o["labels"], o["like"], o["memory_limit"])
     elif command == "train":
         figures = planning.plan_training(open_dataset(o["data"]), _parameters(o["settings"]), o["seed"], execution)
-    else:
-        figures = planning.plan_prediction(load_model(o["model"]), open_dataset(o["data"]), o["k"], execution)
+    elif command == "predict" or is_model(o["predictions"]):
+        model = load_model(o["model"] if command == "predict" else o["predictions"])
+        k = o["k"] if command == "predict" else max(o["ks"])
+        data, filtered = open_dataset(o["data"]), o["pairs"] is not None
+        figures = planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
     _show(figures, o["as_json"], planning.plan_lines(figures))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
     RankingMetrics,
@@ -21,7 +21,7 @@ from xmc_stream.metrics import (
 )
 from xmc_stream.models import Execution, is_model, load_model, planned, stored_filter
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
@@ -64,7 +64,7 @@ def evaluate(
                 stored = Predictions(path)
             else:
                 stored = Predictions(path)
-                limit.check(_needs(stored.k), "evaluating predictions")
+                limit.check(comparing_needs(stored.k), "evaluating predictions")
             if stored.n_samples != dataset.n_samples:
                 raise InputError(
                     f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
@@ -94,7 +94,37 @@ def _weights(
     return inverse_propensity(train.label_counts(), train.n_samples, *propensity)
 
 
-def _needs(k: int) -> dict[str, int]:
+def plan_comparison(
+    predictions: str | Path, dataset: Dataset, train: Dataset | None, execution: Execution
+) -> dict[str, Any]:
+    """What `evaluate` would do with stored predictions; keys as in `plan --json`."""
+    limit = execution.limit()
+    stored = Predictions(predictions)
+    n_bytes = stream_bytes([dataset.Y_rows()], [(0, dataset.n_samples)])
+    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k)}
+    parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
+    if train is not None:
+        parts[f"propensities of {train.n_labels} labels"] = _LABEL_BYTES * train.n_labels
+    least = sum(parts.values()) + MemoryLimit(sum(parts.values())).reserve
+    return {
+        "command": "evaluate",
+        "fits": least <= limit.limit,
+        "why": f"comparing takes {format_size(sum(parts.values()))}: set --memory-limit to {format_size(least)} or more",
+        "memory_limit": limit.limit,
+        "passes": 1,
+        "row_blocks": -(-stored.n_samples // CHUNK_ROWS),
+        "bytes_read": n_bytes,
+        "peak_rss": sum(parts.values()),
+        "peak_phase": "evaluate",
+        "peak_parts": parts,
+        "seconds": round(0.5 + 5e-6 * stored.n_samples * stored.k, 1),
+        "least_limit": least,
+        "limit_for_fewest_passes": least,
+        "threads": 1,
+    }
+
+
+def comparing_needs(k: int) -> dict[str, int]:
     """Bytes by component that comparing predictions with true labels takes."""
     return {"predictions": _RANK_BYTES * k * CHUNK_ROWS, "true labels": 2 * _PAIR_WORK * _PAIR_BYTES}
 
@@ -112,7 +142,7 @@ def _predict(
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
     with planned(execution, limit, WarmUp(predict=True, evaluate=True)) as (engine, plan):
-        plan.refuse_unless(_needs(k), "evaluating predictions")
+        plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         run = FigureRun(model, dataset, k, work, plan, barred, threshold, folder)
         figures = engine.run(run.loop(), Notes())

@@ -13,9 +13,10 @@ from xmc_stream.convert import load_kernels, open_source, taken_over
 from xmc_stream.convert.plan import plan_memory
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.forecast import Forecast, Forecaster
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, plan_solve
-from xmc_stream.jobs.predict import PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
+from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, resident
@@ -107,45 +108,56 @@ def plan_training(dataset: Dataset, parameters: PPDSparseParameters, seed: int, 
     return {**figures, **advice}
 
 
-def plan_prediction(model: Model, dataset: Dataset, k: int, execution: Execution) -> Figures:
-    """What `predict` would do. A limit that cannot work gives fits=False and why, instead of an error."""
+def plan_prediction(
+    model: Model, dataset: Dataset, k: int, execution: Execution, filtered: bool = False, evaluate: bool = False
+) -> Figures:
+    """What `predict` would do, or `evaluate` with a model. A limit that cannot work gives fits=False and why.
+
+    filtered: whether a filter file is given; it is not read.
+    """
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(WarmUp(predict=True))
+        held = engine.warm(WarmUp(predict=True, evaluate=evaluate))
         PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
+        of_labels = 3 * 8 * model.n_labels if evaluate else 0
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
 
+        def sizes_at(size: int) -> PredictPlan:
+            return plan_predict(at(size), model, dataset.n_samples, k, filtered or evaluate, of_labels)
+
         def works(size: int) -> bool:
             try:
-                plan_predict(at(size), model, dataset.n_samples, k)
+                sizes_at(size)
             except MemoryLimitError:
                 return False
             return True
 
         def once(size: int) -> bool:
-            return works(size) and plan_predict(at(size), model, dataset.n_samples, k).keeps_tiles
+            return works(size) and sizes_at(size).keeps_tiles
 
         advice = {
             "least_limit": _least(works, limit.limit),
             "limit_for_fewest_passes": _least(once, limit.limit),
             "threads": engine.threads,
         }
-        if not works(limit.limit):
-            try:
-                plan_predict(at(limit.limit), model, dataset.n_samples, k)
-            except MemoryLimitError as error:
-                return {"command": "predict", "fits": False, "memory_limit": limit.limit, "why": str(error), **advice}
+        name = "evaluate" if evaluate else "predict"
         plan = at(limit.limit)
-        sizes = plan_predict(plan, model, dataset.n_samples, k)
+        try:
+            sizes = sizes_at(limit.limit)
+        except MemoryLimitError as error:
+            return {"command": name, "fits": False, "memory_limit": limit.limit, "why": str(error), **advice}
         parts = {"process": held + _EDGES, **predict_needs(plan, model, dataset, k, sizes)}
+        if evaluate:
+            parts |= {"counts of labels": engine.threads * of_labels, "comparing": sum(comparing_needs(k).values())}
         probe = engine.once(PredictProbe(str(model.path), str(dataset.path), sizes))
-        n_bytes = predict_bytes(dataset, sizes)
-        times = sizes.times_made(dataset)
+        n_bytes = predict_bytes(dataset, sizes, evaluate)
+        times, sweeps = sizes.times_made(dataset), 1 + evaluate
         work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.attributes["nnz"]
+        work *= sweeps
     return {
-        "command": "predict",
+        "command": name,
         "fits": True,
         "memory_limit": limit.limit,
         "passes": 1,
@@ -155,7 +167,7 @@ def plan_prediction(model: Model, dataset: Dataset, k: int, execution: Execution
         "bytes_gathered": 0,
         "tiles_made": times,
         "peak_rss": _peak(parts, limit.limit),
-        "peak_phase": "predict",
+        "peak_phase": name,
         "peak_parts": parts,
         "seconds": round(work / (engine.threads * engine.processes) + probe["read"] * n_bytes + 0.5, 1),
         **advice,

@@ -107,9 +107,10 @@ def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int
     }
 
 
-def predict_bytes(dataset: Dataset, sizes: PredictPlan) -> int:
-    """Bytes of the data that a prediction reads."""
-    return stream_bytes((dataset.X_rows(),), sizes.ranges(dataset.n_samples))
+def predict_bytes(dataset: Dataset, sizes: PredictPlan, labels: bool = False) -> int:
+    """Bytes of the data that a prediction reads; labels: of Y too, as the figures of a model need it."""
+    matrices = (dataset.X_rows(), dataset.Y_rows()) if labels else (dataset.X_rows(),)
+    return stream_bytes(matrices, sizes.ranges(dataset.n_samples))
 
 
 @dataclass(frozen=True)
