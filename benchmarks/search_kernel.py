@@ -25,7 +25,7 @@ from commands import machine, run
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.tiles import Tile, make_tile
-from xmc_stream.kernels.scores import DENSE_SHARE, search, top_k
+from xmc_stream.kernels.scores import DENSE_SHARE, places, search, top_k
 from xmc_stream.models import Model, load_model
 from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -91,11 +91,11 @@ class UnitSearch:
         self.slot_of = np.arange(n, dtype=np.int16)
         positives = data.label_counts()[self.first : last]
         active = positives + start_sizes(positives, data.n_samples)
-        self.heap_start = np.zeros(self.width + 1, np.int64)
-        np.cumsum(added_sizes(active, 50, data.n_samples), out=self.heap_start[1 : n + 1])
-        self.heap_start[n + 1 :] = self.heap_start[n]
-        self.heap_scores = np.empty(self.heap_start[-1], np.float32)
-        self.heap_rows = np.empty(self.heap_start[-1], np.int32)
+        self.capacity = np.zeros(self.width, np.int64)
+        self.capacity[:n] = added_sizes(active, 50, data.n_samples)
+        self.best_start = np.concatenate([[0], np.cumsum(places(self.capacity, data.n_samples))])
+        self.best_scores = np.empty(self.best_start[-1], np.float32)
+        self.best_rows = np.empty(self.best_start[-1], np.int32)
         self.n = n
 
     def run(self, x: Any, y: Any) -> None:
@@ -105,8 +105,8 @@ class UnitSearch:
         none = np.zeros(self.width, np.int64)
         search(
             x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
-            self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.heap_start,
-            none.copy(), self.heap_scores, self.heap_rows, threshold, 0, np.zeros(self.width),
+            self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.capacity,
+            self.best_start, none.copy(), self.best_scores, self.best_rows, threshold, 0, np.zeros(self.width),
             np.empty(self.width, np.float32),
         )  # fmt: skip
 

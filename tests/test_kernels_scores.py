@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import threading
 import time
@@ -23,7 +22,7 @@ from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
-from xmc_stream.kernels.scores import search, sort_heaps, top_k
+from xmc_stream.kernels.scores import places, search, sort_best, top_k
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not
@@ -209,8 +208,9 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int]) -> Result:
     slot_of[classes] = np.arange(len(classes))
     capacity = np.zeros(width, np.int64)
     capacity[: len(classes)] = p.capacity[classes]
-    heap_start, heap_size = np.concatenate([[0], np.cumsum(capacity)]), np.zeros(width, np.int64)
-    heap_scores, heap_rows = np.empty(capacity.sum(), np.float32), np.empty(capacity.sum(), np.int32)
+    best_start = np.concatenate([[0], np.cumsum(places(capacity, cuts[-1] - start))])
+    best_size = np.zeros(width, np.int64)
+    best_scores, best_rows = np.empty(best_start[-1], np.float32), np.empty(best_start[-1], np.int32)
     threshold = np.where(capacity > 0, p.threshold, np.inf).astype(np.float32)
     members = [np.flatnonzero(p.active[start : cuts[-1], c]) for c in classes]
     ends = np.zeros(width, np.int64)
@@ -224,16 +224,16 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int]) -> Result:
         search(
             *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            heap_start, heap_size, heap_scores, heap_rows, threshold, LOSSES.index(loss), losses,
+            capacity, best_start, best_size, best_scores, best_rows, threshold, LOSSES.index(loss), losses,
             np.empty(width, np.float32),
         )  # fmt: skip
-    assert sort_heaps(heap_start, heap_size, heap_scores, heap_rows) == heap_size.sum()
+    assert sort_best(capacity, best_start, best_size, best_scores, best_rows) == best_size.sum()
     assert not losses[len(classes) :].any()
-    assert not heap_size[len(classes) :].any()
+    assert not best_size[len(classes) :].any()
     found, at = {}, 0
     for s, c in enumerate(classes.tolist()):
-        mine = slice(at, at := at + heap_size[s])
-        found[c] = list(zip((heap_rows[mine] + start).tolist(), heap_scores[mine].tolist(), strict=True))
+        mine = slice(at, at := at + best_size[s])
+        found[c] = list(zip((best_rows[mine] + start).tolist(), best_scores[mine].tolist(), strict=True))
     return found, dict(zip(classes.tolist(), losses.tolist(), strict=False))
 
 
@@ -307,23 +307,31 @@ def test_losses_of_whole_numbers_are_exact(loss: str) -> None:
     assert not any(found.values())  # no class had room
 
 
-@given(st.lists(st.tuples(st.lists(SMALL, max_size=12), st.integers(0, 3)), min_size=1, max_size=5), st.randoms())
+@given(
+    st.lists(st.tuples(st.lists(SMALL, max_size=40), st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=5),
+    st.randoms(),
+)
 @settings(deadline=None)
-def test_sort_heaps_puts_the_best_first_and_closes_gaps(heaps: Any, random: Any) -> None:
-    start = np.cumsum([0, *(len(scores) + gap for scores, gap in heaps)]).astype(np.int64)
-    sizes = np.array([len(scores) for scores, _ in heaps], np.int64)
-    heap_scores, heap_rows = np.full(start[-1], 99, np.float32), np.full(start[-1], -7, np.int32)
+def test_sort_best_keeps_the_best_in_order_and_closes_gaps(slots: Any, random: Any) -> None:
+    start = np.cumsum([0, *(len(scores) + gap for scores, gap, _ in slots)]).astype(np.int64)
+    sizes = np.array([len(scores) for scores, _, _ in slots], np.int64)
+    capacity = np.array([capacity for _, _, capacity in slots], np.int64)
+    best_scores, best_rows = np.full(start[-1], 99, np.float32), np.full(start[-1], -7, np.int32)
     expected = []
-    for begin, (scores, _) in zip(start, heaps, strict=False):
-        rows = random.sample(range(100), len(scores))
-        heap = [(score, -row) for score, row in zip(scores, rows, strict=True)]
-        expected += sorted(heap, reverse=True)
-        heapq.heapify(heap)
-        for q, (score, row) in enumerate(heap):
-            heap_scores[begin + q], heap_rows[begin + q] = score, -row
-    filled = sort_heaps(start, sizes, heap_scores, heap_rows)
+    for begin, (scores, _, most) in zip(start, slots, strict=False):
+        pairs = list(zip(scores, random.sample(range(100), len(scores)), strict=True))
+        expected += sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:most]
+        for q, (score, row) in enumerate(pairs):
+            best_scores[begin + q], best_rows[begin + q] = score, row
+    filled = sort_best(capacity, start, sizes, best_scores, best_rows)
     assert filled == len(expected)
-    assert list(zip(heap_scores[:filled].tolist(), (-heap_rows[:filled]).tolist(), strict=True)) == expected
+    assert list(zip(best_scores[:filled].tolist(), best_rows[:filled].tolist(), strict=True)) == expected
+
+
+def test_places_have_room_for_more_than_is_wanted_but_not_for_more_than_there_is() -> None:
+    capacity = np.array([0, 1, 10, 100, 1000])
+    assert places(capacity, 10_000).tolist() == [0, 17, 26, 150, 1500]
+    assert places(capacity, 120).tolist() == [0, 17, 26, 120, 1000]
 
 
 # ---- the cache of tiles

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.tiles import Run, widest
+from xmc_stream.kernels.scores import SPARE
 from xmc_stream.memory import MemoryLimit
 
 MIB = 2**20
@@ -96,10 +97,10 @@ def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: 
 
 @dataclass(frozen=True)
 class SearchSize:
-    """What a search needs for some classes of a unit: their tile, places in heaps, rows of active sets."""
+    """What a search needs for some classes of a unit: their tile, rows wanted of each job, rows of active sets."""
 
     run: Run
-    heap_rows: int
+    wanted_rows: int
     active_rows: int
 
 
@@ -108,7 +109,8 @@ def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int
     t = plan.threads
     return {
         "tiles": sum(piece.run.tile for piece in pieces),
-        "heaps": t * 8 * sum(piece.heap_rows for piece in pieces),
+        "rows found": t
+        * sum(12 * p.wanted_rows + 8 * SPARE * (p.run.last - p.run.first) for p in pieces),  # see `places`
         "active sets": t * 4 * sum(piece.active_rows for piece in pieces),
         "classes": t * 120 * sum(piece.run.last - piece.run.first for piece in pieces),
         "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 4 * n_features),

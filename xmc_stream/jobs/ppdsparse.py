@@ -223,7 +223,7 @@ class PPDSparseRun:
         """Class blocks: the pieces of each, and the bytes of its tiles. Only open classes are in them."""
         units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt["runs"]] for receipt in solves]
         if check:
-            units = [[replace(size, heap_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
+            units = [[replace(size, wanted_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
         blocks = []
         promised = self.blocks[round_ - 1] if round_ <= len(self.blocks) else 1
         for block in class_blocks(self.plan, units, self.dataset.n_features, promised):

@@ -13,7 +13,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.tiles import Tile, make_tile, shared_cache, tile_width
 from xmc_stream.kernels.active import clip_rows
-from xmc_stream.kernels.scores import search, sort_heaps
+from xmc_stream.kernels.scores import places, search, sort_best
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
@@ -34,7 +34,7 @@ class Piece:
 
 
 class _PieceSearch:
-    """The search state of one piece: heaps, thresholds, the active rows still ahead, losses; one entry a slot."""
+    """The search state of one piece: what was found, thresholds, the active rows still ahead, losses; one entry a slot."""
 
     def __init__(
         self, piece: Piece, start: int, stop: int, n_samples: int, parameters: PPDSparseParameters, check: bool
@@ -52,12 +52,12 @@ class _PieceSearch:
 
         sizes = np.diff(state.active.indptr.read(mine.start, mine.stop + 1))[open_]
         capacity = np.minimum(added_sizes(sizes, parameters.added, n_samples), 1 if check else stop - start)
-        self.heap_start = np.zeros(self.width + 1, np.int64)
-        np.cumsum(capacity, out=self.heap_start[1 : len(capacity) + 1])
-        self.heap_start[len(capacity) + 1 :] = self.heap_start[len(capacity)]
-        self.heap_size = np.zeros(self.width, np.int64)
-        self.heap_scores = np.empty(self.heap_start[-1], np.float32)
-        self.heap_rows = np.empty(self.heap_start[-1], np.int32)
+        self.capacity = np.zeros(self.width, np.int64)
+        self.capacity[: len(capacity)] = capacity
+        self.best_start = np.concatenate([[0], np.cumsum(places(self.capacity, stop - start))])
+        self.best_size = np.zeros(self.width, np.int64)
+        self.best_scores = np.empty(self.best_start[-1], np.float32)
+        self.best_rows = np.empty(self.best_start[-1], np.int32)
         self.threshold = np.full(self.width, np.inf, np.float32)
         self.threshold[: len(capacity)][capacity > 0] = np.float32(parameters.tol - 1.0)
         self.losses = np.zeros(self.width)
@@ -98,7 +98,7 @@ class _PieceSearch:
         search(
             x.indptr, x.indices, x.values, y.indptr, y.indices, x.start - range_start, self.piece.first, self.slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
-            self.heap_start, self.heap_size, self.heap_scores, self.heap_rows, self.threshold, loss, self.losses,
+            self.capacity, self.best_start, self.best_size, self.best_scores, self.best_rows, self.threshold, loss, self.losses,
             self.scores,
         )  # fmt: skip
 
@@ -168,18 +168,18 @@ class SearchJob:
         with new_found(Path(self.out), self.last - self.first, n_samples) as writer:
             done = self.first
             for piece in searches:
-                n = sort_heaps(piece.heap_start, piece.heap_size, piece.heap_scores, piece.heap_rows)
+                n = sort_best(piece.capacity, piece.best_start, piece.best_size, piece.best_scores, piece.best_rows)
                 counts = np.zeros(piece.piece.last - done, np.int64)
                 places = piece.piece.first - done + piece.classes
-                counts[places] = piece.heap_size[: len(piece.classes)]
+                counts[places] = piece.best_size[: len(piece.classes)]
                 some = places[counts[places] > 0]
                 firsts = np.cumsum(counts) - counts
-                writer.best[done - self.first + some] = piece.heap_scores[firsts[some]]
-                rows = piece.heap_rows[:n]
+                writer.best[done - self.first + some] = piece.best_scores[firsts[some]]
+                rows = piece.best_rows[:n]
                 for begin in range(0, max(n, 1), 1 << 20):  # absolute numbers may be twice as wide
                     part = slice(begin, min(begin + (1 << 20), n))
                     writer.rows.append(
-                        counts if begin == 0 else counts[:0], rows[part] + np.int64(self.start), piece.heap_scores[part]
+                        counts if begin == 0 else counts[:0], rows[part] + np.int64(self.start), piece.best_scores[part]
                     )
                 writer.losses[done - self.first + places] = piece.losses[: len(piece.classes)]
                 done = piece.piece.last

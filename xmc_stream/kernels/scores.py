@@ -20,7 +20,15 @@ from xmc_stream.kernels.jit import kernel
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
 
+SPARE = 16  # places for more rows than are wanted, at least
+
 SQUARED_HINGE, HINGE = 0, 1
+
+
+def places(capacity: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
+    """Places for the best `capacity` of n_rows rows: room to take half as many more before they are sifted."""
+    with_spare = capacity + np.maximum(capacity // 2, SPARE) * (capacity > 0)
+    return np.asarray(np.minimum(with_spare, np.maximum(n_rows, capacity)))
 
 
 @kernel
@@ -99,36 +107,53 @@ def _score(
 
 
 @kernel
-def _sift_down(scores: NDArray[np.float32], rows: NDArray[np.int32], size: int) -> None:
-    """Restore the heap whose root was replaced; the root is the worst: lowest score, then highest row."""
-    i = 0
+def _better(score: np.float32, row: int, other: np.float32, other_row: int) -> bool:
+    """The order of what is found: higher scores first, then lower rows."""
+    return bool(score > other or (score == other and row < other_row))
+
+
+@kernel
+def _keep_best(scores: NDArray[np.float32], rows: NDArray[np.int32], size: int, capacity: int) -> np.float32:
+    """Move the best `capacity` of `size` items to the front, in any order; returns the worst score among them."""
+    low, high = 0, size - 1
+    while low < high:  # quickselect: between low and high is what may stand on either side
+        middle = (low + high) // 2
+        score, row = scores[middle], rows[middle]
+        i, j = low, high
+        while i <= j:
+            while _better(scores[i], rows[i], score, row):
+                i += 1
+            while _better(score, row, scores[j], rows[j]):
+                j -= 1
+            if i <= j:
+                scores[i], scores[j] = scores[j], scores[i]
+                rows[i], rows[j] = rows[j], rows[i]
+                i += 1
+                j -= 1
+        if capacity - 1 <= j:
+            high = j
+        elif capacity - 1 >= i:
+            low = i
+        else:
+            break
+    worst: np.float32 = scores[:capacity].min()
+    return worst
+
+
+@kernel
+def _sift_down(scores: NDArray[np.float32], rows: NDArray[np.int32], i: int, size: int) -> None:
+    """Restore a heap below place i; its root is the worst item."""
     while True:
         child = 2 * i + 1
         if child >= size:
             return
-        other = child + 1
-        if other < size and (
-            scores[other] < scores[child] or (scores[other] == scores[child] and rows[other] > rows[child])
-        ):
-            child = other
-        if scores[i] < scores[child] or (scores[i] == scores[child] and rows[i] > rows[child]):
+        if child + 1 < size and _better(scores[child], rows[child], scores[child + 1], rows[child + 1]):
+            child += 1
+        if _better(scores[child], rows[child], scores[i], rows[i]):
             return
         scores[i], scores[child] = scores[child], scores[i]
         rows[i], rows[child] = rows[child], rows[i]
         i = child
-
-
-@kernel
-def _push(scores: NDArray[np.float32], rows: NDArray[np.int32], size: int, score: np.float32, row: int) -> None:
-    """Add to a heap of `size` items with room for one more."""
-    i = size
-    while i > 0:
-        parent = (i - 1) // 2
-        if scores[parent] < score or (scores[parent] == score and rows[parent] > row):
-            break
-        scores[i], rows[i] = scores[parent], rows[parent]
-        i = parent
-    scores[i], rows[i] = score, row
 
 
 @kernel
@@ -148,10 +173,11 @@ def search(
     active_next: NDArray[np.int64],
     active_end: NDArray[np.int64],
     active: NDArray[np.int32],
-    heap_start: NDArray[np.int64],
-    heap_size: NDArray[np.int64],
-    heap_scores: NDArray[np.float32],
-    heap_rows: NDArray[np.int32],
+    capacity: NDArray[np.int64],
+    best_start: NDArray[np.int64],
+    best_size: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+    best_rows: NDArray[np.int32],
     threshold: NDArray[np.float32],
     loss: int,
     losses: NDArray[np.float64],
@@ -161,8 +187,9 @@ def search(
 
     indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. first_row: number of the
     block's first row in the job's range. slot_of: the slot of class first_class + c, or -1. Per slot: the rows of the
-    active set still ahead, active[active_next : active_end]; a heap of heap_start[s + 1] - heap_start[s] places,
-    heap_size used; the score a row must exceed to enter; and the loss summed over all rows, C left out.
+    active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
+    [best_start[s], best_start[s + 1]) for them, more than that or as many as there are rows, best_size used; the score a
+    row must exceed to be taken; and the loss summed over all rows, C left out.
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
@@ -203,40 +230,43 @@ def search(
                     active_next[c] += 1
                 if active_next[c] < active_end[c] and active[active_next[c]] == row:
                     continue
-                begin = heap_start[c]
-                capacity = heap_start[c + 1] - begin
-                size = heap_size[c]
-                scores_c = heap_scores[begin : begin + capacity]
-                rows_c = heap_rows[begin : begin + capacity]
-                if size < capacity:
-                    _push(scores_c, rows_c, size, scores[c], row)
-                    heap_size[c] = size + 1
-                    if size + 1 == capacity:
-                        threshold[c] = scores_c[0]
-                else:
-                    scores_c[0], rows_c[0] = scores[c], row
-                    _sift_down(scores_c, rows_c, size)
-                    threshold[c] = scores_c[0]
+                begin, end = best_start[c], best_start[c + 1]
+                scores_c, rows_c = best_scores[begin:end], best_rows[begin:end]
+                size = best_size[c]
+                scores_c[size], rows_c[size] = scores[c], row
+                size += 1
+                if size == end - begin:  # what is too much goes all at once: cheaper than a heap
+                    threshold[c] = _keep_best(scores_c, rows_c, size, capacity[c])
+                    size = capacity[c]
+                best_size[c] = size
 
 
 @kernel
-def sort_heaps(
-    heap_start: NDArray[np.int64],
-    heap_size: NDArray[np.int64],
-    heap_scores: NDArray[np.float32],
-    heap_rows: NDArray[np.int32],
+def sort_best(
+    capacity: NDArray[np.int64],
+    best_start: NDArray[np.int64],
+    best_size: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+    best_rows: NDArray[np.int32],
 ) -> int:
-    """Turn each heap into its items from best to worst and close the gaps between them; returns how many remain."""
+    """Keep at most `capacity` items of each slot, from best to worst, and close the gaps; returns how many remain."""
     filled = 0
-    for s in range(len(heap_size)):
-        begin = heap_start[s]
-        scores, rows = heap_scores[begin:], heap_rows[begin:]
-        for last in range(heap_size[s] - 1, 0, -1):
+    for s in range(len(best_size)):
+        begin = best_start[s]
+        scores, rows = best_scores[begin:], best_rows[begin:]
+        size = best_size[s]
+        if size > capacity[s]:
+            if capacity[s]:
+                _keep_best(scores, rows, size, capacity[s])
+            size = best_size[s] = capacity[s]
+        for i in range(size // 2 - 1, -1, -1):
+            _sift_down(scores, rows, i, size)
+        for last in range(size - 1, 0, -1):
             scores[0], scores[last] = scores[last], scores[0]
             rows[0], rows[last] = rows[last], rows[0]
-            _sift_down(scores, rows, last)
-        for q in range(heap_size[s]):
-            heap_scores[filled], heap_rows[filled] = scores[q], rows[q]
+            _sift_down(scores, rows, 0, last)
+        for q in range(size):
+            best_scores[filled], best_rows[filled] = scores[q], rows[q]
             filled += 1
     return filled
 
