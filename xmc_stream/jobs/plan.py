@@ -107,7 +107,7 @@ def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int
         "heaps": t * 8 * sum(piece.heap_rows for piece in pieces),
         "active sets": t * 4 * sum(piece.active_rows for piece in pieces),
         "classes": t * 120 * sum(piece.run.last - piece.run.first for piece in pieces),
-        "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 4 * n_features),
+        "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 8 * n_features),
         "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
     }
 
