@@ -25,9 +25,17 @@ from commands import machine, run
 @click.option("--repeat", default=1, show_default=True, help="Seconds are the least of so many runs.")
 def main(data: Path, test: Path, settings: tuple[str, ...], memory_limit: str, threads: int, repeat: int) -> None:
     print(f"{machine()}; limit {memory_limit}, {threads} threads")
-    print(
-        f"{'setting':28} {'train s':>8} {'search s':>8} {'check s':>8} {'share':>6} {'rounds':>6} {'P@1':>6} {'P@3':>6} {'P@5':>6}"
+    heads = (
+        ("train s", 8),
+        ("search s", 8),
+        ("check s", 8),
+        ("share", 6),
+        ("rounds", 6),
+        ("P@1", 6),
+        ("P@3", 6),
+        ("P@5", 6),
     )
+    print(f"{'setting':28} " + " ".join(f"{head:>{width}}" for head, width in heads))
     for setting in ("", *settings):
         options = [word for pair in setting.split(",") if pair for word in ("--set", pair)]
         seconds, searches, checks = [], [], []

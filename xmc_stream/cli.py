@@ -166,12 +166,12 @@ def train(
       bias=true       a bias for each class            tol=0.01       violation at which a class is done
       max_rounds=3    solves of a class, or none       epochs=2       passes over the active set in a round
       last_epochs=6   and in the last round            added=50       a round adds max(|A|, added) violators
-      prune=0         the finished model leaves out weights |w| < prune
+      prune=0         the finished model leaves out weights |w| < prune; objective and gap are those before
 
     
-    Searches between rounds may be approximate (the last is exact): a third faster or more where they take the time
-      delta=0         try 2: scores from random draws of weights, as many as 2 |w|_1^2 / delta^2 for a class
-      min_value=0     try 0.1, rows of length one: scores from entries |x| > min_value
+    Searches between rounds may be approximate (the last is exact); the more values a row has, the more it saves:
+      delta=0         try 2: scores from 2 |w|_1^2 / delta^2 random draws of the weights of a class
+      min_value=0     try 0.1 for rows of length one: scores from entries |x| > min_value
 
     dismec is ppdsparse with lam=0, C=2, max_rounds=5, prune=0.01, unless --set says otherwise.
     """

@@ -370,7 +370,7 @@ class _UnitSolve:
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
                 w.indptr, w.indices, w.values, biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine],
-                block.indptr, block.indices, block.values, dense, p.C, p.upper, sets.alpha[mine],
+                block.indptr, block.indices, block.values, dense, p.start_slope, p.upper, sets.alpha[mine],
             )  # fmt: skip
 
     def _check_size(self, sets: ActiveSets) -> None:

@@ -117,11 +117,11 @@ def start_alpha(
     indices: NDArray[Any],
     data: NDArray[np.float32],
     dense: NDArray[np.float32],
-    C: float,
+    slope: float,
     upper: float,
     alpha: NDArray[np.float64],
 ) -> None:
-    """alpha_i = min(C max(0, 1 - y_i z_i), upper) with the scores z of given weights (CSC, class c: line c).
+    """alpha_i = min(slope max(0, 1 - y_i z_i), upper) with the scores z of given weights (CSC, class c: line c).
 
     Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at`, `sign` and `alpha`
     begin. dense (D,) is scratch, zero before and after.
@@ -133,7 +133,7 @@ def start_alpha(
             z = bias[c]
             for p in range(indptr[at[q]], indptr[at[q] + 1]):
                 z += np.float64(data[p]) * np.float64(dense[indices[p]])
-            alpha[q] = min(C * max(1.0 - sign[q] * z, 0.0), upper)
+            alpha[q] = min(slope * max(1.0 - sign[q] * z, 0.0), upper)
         for p in range(w_indptr[c], w_indptr[c + 1]):
             dense[w_features[p]] = 0.0
 

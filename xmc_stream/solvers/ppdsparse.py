@@ -106,6 +106,15 @@ class PPDSparseParameters:
         """Upper bound of a dual variable."""
         return math.inf if self.loss == "squared_hinge" else self.C
 
+    @property
+    def start_slope(self) -> float:
+        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded.
+
+        Of the squared hinge it is the solution's. The hinge's is C wherever the margin falls short, and anything in
+        [0, C] where it is 1: a steep ramp, as many stand there and rounding throws them to either side.
+        """
+        return self.C if self.loss == "squared_hinge" else 10.0 * self.C
+
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0)."""
         return self.last_epochs if round_ + 1 == self.max_rounds else self.epochs
