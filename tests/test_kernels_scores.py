@@ -25,6 +25,7 @@ from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_w
 from xmc_stream.kernels.scores import places, search, sort_best, top_k
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
+KINDS = (*LOSSES, "none")  # of searches
 SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not
 ANY = st.floats(-4, 4, width=32)
 
@@ -224,7 +225,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int]) -> Result:
         search(
             *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            capacity, best_start, best_size, best_scores, best_rows, threshold, LOSSES.index(loss), losses,
+            capacity, best_start, best_size, best_scores, best_rows, threshold, KINDS.index(loss), losses,
             np.empty(width, np.float32),
         )  # fmt: skip
     assert sort_best(capacity, best_start, best_size, best_scores, best_rows) == best_size.sum()
@@ -277,13 +278,13 @@ def cut_ranges(draw: st.DrawFn, n: int) -> list[list[int]]:
     ]
 
 
-@given(st.one_of(problems(SMALL), problems(ANY)), st.sampled_from(LOSSES), st.data())
+@given(st.one_of(problems(SMALL), problems(ANY)), st.sampled_from(KINDS), st.data())
 @settings(deadline=None)
 def test_search_finds_what_sorting_finds(p: Problem, loss: str, data: st.DataObject) -> None:
     check_search(p, loss, cut_ranges(data.draw, len(p.X)))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", KINDS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_search_of_many_rows(whole: bool, loss: str) -> None:
     rng = np.random.default_rng(2)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,29 @@ from xmc_stream.errors import ResumeError, StoreError
 SETTINGS = ["--set", "epochs=20", "--set", "last_epochs=40"]
 
 
-def command(data: Path, model: Path, limit: str, threads: int) -> list[str]:
-    arguments = [data, model, "--memory-limit", limit, "--threads", threads, *SETTINGS, "--json"]
+def command(data: Path, model: Path, limit: str, threads: int, more: Sequence[Any] = ()) -> list[str]:
+    arguments = [data, model, "--memory-limit", limit, "--threads", threads, *SETTINGS, *more, "--json"]
     return [sys.executable, "-m", "xmc_stream.cli", "train", *map(str, arguments)]
 
 
-def train(data: Path, model: Path, limit: str = "1GB", threads: int = 2) -> dict[str, Any]:
-    done = subprocess.run(command(data, model, limit, threads), capture_output=True, text=True, check=True)
+def train(data: Path, model: Path, limit: str = "1GB", threads: int = 2, more: Sequence[Any] = ()) -> dict[str, Any]:
+    done = subprocess.run(command(data, model, limit, threads, more), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def kill_when(data: Path, model: Path, ready: str, delay: float, limit: str = "1GB", threads: int = 2) -> bool:
+def kill_when(
+    data: Path,
+    model: Path,
+    ready: str,
+    delay: float,
+    limit: str = "1GB",
+    threads: int = 2,
+    more: Sequence[Any] = (),
+) -> bool:
     """Start training and kill it once `ready` stands in the ledger and `delay` seconds more; False if it ended first."""
     ledger = model.with_name(model.name + ".partial") / "ledger.jsonl"
     with subprocess.Popen(
-        command(data, model, limit, threads), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command(data, model, limit, threads, more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as run:
         while run.poll() is None and not (ledger.exists() and ready in ledger.read_text(errors="replace")):
             time.sleep(0.002)

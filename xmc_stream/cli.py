@@ -152,28 +152,31 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _parameters(settings: tuple[str, ...]) -> PPDSparseParameters:
-    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+def _parameters(solver: str, settings: tuple[str, ...]) -> PPDSparseParameters:
+    from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 
-    return PPDSparseParameters.of(dict(map(_setting, settings)))
+    preset = DISMEC if solver == "dismec" else {}
+    return PPDSparseParameters.of({**preset, **dict(map(_setting, settings))})
 
 
 @main.command()
 @click.argument("data", type=_PATH)
 @click.argument("model", type=_PATH)
-@click.option("--solver", type=click.Choice(["ppdsparse"]), default="ppdsparse", show_default=True)
+@click.option("--solver", type=click.Choice(["ppdsparse", "dismec"]), default="ppdsparse", show_default=True)
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--warm-start", type=_PATH, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the data with its checksums first.")
 @_executed
 @_common
 def train(
-    data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, overwrite: bool, force: bool,
-    check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, warm_start: Path | None,
+    overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None,
+    as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again.
 
@@ -184,20 +187,30 @@ def train(
       bias=true       a bias for each class            tol=0.01       violation at which a class is done
       max_rounds=3    solves of a class, or none       epochs=2       passes over the active set in a round
       last_epochs=6   and in the last round            added=50       a round adds max(|A|, added) violators
+      prune=0         the finished model leaves out weights |w| < prune; objective and gap are those before
+
+    
+    Searches between rounds may be approximate (the last is exact); the more values a row has, the more it saves:
+      delta=0         try 2: scores from 2 |w|_1^2 / delta^2 random draws of the weights of a class
+      min_value=0     try 0.1 for rows of length one: scores from entries |x| > min_value
+
+    dismec is ppdsparse with lam=0, C=2, max_rounds=5, prune=0.01, unless --set says otherwise.
     """
     from xmc_stream.estimators import train as train_model
-    from xmc_stream.models import Execution
+    from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
 
-    parameters = _parameters(settings)
+    parameters = _parameters(solver, settings)
     dataset = open_dataset(data)
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
         hint = "the defaults are for rows of length one (xmc-stream convert --normalize l2)"
         click.echo(f"note: rows of {data} have a length of {norm:.3g} on average; {hint}", err=True)
     execution = Execution(memory_limit, threads, scheduler, True)
-    _, figures = train_model(dataset, model.absolute(), parameters, seed, execution, overwrite, force, check)
+    start = load_model(warm_start) if warm_start else None
+    _, figures = train_model(dataset, model.absolute(), parameters, seed, execution, overwrite, force, check, start)
     figures["model"] = str(model)
+    work, exact = figures["search_work"], figures["search_work_exact"]
     _show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
         + (" (resumed)" if figures["resumed"] else ""),
@@ -205,6 +218,7 @@ def train(
         f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped at the cap on rounds",
         f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
         f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
+        *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
     ])  # fmt: skip
 
 
@@ -311,7 +325,9 @@ def plan(command: str, arguments: tuple[str, ...]) -> None:
     if command == "convert":
         figures = planning.plan_conversion(o["source"], o["labels"], o["like"], o["memory_limit"])
     elif command == "train":
-        figures = planning.plan_training(open_dataset(o["data"]), _parameters(o["settings"]), o["seed"], execution)
+        start = None if o["warm_start"] is None else load_model(o["warm_start"])
+        parameters = _parameters(o["solver"], o["settings"])
+        figures = planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
     elif command == "predict" or is_model(o["predictions"]):
         model = load_model(o["model"] if command == "predict" else o["predictions"])
         k = o["k"] if command == "predict" else max(o["ks"])

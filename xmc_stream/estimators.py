@@ -28,7 +28,7 @@ from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import memory_plan, plan_line, plan_training, probe_training, training_figures
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import begin_model, finish_model
@@ -40,8 +40,9 @@ class PPDSparse:
     Per class:  F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),  a bias apart from the l1 term
 
     Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, max_rounds (None for no cap),
-    epochs, last_epochs, added (see `solvers.ppdsparse`), seed. Of its execution, without influence on the model:
-    memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client or address), progress.
+    epochs, last_epochs, added, prune, delta, min_value (see `solvers.ppdsparse`), seed. Of its execution, without
+    influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client
+    or address), progress.
 
     After `fit`: model_ (an opened Model) and report_ (figures of the run, see DESIGN: train).
     """
@@ -58,6 +59,9 @@ class PPDSparse:
         epochs: int = 2,
         last_epochs: int = 6,
         added: int = 50,
+        prune: float = 0.0,
+        delta: float = 0.0,
+        min_value: float = 0.0,
         seed: int = 0,
         memory_limit: str | int | None = None,
         threads: int | None = None,
@@ -74,12 +78,20 @@ class PPDSparse:
         self.epochs = epochs
         self.last_epochs = last_epochs
         self.added = added
+        self.prune = prune
+        self.delta = delta
+        self.min_value = min_value
         self.seed = seed
         self.memory_limit = memory_limit
         self.threads = threads
         self.scheduler = scheduler
         self.progress = progress
         self._folder = ""
+
+    @classmethod
+    def dismec(cls, **parameters: Any) -> PPDSparse:
+        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, max_rounds 5, prune 0.01, unless given."""
+        return cls(**{**DISMEC, **parameters})
 
     _EXECUTION = ("memory_limit", "threads", "scheduler", "progress")
 
@@ -109,6 +121,7 @@ class PPDSparse:
         overwrite: bool = False,
         force: bool = False,
         check: bool = True,
+        warm_start: Model | str | Path | None = None,
         cuts: Cuts | None = None,
     ) -> PPDSparse:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
@@ -116,6 +129,7 @@ class PPDSparse:
         model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
         killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
         resume on another processor type or package versions. check: compare the data with their checksums first.
+        warm_start: a model of as many features and labels (or its path) to begin from instead of from nothing.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
         parameters = self.parameters()
@@ -133,7 +147,10 @@ class PPDSparse:
             dataset = X if isinstance(X, Dataset) else open_dataset(X)
         path = Path(f"{self._folder}/model" if model is None else model).absolute()
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
-        self.model_, self.report_ = train(dataset, path, parameters, self.seed, execution, overwrite, force, check)
+        start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
+        self.model_, self.report_ = train(
+            dataset, path, parameters, self.seed, execution, overwrite, force, check, start
+        )  # fmt: skip
         return self
 
     def plan(self, X: Any) -> dict[str, Any]:
@@ -159,13 +176,20 @@ def train(
     overwrite: bool = False,
     force: bool = False,
     check: bool = True,
+    warm_start: Model | None = None,
 ) -> tuple[Model, dict[str, Any]]:
     """Train, or go on training, a model at `path`; returns it, opened, and the figures of the run."""
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
+    if warm_start is not None and warm_start.shape != (dataset.n_features, dataset.n_labels):
+        raise InputError(
+            f"{warm_start.path} is a model of {warm_start.n_features} features and {warm_start.n_labels} labels, and "
+            f"{dataset.path} has {dataset.n_features} and {dataset.n_labels}: a warm start needs as many of both"
+        )
     limit = execution.limit()
-    identity = _identity(dataset, parameters, seed)
+    start = {} if warm_start is None else {"warm_start": warm_start.digest()}
+    identity = {**_identity(dataset, parameters, seed), "warm_start": start.get("warm_start")}
     work = path.with_name(path.name + ".partial")
     if path.exists():
         if overwrite:
@@ -181,12 +205,13 @@ def train(
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
-            held = engine.warm(WarmUp(predict=False))
+            held = engine.warm(WarmUp(parameters=parameters, again=warm_start is not None))
             plan = memory_plan(engine, limit, held, execution.cuts)
-            forecast = probe_training(engine, dataset, parameters, seed, plan).forecast(plan)
+            forecast = probe_training(engine, dataset, parameters, seed, plan, warm_start).forecast(plan)
             if execution.progress:
                 print(f"plan: {plan_line(training_figures(forecast, limit.limit, held))}", file=sys.stderr, flush=True)
-            run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger, forecast.blocks)
+            begin_from = str(warm_start.path.absolute()) if warm_start else ""
+            run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger, begin_from, forecast.blocks)
 
             def whole() -> Loop:
                 if check:
@@ -206,9 +231,10 @@ def train(
             "class_blocks": max((receipt.get("class_blocks", 0) for receipt in receipts), default=0),
             "row_blocks": _row_blocks(ledger),
             "peak_rss": peak,
+            **_search_work(ledger, parameters),
         }
         shutil.rmtree(work / "state", ignore_errors=True)
-        attributes = model_attributes(dataset, parameters, seed, result)
+        attributes = {**model_attributes(dataset, parameters, seed, result), **start}
         finish_model(work, path, {**attributes, "identity": identity, "run": totals})
         resumed = ledger.resumed
     model = load_model(path)
@@ -223,6 +249,18 @@ def _row_blocks(ledger: Ledger) -> int:
             searched = key.rsplit("/", 1)[0]
             blocks[searched] = blocks.get(searched, 0) + receipt["row_blocks"]
     return max(blocks.values(), default=0)
+
+
+def _search_work(ledger: Ledger, parameters: PPDSparseParameters) -> dict[str, int | None]:
+    """Multiply-adds of all searches, and of as many exact ones, one after each solve; None where all are exact."""
+    if not parameters.approximate:
+        return {"search_work": None, "search_work_exact": None}
+    work = {"search": 0, "solve": 0}
+    for key, receipt in ledger.items():
+        kind = key.partition("/")[0]
+        if kind in work and not key.startswith("search/0/"):  # which a warm start begins with
+            work[kind] += receipt["work"]
+    return {"search_work": work["search"], "search_work_exact": work["solve"]}
 
 
 def _identity(dataset: Dataset, parameters: PPDSparseParameters, seed: int) -> dict[str, Any]:
@@ -275,4 +313,7 @@ def _report(model: Model, limit: int, began: float, totals: dict[str, Any], resu
         "bytes_gathered": totals["bytes_gathered"],
         "class_blocks": totals["class_blocks"],
         "row_blocks": totals["row_blocks"],
+        "search_work": totals.get("search_work"),
+        "search_work_exact": totals.get("search_work_exact"),
+        "warm_start": a.get("warm_start"),
     }

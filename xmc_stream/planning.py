@@ -15,15 +15,16 @@ from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.forecast import Forecast, Forecaster
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, plan_solve
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.warm import WarmUp
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, resident
 from xmc_stream.models import Execution, Model
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.state import WRITER_BYTES
+from xmc_stream.store.model import StoredModel
 
 _EDGES = 8 * MIB  # what no component names: ledger, events, the scheduler's own objects
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
@@ -41,14 +42,13 @@ def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None
 
 
 def probe_training(
-    engine: Engine, dataset: Dataset, parameters: PPDSparseParameters, seed: int, plan: MemoryPlan
-) -> Forecaster:
+    engine: Engine, dataset: Dataset, parameters: PPDSparseParameters, seed: int, plan: MemoryPlan,
+    warm_start: StoredModel | None = None,
+) -> Forecaster:  # fmt: skip
     """Solve some classes and score some rows within the plan. Raises MemoryLimitError where no solve fits at all."""
-    counts = dataset.label_counts()
-    largest = int((counts + start_sizes(counts, dataset.n_samples)).max(initial=0))
-    sizes = plan_solve(plan, dataset.n_samples, dataset.n_features, WRITER_BYTES, largest)
+    sizes = solve_plan(plan, dataset, parameters, warm_start is not None)
     probe = engine.once(ProbeJob(str(dataset.path), parameters, seed, plan, sizes))
-    return Forecaster(dataset, parameters, probe)
+    return Forecaster(dataset, parameters, probe, warm_start)
 
 
 def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
@@ -72,13 +72,16 @@ def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
     }
 
 
-def plan_training(dataset: Dataset, parameters: PPDSparseParameters, seed: int, execution: Execution) -> Figures:
+def plan_training(
+    dataset: Dataset, parameters: PPDSparseParameters, seed: int, execution: Execution,
+    warm_start: StoredModel | None = None,
+) -> Figures:  # fmt: skip
     """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error."""
     if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(WarmUp(predict=False))
+        held = engine.warm(WarmUp(parameters=parameters, again=warm_start is not None))
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
@@ -86,7 +89,7 @@ def plan_training(dataset: Dataset, parameters: PPDSparseParameters, seed: int, 
         room = limit.limit
         while True:  # the probe gets what it needs, also where the limit asked for is too small
             try:
-                forecaster = probe_training(engine, dataset, parameters, seed, at(room))
+                forecaster = probe_training(engine, dataset, parameters, seed, at(room), warm_start)
                 break
             except MemoryLimitError:
                 room *= 2
@@ -99,7 +102,7 @@ def plan_training(dataset: Dataset, parameters: PPDSparseParameters, seed: int, 
                 return None
 
         least = _least(lambda size: passes(size) is not None, limit.limit)
-        fewest = _least(lambda size: passes(size) == forecaster.rounds, limit.limit)
+        fewest = _least(lambda size: passes(size) == forecaster.searches, limit.limit)
         advice = {"least_limit": least, "limit_for_fewest_passes": fewest, "threads": engine.threads}
         try:
             figures = training_figures(forecaster.forecast(at(limit.limit)), limit.limit, held)

@@ -47,7 +47,7 @@ def loss(scores_of_class: NDArray[np.float32], positives: Collection[int], name:
     for row, score in enumerate(scores_of_class):
         y = 1.0 if row in positives else -1.0
         hinge = max(0.0, 1.0 - y * float(score))
-        total += 0.5 * hinge * hinge if name == "squared_hinge" else hinge
+        total += {"squared_hinge": 0.5 * hinge * hinge, "hinge": hinge, "none": 0.0}[name]
     return total
 
 

@@ -20,20 +20,22 @@ from xmc_stream.jobs.plan import (
     SearchSize,
     SolvePlan,
     class_blocks,
-    plan_solve,
     search_needs,
     search_ranges,
 )
+from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.tiles import Run, tile_width
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
-from xmc_stream.store.model import UNIT, n_units, unit_range
+from xmc_stream.store.model import UNIT, StoredModel, n_units, unit_range
 from xmc_stream.store.state import WRITER_BYTES
 
-_MORE_WEIGHTS = 1.3  # than after the first round: at most 1.29 times as many were seen on 15 real sets
-_KEPT = 0.85  # of an active set's rows after a later round: 0.6 to 0.93 were seen
+_MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
+_KEPT = 0.75  # of an active set's rows after a later round: 0.6 to 0.93 were seen, 0.7 on the large sets
 _MARGIN = 1.15  # on sizes that the sample only estimates
+_SIFTING = 2.5e-7  # seconds for a row that a search job keeps: it meets some six times as many
+_CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
 
 Needs = dict[str, int]
@@ -69,8 +71,10 @@ class Forecast:
 class Forecaster:
     """Spreads a probe over all classes once, then forecasts for any memory plan."""
 
-    def __init__(self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt) -> None:
-        self.dataset, self.parameters, self.probe = dataset, parameters, probe
+    def __init__(
+        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: StoredModel | None = None
+    ) -> None:
+        self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         n = dataset.n_samples
         counts = dataset.label_counts()
@@ -82,21 +86,30 @@ class Forecaster:
             _spread(counts, probe["counts"], probe["started"]), 1.0
         )
         kept = started * np.minimum(share, 1.0)
+        if warm_start is not None:
+            started = np.where(counts > 0, counts + added_sizes(counts, parameters.added, n, 0), 0)
+        self.counts = counts
         self.active = [started.astype(np.float64)]  # rows of each class in each solve, at most
         self.kept = [np.minimum(kept * _MARGIN, started)]  # and after it
-        self.found = [np.zeros(len(counts))]  # rows that the search before it brings, of one job
-        for _ in range(1, self.rounds):
-            room = np.where(counts > 0, added_sizes(self.kept[-1].astype(np.int64), parameters.added, n), 0)
+        brought = np.maximum(self.active[0] - counts, 0) * (warm_start is not None)
+        self.found = [brought]  # rows that the search before it brings, of one job
+        for round_ in range(1, self.rounds):
+            room = np.where(counts > 0, added_sizes(self.kept[-1].astype(np.int64), parameters.added, n, round_), 0)
             self.found.append(room.astype(np.float64))
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
+        self.searches = self.rounds + (warm_start is not None)
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Raises MemoryLimitError as the run would."""
         d, p = self.dataset, self.parameters
-        solve = plan_solve(plan, d.n_samples, d.n_features, WRITER_BYTES, int(self.active[0].max()))
+        solve = solve_plan(plan, d, p, self.warm_start is not None)
         phases, blocks = {}, []
+        if self.warm_start is not None:
+            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features)
+            blocks.append(len(cut))
+            phases["warm start: search"] = self._search_needs(plan, cut[0])
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
             cut = class_blocks(plan, self._units(round_, check=round_ + 1 == self.rounds), d.n_features)
@@ -116,11 +129,23 @@ class Forecaster:
             self._seconds(plan, streamed + gathered), p.max_rounds is not None,
         )  # fmt: skip
 
+    def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
+        """What the jobs of a warm start will say of the model's tiles."""
+        wanted = self.active[0] - self.counts
+        units = []
+        for runs in model.attributes["tiles"]:
+            sizes = []
+            for run in (Run(*run) for run in runs):
+                mine = slice(run.first, run.last)
+                sizes.append(SearchSize(run, int(wanted[mine].sum()), int(self.counts[mine].sum())))
+            units.append(sizes)
+        return units
+
     def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
         """What each unit's solve job will say of its tiles, as foreseen."""
         d, units = self.dataset, []
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
-        heaps = added_sizes(np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples)
+        heaps = added_sizes(np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1)
         for unit in range(n_units(d.n_labels)):
             first, last = unit_range(unit, d.n_labels)
             sizes = []
@@ -145,30 +170,51 @@ class Forecaster:
         """As `search_needs`, with what stays untouched left out."""
         needs = search_needs(plan, pieces, self.dataset.n_features)
         rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
-        data = max(self.row_length * self.X.entry_bytes, self.Y.nnz / self.X.n_lines * self.Y.entry_bytes) * rows
-        needs["row blocks"] = plan.threads * (2 * min(plan.row_block_bytes, int(data)) + MIB)
+        x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
+        x = min(x, plan.row_block_bytes)
+        y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / (self.X.nnz * self.X.entry_bytes) * 2))
+        needs["row blocks"] = plan.threads * (x + y + 3 * MIB)
+        # the threads come to the tiles in the same order, and all tiles of a block stay: one is made at a time
+        needs["making tiles"] //= plan.threads
         return needs
 
     def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int) -> Needs:
-        """Of the units with most active rows, one a thread."""
+        """Of the units with most active rows, one a thread.
+
+        Sets are merged before rows are gathered: in a unit that is one batch, either holds, not both.
+        """
         d, t = self.dataset, plan.threads
         active, found = self.active[round_], self.found[round_] * len(search_ranges(plan, d.n_samples))
         starts = np.arange(0, d.n_labels, UNIT)
-        rows = np.minimum(np.add.reduceat(active, starts), max(sizes.max_rows, float(active.max())))
-        brought = np.minimum(np.add.reduceat(np.minimum(found, d.n_samples), starts), rows * 4)
-        worst = np.sort(rows * 45 + brought * 20)[-t:].sum()  # see ROW_BYTES: what is held while sets are merged
+        of_unit = np.add.reduceat(active, starts)
+        found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), starts)
+        bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
+        one_batch = bool((bound <= sizes.max_rows).all() and self.X.nnz <= sizes.max_nnz)
+        share = np.minimum(1.0, max(sizes.max_rows, float(active.max())) / np.maximum(bound, 1.0))
+        rows, brought = of_unit * share, found_of_unit * share
         union = np.minimum(rows, d.n_samples)
-        gathered = np.sort(np.minimum(union * self.row_length, sizes.max_nnz))[-t:].sum() * self.X.entry_bytes
+
+        def most(of_each: NDArray[np.float64]) -> int:
+            return int(np.sort(of_each)[-t:].sum())
+
         largest = float(active.max())
         of_class = min(largest * self.row_length, sizes.max_class_nnz) * 8 + min(largest, sizes.max_rows) * 25
-        written = np.sort(np.add.reduceat(self.weights, starts) * _MORE_WEIGHTS)[-t:].sum() * 8
+        # bytes a row, see ROW_BYTES: of what is kept, what was found twice, and what becomes of them
+        merging = {"active sets": most(rows * 23), "rows found": most(brought * 20)}
+        solving = {
+            "active sets": most(rows * 30 + union * 24),
+            "rows gathered": most(np.minimum(union * self.row_length, sizes.max_nnz)) * self.X.entry_bytes,
+            "one class": t * int(of_class) + t * 8 * min(sizes.max_rows, d.n_samples),
+        }
+        written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
+        needs = {**merging, **solving}
+        if one_batch:
+            needs = max((merging, solving), key=lambda of: sum(of.values()))
         return {
-            "rows gathered": int(gathered),
-            "active sets": int(worst + np.sort(union)[-t:].sum() * 24) + t * 8 * min(sizes.max_rows, d.n_samples),
-            "one class": t * int(of_class),
+            **needs,
             "features": t * 36 * d.n_features + int(min(written, t * 8.0 * max(d.n_features, 1 << 20))),
             "marks of rows": t * (d.n_samples // 8 + d.n_samples // 16),
-            "writers and windows": t * 3 * MIB + int(min(written + worst / 4, t * WRITER_BYTES)),
+            "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
@@ -191,10 +237,11 @@ class Forecaster:
         steps = sum(
             float(active.sum()) * self.row_length * p.epochs_of(round_) for round_, active in enumerate(self.active)
         )
-        scores = float(d.n_samples) * int(self.learned.sum()) * self.rounds
+        scores = float(d.n_samples) * int(self.learned.sum()) * self.searches
         work: float = steps * self.probe["step"] + scores * self.probe["score"] + n_bytes * self.probe["read"]
+        sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))
         model = float(self.weights.sum()) * 8 * _MORE_WEIGHTS
-        return work / (plan.threads * plan.processes) + model / 100e6 + 0.5
+        return (work + _SIFTING * sifted) / (plan.threads * plan.processes) + model / 100e6 + _CONSTANT
 
 
 def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[int]) -> NDArray[np.float64]:

@@ -113,7 +113,7 @@ def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int
         * sum(12 * p.wanted_rows + 8 * SPARE * (p.run.last - p.run.first) for p in pieces),  # see `places`
         "active sets": t * 4 * sum(piece.active_rows for piece in pieces),
         "classes": t * 120 * sum(piece.run.last - piece.run.first for piece in pieces),
-        "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 4 * n_features),
+        "making tiles": t * (8 * max((piece.run.weights for piece in pieces), default=0) + 8 * n_features),
         "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
     }
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, class_blocks, plan_solve, search_ranges
+from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, SolvePlan, class_blocks, plan_solve, search_ranges
 from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
+from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
 from xmc_stream.store.dataset import Dataset
@@ -38,10 +39,15 @@ from xmc_stream.store.state import (
     UnitState,
 )
 
+_USED_SHARE = 8  # rough searches go on while one in so many of the rows they bring in is of use
+
 
 @dataclass(frozen=True)
 class FinaliseJob:
-    """Write a unit of the model from its last state, and what the last search says of its classes."""
+    """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
+
+    Objective and gap are those of the weights before small ones are left out.
+    """
 
     parameters: PPDSparseParameters
     n_features: int
@@ -66,8 +72,13 @@ class FinaliseJob:
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
-                writer.weights.append(np.diff(block.indptr), block.indices, block.data)
-                tiles.add(np.diff(block.indptr), block.indices)
+                lengths, features, values = np.diff(block.indptr), block.indices, block.values
+                if self.parameters.prune > 0:
+                    kept = np.abs(values) >= np.float32(self.parameters.prune)
+                    lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
+                    features, values = features[kept], values[kept]
+                writer.weights.append(lengths, features, values)
+                tiles.add(lengths, features)
             writer.bias[:] = figures[:, BIAS]
             objective = figures[:, KEPT] + self.parameters.C * figures[:, LOSS]
             gap = objective + figures[:, DUAL]
@@ -79,7 +90,7 @@ class FinaliseJob:
         learned = figures[:, STATUS] != EMPTY
         relative = gap[learned] / objective[learned]
         return {
-            "nnz": state.weights.nnz,
+            "nnz": writer.weights.nnz,
             "runs": [astuple(run) for run in tiles.runs],
             "learned": int(learned.sum()),
             "open": int((figures[:, STATUS] == OPEN).sum()),
@@ -90,12 +101,22 @@ class FinaliseJob:
         }
 
 
+def solve_plan(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool) -> SolvePlan:
+    """What a solve job may hold. Raises MemoryLimitError where that is too little."""
+    counts, n_features = dataset.label_counts(), dataset.n_features
+    largest = int((counts + start_sizes(counts, dataset.n_samples)).max())
+    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start
+    extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
+    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest)
+
+
 @dataclass
 class PPDSparseRun:
     """A training run: what to learn from, where to, and within which memory.
 
-    work: folder of the unfinished model; what jobs leave for each other lies in its `state`. blocks: class blocks of
-    each search that a forecast promised; a search has more only where its tiles turn out larger than foreseen.
+    work: folder of the unfinished model; what jobs leave for each other lies in its `state`. warm_start: path of the
+    model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
+    search has more only where its tiles turn out larger than foreseen.
     """
 
     dataset: Dataset
@@ -104,28 +125,35 @@ class PPDSparseRun:
     seed: int
     plan: MemoryPlan
     ledger: Ledger
+    warm_start: str = ""
     blocks: tuple[int, ...] = ()
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
-        solves = yield Phase("round 1: solve", self._solve_jobs(0, []))
+        solves = yield from self._first_solve()
+        rough = self.parameters.approximate
         for round_ in itertools.count(1):
             last = round_ == self.parameters.max_rounds
+            rough = rough and not last
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
                 files: list[FoundFile] = []  # searched and solved in an earlier session
             elif finished:
                 files, last = [], True
             else:
-                files, n_found = yield from self._search(round_, solves)
+                files, n_found = yield from self._search(round_, rough, solves)
+                if rough and n_found == 0:  # whether nothing is left, an exact search says
+                    rough = False
+                    files, n_found = yield from self._search(round_, rough, solves)
                 settled = n_found == 0 and all(receipt["inside"] <= self.parameters.tol for receipt in solves)
                 last = last or settled
             if last:
                 break
-            solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files))
-            # what this round was made from is needed no more
-            for old in (self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}")):
-                shutil.rmtree(old, ignore_errors=True)
+            solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough))
+            self._drop_before(round_)
+            # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
+            fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
+            rough = rough and 0 < fresh <= _USED_SHARE * used
         receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
         learned = sum(receipt["learned"] for receipt in receipts)
         return {
@@ -140,22 +168,45 @@ class PPDSparseRun:
             "n_empty": self.dataset.n_labels - learned,
         }
 
+    def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
+        files: list[FoundFile] = []
+        if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
+            starts = yield Phase("warm start: weights", self._start_jobs())
+            files, _ = yield from self._search(0, False, starts)
+        solves = yield Phase("round 1: solve", self._solve_jobs(0, files))
+        self._drop_before(0)
+        return solves
+
+    def _drop_before(self, round_: int) -> None:
+        """Remove what a round was made from and is needed no more."""
+        for old in (self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}")):
+            shutil.rmtree(old, ignore_errors=True)
+
     def _state(self, kind: str, name: str = "") -> Path:
         return self.work / "state" / kind / name
 
     def _all_known(self, jobs: Sequence[Job]) -> bool:
         return all(self.ledger.get(job.key) is not None for job in jobs)
 
-    def _solve_jobs(self, round_: int, files: list[FoundFile]) -> list[SolveJob]:
+    def _start_jobs(self) -> list[StartJob]:
+        sizes = solve_plan(self.plan, self.dataset, self.parameters, bool(self.warm_start))
+        return [
+            StartJob(
+                str(self.dataset.path), self.warm_start, self.parameters, unit,
+                str(self._state("solve--1", str(unit))), sizes,
+            )
+            for unit in range(n_units(self.dataset.n_labels))
+        ]  # fmt: skip
+
+    def _solve_jobs(self, round_: int, files: list[FoundFile], rough: bool = False) -> list[SolveJob]:
         d = self.dataset
-        counts = d.label_counts()
-        largest = int((counts + start_sizes(counts, d.n_samples)).max())
-        sizes = plan_solve(self.plan, d.n_samples, d.n_features, WRITER_BYTES, largest)
+        sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start))
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
-                str(self._state(f"solve-{round_ - 1}", str(unit))) if round_ else "", self._of_unit(files, unit),
-                str(self._state(f"solve-{round_}", str(unit))), self.plan, sizes,
+                str(self._state(f"solve-{round_ - 1}", str(unit))) if round_ or self.warm_start else "",
+                self._of_unit(files, unit), rough, str(self._state(f"solve-{round_}", str(unit))), self.plan, sizes,
             )
             for unit in range(n_units(d.n_labels))
         ]  # fmt: skip
@@ -175,14 +226,16 @@ class PPDSparseRun:
         return tuple(file for file in files if file.first < (unit + 1) * UNIT and file.last > unit * UNIT)
 
     def _search(
-        self, round_: int, solves: list[Receipt]
+        self, round_: int, rough: bool, solves: list[Receipt]
     ) -> Generator[Phase, list[Receipt], tuple[list[FoundFile], int]]:
         """One pass over the rows for each class block; returns the files written and how many rows were found.
+
+        solves: receipts of the jobs that made the weights.
 
         A search that an earlier session finished is used as it was cut then; one that it left unfinished goes on if
         the present limit cuts it the same way, else it begins anew.
         """
-        note = f"cut/{round_}"
+        note = f"cut/{round_}/rough" if rough else f"cut/{round_}"
         before = self.ledger.get(note)
         if before is not None:
             known = [receipt for key in before["keys"] if (receipt := self.ledger.get(key)) is not None]
@@ -190,8 +243,8 @@ class PPDSparseRun:
                 files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ == self.parameters.max_rounds
-        blocks = self._cut_classes(round_, check, solves)
-        phases = [self._search_jobs(round_, check, pieces, cache_bytes) for pieces, cache_bytes in blocks]
+        blocks = self._cut_classes(round_, check, rough, solves)
+        phases = [self._search_jobs(round_, check, rough, pieces, cache_bytes) for pieces, cache_bytes in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [FoundFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -203,29 +256,35 @@ class PPDSparseRun:
             self.ledger.add(note, cut)
         n_found = 0
         for b, phase in enumerate(phases):
-            name = "check" if check else f"round {round_ + 1}: search"
+            name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"
             receipts = yield Phase(f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name, phase)
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found
 
-    def _search_jobs(self, round_: int, check: bool, pieces: tuple[Piece, ...], cache_bytes: int) -> list[SearchJob]:
+    def _search_jobs(
+        self, round_: int, check: bool, rough: bool, pieces: tuple[Piece, ...], cache_bytes: int
+    ) -> list[SearchJob]:
         d = self.dataset
-        name = f"{pieces[0].first}-{pieces[-1].last}"
+        name = f"{'rough.' if rough else ''}{pieces[0].first}-{pieces[-1].last}"
         return [
             SearchJob(
-                str(d.path), self.parameters, round_, check, start, stop, pieces,
+                str(d.path), self.parameters, self.seed, round_, check, rough, start, stop, pieces,
                 str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip
 
-    def _cut_classes(self, round_: int, check: bool, solves: list[Receipt]) -> list[tuple[tuple[Piece, ...], int]]:
+    def _cut_classes(
+        self, round_: int, check: bool, rough: bool, solves: list[Receipt]
+    ) -> list[tuple[tuple[Piece, ...], int]]:
         """Class blocks: the pieces of each, and the bytes of its tiles. Only open classes are in them."""
-        units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt["runs"]] for receipt in solves]
+        kind = "rough_runs" if rough and self.parameters.delta > 0 else "runs"
+        units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt[kind]] for receipt in solves]
         if check:
             units = [[replace(size, wanted_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
         blocks = []
-        promised = self.blocks[round_ - 1] if round_ <= len(self.blocks) else 1
+        at = round_ if self.warm_start else round_ - 1
+        promised = self.blocks[at] if at < len(self.blocks) else 1
         for block in class_blocks(self.plan, units, self.dataset.n_features, promised):
             pieces = tuple(
                 Piece(run.first, run.last, str(self._state(f"solve-{round_ - 1}", str(run.first // UNIT))), run.tile)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,9 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.tiles import Tile, make_tile, shared_cache, tile_width
 from xmc_stream.kernels.active import clip_rows
-from xmc_stream.kernels.scores import places, search, sort_best
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.sample import count_work, keep_large, sparsify
+from xmc_stream.kernels.scores import NO_LOSS, places, search, sort_best
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
@@ -36,10 +40,9 @@ class Piece:
 class _PieceSearch:
     """The search state of one piece: what was found, thresholds, the active rows still ahead, losses; one entry a slot."""
 
-    def __init__(
-        self, piece: Piece, start: int, stop: int, n_samples: int, parameters: PPDSparseParameters, check: bool
-    ) -> None:
-        self.piece = piece
+    def __init__(self, piece: Piece, job: SearchJob, n_samples: int) -> None:
+        self.piece, self.job = piece, job
+        start, stop, parameters = job.start, job.stop, job.parameters
         low = piece.first % UNIT
         state = UnitState(Path(piece.state))
         mine = slice(low, low + piece.last - piece.first)
@@ -51,7 +54,8 @@ class _PieceSearch:
         self.width = tile_width(len(self.classes))
 
         sizes = np.diff(state.active.indptr.read(mine.start, mine.stop + 1))[open_]
-        capacity = np.minimum(added_sizes(sizes, parameters.added, n_samples), 1 if check else stop - start)
+        room = added_sizes(sizes, parameters.added, n_samples, job.round)
+        capacity = np.minimum(room, 1 if job.check else stop - start)
         self.capacity = np.zeros(self.width, np.int64)
         self.capacity[: len(capacity)] = capacity
         self.best_start = np.concatenate([[0], np.cumsum(places(self.capacity, stop - start))])
@@ -87,16 +91,34 @@ class _PieceSearch:
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def make_tile(self, n_features: int) -> Tile:
-        """Weights of the open classes, by feature."""
+        """Weights of the open classes, by feature; a rough search draws some of them."""
         weights = SparseMatrix(Path(self.piece.state) / "weights")
-        low = self.piece.first % UNIT
-        block = weights.gather(low + self.classes.astype(np.int64))
-        return make_tile(block.indptr, block.indices, block.values, self.bias, n_features)
+        low, job = self.piece.first % UNIT, self.job
+        classes = self.classes.astype(np.int64)
+        block = weights.gather(low + classes)
+        n = len(block.indices)
+        if job.rough and job.parameters.delta > 0:
+            labels = self.piece.first + classes
+            n = sparsify(
+                block.indptr, block.indices, block.values, labels, job.seed, job.round, job.parameters.delta
+            )  # fmt: skip
+        return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features)
 
-    def search(self, x: Block, y: Block, range_start: int, tile: Tile, loss: int) -> None:
+    @contextmanager
+    def tile(self, n_features: int) -> Iterator[Tile]:
+        """The tile, from the process's cache or made."""
+        key = (self.piece.state, self.piece.first, self.piece.last, self.job.rough)
+        with shared_cache(self.job.cache_bytes).use(
+            key, self.piece.tile_bytes, partial(self.make_tile, n_features)
+        ) as tile:
+            yield tile
+
+    def search(self, x: Block, y: Block, tile: Tile) -> None:
         """Score a row block."""
+        first_row = x.start - self.job.start
+        loss = NO_LOSS if self.job.rough else self.job.parameters.loss_code
         search(
-            x.indptr, x.indices, x.values, y.indptr, y.indices, x.start - range_start, self.piece.first, self.slot_of,
+            x.indptr, x.indices, x.values, y.indptr, y.indices, first_row, self.piece.first, self.slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
             self.capacity, self.best_start, self.best_size, self.best_scores, self.best_rows, self.threshold, loss, self.losses,
             self.scores,
@@ -109,13 +131,16 @@ class SearchJob:
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
     -1 + tol, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so
-    the highest one is enough.
+    the highest one is enough. rough: with the parameters' delta and min_value, so that losses are no losses and only the
+    rows count; else exact.
     """
 
     data: str
     parameters: PPDSparseParameters
+    seed: int
     round: int
     check: bool
+    rough: bool
     start: int
     stop: int
     pieces: tuple[Piece, ...]
@@ -136,32 +161,39 @@ class SearchJob:
     @property
     def key(self) -> str:
         """Round, classes, rows."""
-        return f"search/{self.round}/{self.first}-{self.last}/{self.start}-{self.stop}"
+        kind = "rough/" if self.rough else ""
+        return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
-        """Search; the receipt counts bytes and row blocks."""
+        """Search; the receipt counts bytes, row blocks and, where searches may be rough, multiply-adds."""
         dataset = Dataset(self.data)
+        p, d = self.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        searches = [
-            _PieceSearch(piece, self.start, self.stop, dataset.n_samples, self.parameters, self.check)
-            for piece in self.pieces
-        ]
+        searches = [_PieceSearch(piece, self, dataset.n_samples) for piece in self.pieces]
         searches = [piece for piece in searches if len(piece.classes)]
-        cache = shared_cache(self.cache_bytes)
+        entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
         n_blocks = 0
         for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
             n_blocks += 1
+            if self.rough and p.min_value > 0:
+                keep_large(x.indptr, x.indices, x.values, p.min_value)
+            if p.approximate:
+                count_indices(x.indices[: x.indptr[-1]], entries)
             for piece in searches:
-                key = (piece.piece.state, piece.piece.first, piece.piece.last)
-                make = partial(piece.make_tile, dataset.n_features)
-                with cache.use(key, piece.piece.tile_bytes, make) as tile:
-                    piece.search(x, y, self.start, tile, self.parameters.loss_code)
-        n_found = self._write(searches, dataset.n_samples)
+                with piece.tile(d) as tile:
+                    piece.search(x, y, tile)
+        work = {}
+        if p.approximate:
+            work["work"] = 0
+            for piece in searches:
+                with piece.tile(d) as tile:
+                    work["work"] += count_work(entries, tile.start, tile.weights, piece.width)
         return {
-            "found": n_found,
+            "found": self._write(searches, dataset.n_samples),
             "row_blocks": n_blocks,
             "passes": (self.stop - self.start) / dataset.n_samples,
             "bytes_read": X.bytes_read + Y.bytes_read,
+            **work,
         }
 
     def _write(self, searches: list[_PieceSearch], n_samples: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import ROW_BYTES, MemoryPlan, SolvePlan
+from xmc_stream.jobs.plan import MIB, ROW_BYTES, MemoryPlan, SolvePlan
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,
@@ -22,6 +23,8 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
+from xmc_stream.kernels.dcd import start_alpha
+from xmc_stream.kernels.sample import sparsify
 from xmc_stream.memory import format_size
 from xmc_stream.solvers.ppdsparse import (
     ActiveSets,
@@ -43,7 +46,6 @@ from xmc_stream.store.state import (
     INSIDE,
     KEPT,
     LOSS,
-    N_FIGURES,
     OPEN,
     OUTSIDE,
     STATUS,
@@ -52,9 +54,6 @@ from xmc_stream.store.state import (
     UnitStateWriter,
     new_unit_state,
 )
-
-_EMPTY_FIGURES = np.zeros(N_FIGURES)  # of a class without positives: w_0 = -1, rest 0; see docs/architecture.md
-_EMPTY_FIGURES[[BIAS, STATUS]] = -1.0, EMPTY
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,24 @@ def read_found(files: tuple[FoundFile, ...], first: int, last: int) -> list[Bloc
     return blocks
 
 
+def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_], tau: float) -> None:
+    """The figures of classes without positives: w_0 = -1, rest 0 (docs/architecture.md)."""
+    figures[empty] = 0.0
+    figures[empty, STATUS], figures[empty, BIAS], figures[empty, KEPT], figures[empty, DUAL] = (
+        EMPTY,
+        -1,
+        tau / 2,
+        -tau / 2,
+    )
+
+
 def update_figures(
-    figures: NDArray[np.float64], files: tuple[FoundFile, ...], first: int, tol: float
+    figures: NDArray[np.float64], files: tuple[FoundFile, ...], first: int, tol: float, rough: bool = False
 ) -> NDArray[np.int64]:
     """Enter what a search saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     figures (n, N_FIGURES) is changed in the rows of open classes. Losses are added in the order of the files. Returns
-    how many rows were found for each class: those that violate by more than tol.
+    how many rows were found for each class: those that violate by more than tol. A rough search enters nothing.
     """
     n = len(figures)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
@@ -99,6 +109,8 @@ def update_figures(
             n_found[mine] += np.diff(found.rows.indptr.read(theirs.start, theirs.stop + 1))
             losses[mine] += found.losses[theirs]
             best[mine] = np.maximum(best[mine], found.best[theirs])
+    if rough:
+        return n_found
     open_ = figures[:, STATUS] == OPEN
     figures[open_, LOSS] = losses[open_]
     figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
@@ -106,9 +118,22 @@ def update_figures(
     return n_found
 
 
+def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
+    """For a receipt: what a search needs for each run of classes. heaps, sizes: of first, first + 1, ..."""
+    runs = []
+    for run in tiles.runs:
+        mine = slice(run.first - first, run.last - first)
+        runs.append([*astuple(run), int(heaps[mine].sum()), int(sizes[mine].sum())])
+    return runs
+
+
 @dataclass(frozen=True)
 class SolveJob:
-    """One round of one unit. previous: the unit's state after the round before, "" in round 0."""
+    """One round of one unit.
+
+    previous: the unit's state after the round before; in round 0 that of a warm start, or "". rough: a rough search
+    found what was found.
+    """
 
     data: str
     parameters: PPDSparseParameters
@@ -117,6 +142,7 @@ class SolveJob:
     unit: int
     previous: str
     found: tuple[FoundFile, ...]
+    rough: bool
     out: str
     plan: MemoryPlan
     sizes: SolvePlan
@@ -143,13 +169,20 @@ class _UnitSolve:
         self.X = self.dataset.X_rows()
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
+        self.warm = self.previous is not None and job.round == 0
         self.solver = Solver(job.parameters, job.seed)
         rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
         self.scratch = Scratch(self.dataset.n_features, rows, nnz)
         self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
-        self.tiles = TileSizes(self.first, self.last, self.dataset.n_features)  # of open classes
+        p, d = job.parameters, self.dataset.n_features
+        occurrences = self.dataset.feature_counts() if p.approximate else None
+        self.tiles = TileSizes(self.first, self.last, d, occurrences)  # of open classes
+        self.rough_tiles = None  # of the weights that the next search draws, if there is one
+        if p.delta > 0 and job.round + 1 != p.max_rounds:
+            self.rough_tiles = TileSizes(self.first, self.last, d)
+        self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
         self.sizes = np.zeros(self.last - self.first, np.int64)  # |A| of open classes
 
     def run(self) -> Receipt:
@@ -158,36 +191,59 @@ class _UnitSolve:
             if self.previous is None:
                 positives = self.Y.indptr.read(self.first, self.last + 1)
                 counts = np.diff(positives)
-                tau = job.parameters.tau
-                writer.figures[counts == 0] = _EMPTY_FIGURES
-                writer.figures[counts == 0, KEPT], writer.figures[counts == 0, DUAL] = tau / 2, -tau / 2
+                set_empty(writer.figures, counts == 0, job.parameters.tau)
                 bound = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
-                n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol)
+                n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
-                bound = sizes + np.minimum(added_sizes(sizes, job.parameters.added, self.n_samples), n_found)
+                bound = sizes + np.minimum(self._room(sizes, job.round), n_found)
                 bound += n_found // 4  # a row that was found takes a quarter of an active one while they are merged
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
+            if self.rough_tiles is not None:
+                self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
             for low, high in self._batches(writer.figures[:, STATUS] == DONE, bound):
                 if (writer.figures[low:high, STATUS] == OPEN).any():
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(low, high, writer)
         open_ = writer.figures[:, STATUS] == OPEN
-        heaps = np.where(open_, added_sizes(self.sizes, job.parameters.added, self.n_samples), 0)
-        runs = []
-        for run in self.tiles.runs:
-            mine = slice(run.first - self.first, run.last - self.first)
-            runs.append([*astuple(run), int(heaps[mine].sum()), int(self.sizes[mine].sum())])
+        heaps = np.where(open_, self._room(self.sizes, job.round + 1), 0)
+        options: Receipt = {}
+        if job.parameters.approximate:
+            options = {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
+        if self.rough_tiles is not None:
+            options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
         return {
             "unit": job.unit,
             "open": int(open_.sum()),
-            "runs": runs,
+            "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
             "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read,
+            **options,
         }
+
+    def _room(self, sizes: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
+        return added_sizes(sizes, self.job.parameters.added, self.n_samples, round_)
+
+    def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
+        """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.
+
+        features and data are overwritten.
+        """
+        first = self.tiles.next
+        self.tiles.add(counts, features)
+        if self.rough_tiles is None:
+            return
+        if data is not None:
+            indptr = np.concatenate([[0], np.cumsum(counts)])
+            labels = np.arange(first, first + len(counts))
+            n = sparsify(
+                indptr, features, data, labels, self.job.seed, self.job.round + 1, self.job.parameters.delta
+            )  # fmt: skip
+            counts, features = np.diff(indptr), features[:n]
+        self.rough_tiles.add(counts, features)
 
     def _batches(self, done: NDArray[np.bool_], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Runs of classes that are all done or all not, with at most max_rows active rows, or of one larger class.
@@ -213,13 +269,13 @@ class _UnitSolve:
             nothing = np.zeros(0, np.int32)
             writer.active.append(np.zeros(high - low, np.int64), nothing, np.zeros(0))
             writer.weights.append(np.zeros(high - low, np.int64), nothing, np.zeros(0, np.float32))
-            self.tiles.add(np.zeros(high - low, np.int64), nothing)
+            self._count(np.zeros(high - low, np.int64), nothing, None)
             return
         for c in range(low, high):
             active, weights = self.previous.active.block(c, c + 1), self.previous.weights.block(c, c + 1)
             writer.active.append(np.diff(active.indptr), active.indices, active.data)
             writer.weights.append(np.diff(weights.indptr), weights.indices, weights.data)
-            self.tiles.add(np.diff(weights.indptr), weights.indices)
+            self._count(np.diff(weights.indptr), weights.indices, None)
 
     def _active_sets(self, low: int, high: int) -> ActiveSets:
         """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
@@ -237,7 +293,7 @@ class _UnitSolve:
             old = self.previous.active.block(low, high)
             blocks = read_found(job.found, first, first + n)
             sizes = np.diff(old.indptr)
-            room = added_sizes(sizes, job.parameters.added, self.n_samples)
+            room = self._room(sizes, job.round)
             f_ptr, f_rows, f_scores = _join(blocks, n)
             found = sum(np.diff(block.indptr) for block in blocks) if blocks else np.zeros(n, np.int64)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
@@ -253,7 +309,12 @@ class _UnitSolve:
     def _solve_batch(self, low: int, high: int, writer: UnitStateWriter) -> None:
         sets = self._active_sets(low, high)
         figures = np.empty((high - low, 4))
+        # what was kept of the last round has alpha > 0, but for positives
+        fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.rough else np.zeros(0, np.bool_)
         self._solve_part(sets, figures, writer)
+        if self.job.rough:
+            self.fresh += int(fresh.sum())
+            self.used += int((fresh & (sets.alpha > 0.0)).sum())
         mine = np.flatnonzero(writer.figures[low:high, STATUS] == OPEN)
         writer.figures[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = figures[mine]
         counts = np.empty(high - low, np.int64)
@@ -267,7 +328,7 @@ class _UnitSolve:
 
         def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
             writer.weights.append(counts, features, data)
-            self.tiles.add(counts, features)
+            self._count(counts, features, data)
 
         if not len(sets.rows):  # classes without positives
             sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
@@ -275,6 +336,15 @@ class _UnitSolve:
         if n == 1:
             self._check_size(sets)
             lengths = self.X.lengths(sets.rows)[1]
+            if self.warm:
+                ends = np.concatenate([[0], np.cumsum(lengths)])
+                begin = 0
+                while begin < len(sets.rows):
+                    fits = int(np.searchsorted(ends, ends[begin] + sizes.max_nnz, side="right")) - 1
+                    end = max(fits, begin + 1)
+                    block = self.X.gather(sets.rows[begin:end], self.buffer)
+                    self._start_alpha(_rows_part(sets, begin, end), np.arange(end - begin), block)
+                    begin = end
             self.solver.solve_large(
                 sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
                 figures[0], sink,
@@ -302,8 +372,25 @@ class _UnitSolve:
         if int(nnz.max()) > sizes.max_class_nnz:
             return False
         block = self.X.gather(union, self.buffer, spans)
+        if self.warm:
+            self._start_alpha(sets, at, block)
         self.solver.solve(sets, at, block, self.job.round, self.scratch, figures, sink)
         return True
+
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
+        """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
+        if self.previous is None:
+            return
+        p, low = self.job.parameters, sets.first_label - self.first
+        biases = self.previous.figures[:, BIAS]
+        dense = np.zeros(self.dataset.n_features, np.float32)
+        for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
+            ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]
+            mine = slice(int(ptr[0]), int(ptr[-1]))
+            start_alpha(
+                w.indptr, w.indices, w.values, biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine],
+                block.indptr, block.indices, block.values, dense, p.start_slope, p.upper, sets.alpha[mine],
+            )  # fmt: skip
 
     def _check_size(self, sets: ActiveSets) -> None:
         """Refuse a class whose rows' own numbers, not to speak of the rows, do not fit."""
@@ -320,6 +407,13 @@ def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:
     mine = slice(int(sets.ptr[a]), int(sets.ptr[b]))
     ptr = sets.ptr[a : b + 1] - sets.ptr[a]
     return ActiveSets(sets.first_label + a, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
+
+
+def _rows_part(sets: ActiveSets, begin: int, end: int) -> ActiveSets:
+    """Rows [begin, end) of the active set of one class: views."""
+    part = slice(begin, end)
+    ptr = np.array([0, end - begin], np.int64)
+    return ActiveSets(sets.first_label, ptr, sets.rows[part], sets.sign[part], sets.alpha[part])
 
 
 def _join(blocks: list[Block], n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:

@@ -81,13 +81,16 @@ class Run:
 class TileSizes:
     """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class.
 
-    in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its weights come.
+    in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its weights come. occurrences
+    (D,): entries of each feature in X; work is then the multiply-adds of scoring all of them.
     """
 
     _STEP = UNIT // 8
 
-    def __init__(self, first: int, last: int, n_features: int) -> None:
-        self._first, self._last, self._next = first, last, first
+    def __init__(self, first: int, last: int, n_features: int, occurrences: NDArray[np.int64] | None = None) -> None:
+        self._occurrences = occurrences
+        self.work = 0
+        self._first, self._last, self.next = first, last, first
         self.in_tiles = np.ones(last - first, np.bool_)
         self._counts = np.zeros((4, n_features), np.int32)  # of features, in the present run of each size
         self._classes = [0, 0, 0, 0]
@@ -98,26 +101,28 @@ class TileSizes:
         ends = np.concatenate([[0], np.cumsum(lengths)])
         done = 0
         while done < len(lengths):
-            at = self._next - self._first
+            at = self.next - self._first
             n = min(len(lengths) - done, self._STEP - at % self._STEP)
             mine = self.in_tiles[at : at + n]
             if mine.any():
                 count_indices(features[ends[done] : ends[done + n]], self._counts[0])
                 self._classes[0] += int(mine.sum())
-            done, self._next = done + n, self._next + n
+            done, self.next = done + n, self.next + n
             self._close_runs()
 
     def _close_runs(self) -> None:
         for level in range(4):
             size = self._STEP << level
-            behind = self._next - self._first
-            if behind % size and self._next != self._last:
+            behind = self.next - self._first
+            if behind % size and self.next != self._last:
                 return
             counts, classes = self._counts[level], self._classes[level]
             if classes:
                 first = self._first + (behind - 1) // size * size
                 weights = int(counts.sum(dtype=np.int64))
-                self.runs.append(Run(first, self._next, tile_bytes(counts, classes), weights))
+                self.runs.append(Run(first, self.next, tile_bytes(counts, classes), weights))
+            if level == 3 and self._occurrences is not None:
+                self.work += int(counts @ self._occurrences)
             if level < 3:
                 self._counts[level + 1] += counts
                 self._classes[level + 1] += classes

@@ -7,7 +7,7 @@ left of the limit when that is over.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,15 @@ from xmc_stream.store.predictions import begin_predictions
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Train on a few rows and, if asked, predict them, or evaluate the model on them, which predicts them too."""
+    """Train on a few rows and, if asked, predict them, or evaluate the model on them, which predicts them too.
 
-    predict: bool
+    parameters: whose options are used; again: with a warm start too.
+    """
+
+    predict: bool = False
     evaluate: bool = False
+    parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
+    again: bool = False
 
     @property
     def key(self) -> str:
@@ -50,9 +55,15 @@ class WarmUp:
             begin_model(work)
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8)), Notes()
-            result = run_here(PPDSparseRun(dataset, work, PPDSparseParameters(), 0, plan, notes).loop(), notes)
+            p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
+            result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.predict or self.again:
+                finish_model(work, path / "model", model_attributes(dataset, p, 0, result))
+            if self.again:
+                begin_model(work)
+                notes = Notes()
+                run_here(PPDSparseRun(dataset, work, p, 0, plan, notes, str(path / "model")).loop(), notes)
             if self.predict:
-                finish_model(work, path / "model", model_attributes(dataset, PPDSparseParameters(), 0, result))
                 out = begin_predictions(path / "predictions", n, 3, 2)
                 model = StoredModel(path / "model")
                 run = PredictRun(model, dataset, 2, out, plan)

@@ -60,7 +60,7 @@ def pread_ranges(
 
 
 @kernel
-def count_indices(indices: NDArray[Any], counts: NDArray[np.int64]) -> None:
+def count_indices(indices: NDArray[Any], counts: NDArray[Any]) -> None:
     """counts[j] += how often j occurs."""
     for p in range(len(indices)):
         counts[indices[p]] += 1

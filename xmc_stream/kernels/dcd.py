@@ -105,6 +105,40 @@ def add_rows(
 
 
 @kernel
+def start_alpha(
+    w_indptr: NDArray[np.int64],
+    w_features: NDArray[Any],
+    w_values: NDArray[np.float32],
+    bias: NDArray[np.float64],
+    ptr: NDArray[np.int64],
+    at: NDArray[np.int64],
+    sign: NDArray[np.int8],
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    dense: NDArray[np.float32],
+    slope: float,
+    upper: float,
+    alpha: NDArray[np.float64],
+) -> None:
+    """alpha_i = min(slope max(0, 1 - y_i z_i), upper) with the scores z of given weights (CSC, class c: line c).
+
+    Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at`, `sign` and `alpha`
+    begin. dense (D,) is scratch, zero before and after.
+    """
+    for c in range(len(ptr) - 1):
+        for p in range(w_indptr[c], w_indptr[c + 1]):
+            dense[w_features[p]] = w_values[p]
+        for q in range(ptr[c] - ptr[0], ptr[c + 1] - ptr[0]):
+            z = bias[c]
+            for p in range(indptr[at[q]], indptr[at[q] + 1]):
+                z += np.float64(data[p]) * np.float64(dense[indices[p]])
+            alpha[q] = min(slope * max(1.0 - sign[q] * z, 0.0), upper)
+        for p in range(w_indptr[c], w_indptr[c + 1]):
+            dense[w_features[p]] = 0.0
+
+
+@kernel
 def _margin(
     row: int,
     indptr: NDArray[np.int64],

@@ -22,7 +22,7 @@ DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's cla
 
 SPARE = 16  # places for more rows than are wanted, at least
 
-SQUARED_HINGE, HINGE = 0, 1
+SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
 
 
 def places(capacity: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
@@ -189,7 +189,7 @@ def search(
     block's first row in the job's range. slot_of: the slot of class first_class + c, or -1. Per slot: the rows of the
     active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
     [best_start[s], best_start[s + 1]) for them, more than that or as many as there are rows, best_size used; the score a
-    row must exceed to be taken; and the loss summed over all rows, C left out.
+    row must exceed to be taken; and the loss summed over all rows, C left out (NO_LOSS: not).
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
@@ -198,7 +198,7 @@ def search(
     for i in range(len(indptr) - 1):
         _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         row = first_row + i
-        for p in range(y_indptr[i], y_indptr[i + 1]):
+        for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
             c = y_indices[p] - first_class
             if 0 <= c < len(slot_of) and slot_of[c] >= 0:
                 s = slot_of[c]
@@ -216,6 +216,9 @@ def search(
                     m = np.float64(max(one + score, zero))
                     sums[lane, c] += 0.5 * m * m
                     hits += np.int32(score > bounds[lane, c])
+            elif loss == NO_LOSS:
+                for c in range(LANES):
+                    hits += np.int32(by_lane[lane, c] > bounds[lane, c])
             else:
                 for c in range(LANES):
                     score = by_lane[lane, c]

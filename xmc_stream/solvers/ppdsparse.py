@@ -24,6 +24,9 @@ from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, renumber, solv
 from xmc_stream.kernels.permutation import key_of, visiting_order
 
 LOSSES = ("squared_hinge", "hinge")
+# LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
+DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "max_rounds": 5, "prune": 0.01}
+_OPTIONS = ("prune", "delta", "min_value")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class PPDSparseParameters:
     there is a bias feature. tol: largest |dG/da_i| over all rows at which a class is done (at least 1e-5: scores are
     float32). max_rounds: solves of a class at most, None for no cap. epochs, last_epochs: passes over the active set
     in a round, and in the last one that max_rounds allows. added: a round may add max(|A|, added) violators.
+
+    Off at 0: prune: the finished model leaves out weights |w_j| < prune, the bias never. delta: between rounds a search
+    scores with R = ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights. min_value: it only sees entries
+    |x_ij| > min_value. The search after the last round is exact.
     """
 
     lam: float = 0.01
@@ -46,12 +53,17 @@ class PPDSparseParameters:
     epochs: int = 2
     last_epochs: int = 6
     added: int = 50
+    prune: float = 0.0
+    delta: float = 0.0
+    min_value: float = 0.0
 
     def __post_init__(self) -> None:
         _number(self, "lam", 0.0, "[0, inf)")
         _number(self, "tau", math.ulp(0.0), "(0, inf)")
         _number(self, "C", math.ulp(0.0), "(0, inf)")
         _number(self, "tol", 1e-5, "[1e-5, inf)")
+        for name in _OPTIONS:
+            _number(self, name, 0.0, "[0, inf)")
         for name in ("epochs", "last_epochs", "added"):
             _whole(self, name)
         if self.max_rounds is not None:
@@ -71,8 +83,13 @@ class PPDSparseParameters:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
+        """Plain values, for JSON; without the options that are off, so that a model without them keeps its digest."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONS}
+
+    @property
+    def approximate(self) -> bool:
+        """Whether searches between rounds may be rough."""
+        return self.delta > 0 or self.min_value > 0
 
     @property
     def loss_code(self) -> int:
@@ -88,6 +105,15 @@ class PPDSparseParameters:
     def upper(self) -> float:
         """Upper bound of a dual variable."""
         return math.inf if self.loss == "squared_hinge" else self.C
+
+    @property
+    def start_slope(self) -> float:
+        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded.
+
+        Of the squared hinge it is the solution's. The hinge's is C wherever the margin falls short, and anything in
+        [0, C] where it is 1: a steep ramp, as many stand there and rounding throws them to either side.
+        """
+        return self.C if self.loss == "squared_hinge" else 10.0 * self.C
 
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0)."""
@@ -114,9 +140,13 @@ def start_sizes(n_positives: NDArray[np.int64], n_samples: int) -> NDArray[np.in
     return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
 
 
-def added_sizes(n_active: NDArray[np.int64], added: int, n_samples: int) -> NDArray[np.int64]:
-    """Violators that a round may add: max(|A|, added), as far as there are rows outside A."""
-    return np.minimum(np.maximum(n_active, added), n_samples - n_active)
+def added_sizes(n_active: NDArray[np.int64], added: int, n_samples: int, round_: int) -> NDArray[np.int64]:
+    """Violators that a round may add: max(|A|, added), as far as there are rows outside A.
+
+    In round 0, to which a warm start brings the positives alone: max(start_sizes, added).
+    """
+    wanted = n_active if round_ else start_sizes(n_active, n_samples)
+    return np.minimum(np.maximum(wanted, added), n_samples - n_active)
 
 
 @dataclass

@@ -99,6 +99,11 @@ class StoredModel:
         self.n_features = int(self.attributes["n_features"])
         self.n_labels = int(self.attributes["n_labels"])
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(D, K)."""
+        return self.n_features, self.n_labels
+
     def unit_weights(self, unit: int) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""
         return SparseMatrix(unit_path(self.path, unit) / "weights")
@@ -117,9 +122,10 @@ class StoredModel:
         return Block(first, indptr - a, matrix.indices.map()[a:b], data)
 
     def digest(self) -> str:
-        """What "the same model" means: a hash of parameters, seed, shape and the weights in class order."""
-        keys = ("solver", "params", "seed", "n_features", "n_labels")
-        digest = hashlib.sha256(json.dumps({key: self.attributes[key] for key in keys}, sort_keys=True).encode())
+        """What "the same model" means: a hash of parameters, seed, start, shape and the weights in class order."""
+        keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
+        made = {key: self.attributes[key] for key in keys if key in self.attributes}
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode())
         for unit in range(n_units(self.n_labels)):
             matrix = self.unit_weights(unit)
             digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8").data)

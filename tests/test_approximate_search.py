@@ -1,0 +1,201 @@
+"""Approximate searches: same model however the work is cut, exact figures in the end, and the optimum all the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from test_resume import kill_when, train
+from test_training import TIGHT, dense_weights, problem
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.plan import Cuts
+
+DELTA, MIN_VALUE = {"delta": 3.0}, {"min_value": 0.15}
+BOTH = {**DELTA, **MIN_VALUE}
+EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta", "min_value", "both"])
+
+
+def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
+    whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
+    cuts = Cuts(classes=300, rows=97, solve_rows=200)
+    pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **BOTH).fit(small, model=tmp_path / "pieces", cuts=cuts)
+    assert pieces.report_["class_blocks"] >= 4
+    assert pieces.model_.digest() == whole.model_.digest()
+    for name in ("search_work", "search_work_exact"):
+        assert pieces.report_[name] == whole.report_[name]
+
+
+@EACH
+def test_approximation_changes_the_model_and_saves_work(small: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact")
+    rough = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / "rough")
+    assert (rough.model_.to_scipy() != exact.model_.to_scipy()).nnz
+    done, instead = rough.report_["search_work"], rough.report_["search_work_exact"]
+    assert instead / 3 < done < 0.9 * instead  # the check, one search of three, is exact
+    assert exact.report_["search_work"] is None
+
+
+def multiply_adds(data: Path, model: xs.Model) -> int:
+    """What scoring all rows with all weights takes."""
+    dataset = xs.open_dataset(data)
+    return int(dataset.feature_counts() @ np.diff(model.to_scipy().tocsr().indptr))
+
+
+def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
+    # nothing is that small: every search is rough in name, and takes what an exact one does
+    clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")
+    assert clf.report_["search_work"] == clf.report_["search_work_exact"]
+    one = xs.PPDSparse(min_value=0.15, max_rounds=1, memory_limit="2GB").fit(small, model=tmp_path / "one")
+    assert one.report_["search_work"] == one.report_["search_work_exact"] == multiply_adds(small, one.model_)
+    # nothing is that large: a search between rounds takes nothing, and the check all
+    none = xs.PPDSparse(min_value=1e30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "none")
+    last = multiply_adds(small, none.model_)
+    assert none.report_["search_work"] == last < none.report_["search_work_exact"]
+
+
+def test_searches_that_leave_nothing_out_change_nothing(small: Path, tmp_path: Path) -> None:
+    exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact").model_
+    for n, change in enumerate([{"delta": 1e-6}, {"min_value": 1e-30}]):
+        same = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / str(n)).model_
+        assert (same.to_scipy() != exact.to_scipy()).nnz == 0
+        assert np.array_equal(same.bias(), exact.bias())
+
+
+@EACH
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
+def test_without_a_cap_on_rounds_the_optimum_is_reached(change: dict[str, Any], loss: str) -> None:
+    X, Y = problem(n=400, d=30, k=4, seed=5)
+    options = {**TIGHT, "tol": 1e-4, "loss": loss, "added": 20, "memory_limit": "2GB"}
+    exact = xs.PPDSparse(**options).fit(X, Y)
+    rough = xs.PPDSparse(**options, **change).fit(X, Y)
+    assert rough.report_["n_open"] == 0
+    assert rough.report_["violation"] <= 1e-4
+    assert rough.report_["duality_gap"] < 1e-3
+    assert rough.report_["objective"] == pytest.approx(exact.report_["objective"], rel=1e-4)
+
+
+@EACH
+def test_figures_are_those_of_an_exact_search(change: dict[str, Any]) -> None:
+    X, Y = problem(n=300, d=20, k=3, seed=4)
+    clf = xs.PPDSparse(lam=0.05, memory_limit="2GB", added=10, max_rounds=2, **change).fit(X, Y)
+    W, bias = (a.astype(np.float64) for a in dense_weights(clf.model_))
+    scores = X.toarray().astype(np.float64) @ W + bias
+    losses = 0.5 * np.maximum(0, 1 - (2 * Y.toarray() - 1) * scores) ** 2
+    objective = 0.05 * np.abs(W).sum() + 0.5 * ((W**2).sum() + (bias**2).sum()) + losses.sum()
+    assert clf.report_["objective"] == pytest.approx(objective, rel=1e-5)
+
+
+def found_in(model: Path, prefix: str) -> dict[str, int]:
+    """Rows found in each search whose key begins so: rounds, with /rough if it was."""
+    found: dict[str, int] = {}
+    for line in (model / "ledger.jsonl").read_text().splitlines():
+        entry = json.loads(line.rpartition("\t")[0])
+        if entry["key"].startswith(prefix):
+            search = entry["key"].rsplit("/", 2)[0]
+            found[search] = found.get(search, 0) + entry["receipt"]["found"]
+    return found
+
+
+def rare_class() -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """A class of few positives, whose bias comes close to -1."""
+    X, _ = problem(n=400, d=30, k=1, seed=5)
+    scores = X @ np.random.default_rng(0).normal(size=(30, 1))
+    return X, sp.csr_matrix((scores > np.quantile(scores, 0.95)).astype(np.float32))
+
+
+def test_an_exact_search_decides_when_a_rough_one_sees_nothing_left() -> None:
+    # a search that sees no entry at all gives every row the bias
+    clf = xs.PPDSparse(lam=0, tol=0.4, min_value=1e30, max_rounds=None, epochs=200, added=5, memory_limit="2GB")
+    clf.fit(*rare_class())
+    found = found_in(clf.model_.path, "search/")
+    assert found["search/2/rough"] == 0 < found["search/2"]
+    assert found["search/3"] == 0
+    assert clf.report_["n_open"] == 0
+    assert clf.report_["violation"] <= 0.4
+
+
+def test_rough_searches_that_bring_in_what_is_of_no_use_give_way_to_exact_ones() -> None:
+    clf = xs.PPDSparse(lam=0, tol=0.2, min_value=1e30, max_rounds=None, epochs=200, added=5, memory_limit="2GB")
+    clf.fit(*rare_class())
+    found = found_in(clf.model_.path, "search/")
+    exact = [search for search in found if not search.endswith("rough")]
+    assert f"{exact[0]}/rough" not in found
+    assert min(n for search, n in found.items() if search.endswith("rough")) > 0
+    assert clf.report_["n_open"] == 0
+    assert clf.report_["violation"] <= 0.2
+
+
+OPTIONS = ("--set", "delta=3", "--set", "min_value=0.15")
+
+
+@pytest.fixture(scope="module")
+def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the run that nobody killed."""
+    path = tmp_path_factory.mktemp("whole") / "m"
+    train(small, path, more=OPTIONS)
+    return xs.load_model(path).digest()
+
+
+@pytest.mark.parametrize("ready", ["cut/1/rough", "search/1/rough/", "solve/1/0", "search/2/rough/", "search/3/"])
+def test_killed_at_any_stage_ends_with_the_same_model(small: Path, tmp_path: Path, whole: str, ready: str) -> None:
+    model = tmp_path / "m"
+    assert kill_when(small, model, ready, 0.0, more=OPTIONS)
+    figures = train(small, model, limit="600MB", threads=1, more=OPTIONS)
+    assert figures["resumed"]
+    assert xs.load_model(model).digest() == whole
+
+
+def test_killed_around_the_change_to_exact_searches(small: Path, tmp_path: Path) -> None:
+    more = [word for name in ("tol=0.5", "min_value=1e30", "max_rounds=none") for word in ("--set", name)]
+    train(small, tmp_path / "whole", more=more)
+    digest = xs.load_model(tmp_path / "whole").digest()
+    found = found_in(tmp_path / "whole", "search/")
+    change = next(search for search in found if search.endswith("rough") and found[search] == 0)
+    exact = change.removesuffix("/rough")
+    assert found[exact] > 0
+    for ready in (f"{change}/", exact.replace("search", "cut") + '"', f"{exact}/0", exact.replace("search", "solve")):
+        assert kill_when(small, tmp_path / "m", ready, 0.0, more=more)
+        train(small, tmp_path / "m", limit="600MB", threads=1, more=more)
+        assert xs.load_model(tmp_path / "m").digest() == digest
+        shutil.rmtree(tmp_path / "m")
+
+
+def test_accuracy_stays(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    train_set, test = (xs.open_dataset(path) for path in real("rcv1_topics"))
+    clf = xs.PPDSparse(delta=2, min_value=0.1, memory_limit="2GB").fit(train_set, model=tmp_path / "m")
+    assert xs.evaluate(clf.model_.path, test)["P@1"] >= 95.78
+    assert clf.report_["search_work"] < 0.8 * clf.report_["search_work_exact"]
+
+
+@pytest.mark.parametrize("name", ["prune", "delta", "min_value"])
+def test_bad_options_are_named_and_options_at_zero_are_not_told(name: str) -> None:
+    X, Y = problem()
+    for value in (-1, float("nan"), "a"):
+        with pytest.raises(InputError, match=f"'{name}'"):
+            xs.PPDSparse(**{name: value}).fit(X, Y)
+    assert name not in xs.PPDSparse(**{name: 0}).parameters().to_dict()
+    assert xs.PPDSparse(**{name: 1}).parameters().to_dict()[name] == 1.0
+
+
+def test_small_weights_are_left_out_of_the_model_and_counted_in_its_figures() -> None:
+    X, Y = problem(k=5)
+    Y = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 1))]))
+    whole = xs.PPDSparse(memory_limit="2GB").fit(X, Y)
+    pruned = xs.PPDSparse(prune=0.2, memory_limit="2GB").fit(X, Y)
+    W = whole.model_.to_scipy().toarray()
+    W[np.abs(W) < 0.2] = 0
+    assert np.array_equal(pruned.model_.to_scipy().toarray(), W)
+    assert pruned.report_["nnz"] == np.count_nonzero(W) < whole.report_["nnz"]
+    assert np.array_equal(pruned.model_.bias(), whole.model_.bias())
+    assert pruned.report_["objective"] == whole.report_["objective"]
+    nothing = xs.PPDSparse(prune=1e9, memory_limit="2GB").fit(X, Y)
+    assert nothing.model_.to_scipy().nnz == 0
+    assert np.array_equal(nothing.model_.bias(), whole.model_.bias())

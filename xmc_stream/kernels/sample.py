@@ -1,0 +1,106 @@
+"""What approximate searches score with: fewer weights, drawn at random (Yen et al. 2017, Algorithm 3), or fewer entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.permutation import key_of, mix
+
+_DRAW = 1 << 41  # the epoch number that draws of weights use: no epoch reaches it
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_11 = np.uint64(11)
+
+
+@kernel
+def _uniform(key: np.uint64, r: int) -> float:
+    """Number r of the key's numbers in [0, 1)."""
+    return np.float64(mix(key + np.uint64(r) * _ODD) >> _11) * 2.0**-53
+
+
+@kernel
+def sparsify(
+    indptr: NDArray[np.int64],
+    features: NDArray[Any],
+    values: NDArray[np.float32],
+    labels: NDArray[np.int64],
+    seed: int,
+    round_: int,
+    delta: float,
+) -> int:
+    """Replace each class's weights by R = ceil(2 ||w||_1^2 / delta^2) draws of them, in place; returns what remains.
+
+    w~_j = (||w||_1 / R) * signed count of j, so that E w~ = w. Draw r falls on the weight that holds the place
+    (r + u_r) ||w||_1 / R on the line of all |w_j| in turn, u_r uniform: one draw from each of R equal parts, which has
+    less variance than R draws from the whole and comes out sorted. A class with R >= nnz(w) keeps w itself.
+
+    indptr (n + 1,) from 0, features, values: a CSC triple, all closed up. labels (n,): which classes, for the key.
+    """
+    filled = 0
+    begin = indptr[0]
+    for c in range(len(labels)):
+        end = indptr[c + 1]
+        total = 0.0
+        for p in range(begin, end):
+            total += abs(np.float64(values[p]))
+        draws = np.ceil(2.0 * total * total / (delta * delta))
+        if not draws < end - begin:
+            for p in range(begin, end):
+                features[filled], values[filled] = features[p], values[p]
+                filled += 1
+        else:
+            step = total / draws
+            key = key_of(seed, labels[c], round_, _DRAW)
+            r = 0
+            place = _uniform(key, 0) * step
+            reached = 0.0
+            for p in range(begin, end):
+                reached += abs(np.float64(values[p]))
+                count = 0
+                # rounding may leave the last place a hair beyond the end
+                while r < draws and (place < reached or p == end - 1):
+                    count += 1
+                    r += 1
+                    place = (r + _uniform(key, r)) * step
+                if count:
+                    w = np.float32(count * step)
+                    features[filled], values[filled] = features[p], w if values[p] > 0 else -w
+                    filled += 1
+        begin = end
+        indptr[c + 1] = filled
+    return filled
+
+
+@kernel
+def keep_large(indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], least: float) -> int:
+    """Close rows up over their entries of |x| <= least, in place; returns how many entries remain."""
+    filled = 0
+    begin = indptr[0]
+    for i in range(len(indptr) - 1):
+        end = indptr[i + 1]
+        for p in range(begin, end):
+            if abs(np.float64(data[p])) > least:
+                indices[filled], data[filled] = indices[p], data[p]
+                filled += 1
+        begin = end
+        indptr[i + 1] = filled
+    return filled
+
+
+@kernel
+def count_work(entries: NDArray[np.int32], start: NDArray[np.int32], weights: NDArray[np.float32], width: int) -> int:
+    """Multiply-adds of entries[j] entries of each feature j with a tile's non-zero weights (see `kernels.scores`)."""
+    total = np.int64(0)
+    for j in range(len(entries)):
+        if entries[j]:
+            begin, end = start[j], start[j + 1]
+            n = np.int64(end - begin)
+            if n == width:
+                n = np.int64(0)
+                for q in range(begin, end):
+                    n += weights[q] != 0.0
+            total += n * entries[j]
+    return int(total)
