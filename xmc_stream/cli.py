@@ -28,7 +28,9 @@ class _OneLine(click.Group):
         try:
             return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Abort:
-            click.echo("xmc-stream: interrupted; training goes on where it was when the same command is given again", err=True)
+            click.echo(
+                "xmc-stream: interrupted; training goes on where it was when the same command is given again", err=True
+            )
         except click.ClickException as error:
             hint = (
                 f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""

@@ -64,12 +64,12 @@ _STEPS = (
         "convert test.txt.gz test.xmc --like train.xmc --memory-limit 512MB",
     ),
     (
-        "Ask what training will cost before it begins: how often the data are read, how much memory, how long.",
+        "Ask what training will cost before it begins: how often the data are read, how much memory, how long. The first "
+        "time on a machine, this compiles the inner loops, which takes some 20 seconds.",
         "plan train.xmc --memory-limit 512MB",
     ),
     (
-        "Learn a linear classifier for each of the {n_labels:,} labels. The first time on a machine, this compiles its "
-        "inner loops, which takes some 20 seconds.",
+        "Learn a linear classifier for each of the {n_labels:,} labels.",
         "train train.xmc docs.model --memory-limit 512MB",
     ),
     (

@@ -209,7 +209,8 @@ def train(
             plan = memory_plan(engine, limit, held, execution.cuts)
             forecast = probe_training(engine, dataset, parameters, seed, plan, warm_start).forecast(plan)
             if execution.progress:
-                print(f"plan: {plan_line(training_figures(forecast, limit.limit, held))}", file=sys.stderr, flush=True)
+                figures = training_figures(forecast, limit.limit, held, peak_resident())
+                print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
             begin_from = str(warm_start.path.absolute()) if warm_start else ""
             run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger, begin_from, forecast.blocks)
 
@@ -251,10 +252,10 @@ def _row_blocks(ledger: Ledger) -> int:
     return max(blocks.values(), default=0)
 
 
-def _search_work(ledger: Ledger, parameters: PPDSparseParameters) -> dict[str, int | None]:
-    """Multiply-adds of all searches, and of as many exact ones, one after each solve; None where all are exact."""
+def _search_work(ledger: Ledger, parameters: PPDSparseParameters) -> dict[str, int]:
+    """Multiply-adds of all searches, and of as many exact ones, one after each solve; nothing where all are exact."""
     if not parameters.approximate:
-        return {"search_work": None, "search_work_exact": None}
+        return {}
     work = {"search": 0, "solve": 0}
     for key, receipt in ledger.items():
         kind = key.partition("/")[0]

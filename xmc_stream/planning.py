@@ -5,8 +5,10 @@ Everything here calls the plans that the commands themselves use; nothing is wri
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from xmc_stream.convert import load_kernels, open_source, taken_over
@@ -20,7 +22,7 @@ from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.warm import WarmUp
-from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, resident
+from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
@@ -30,6 +32,7 @@ _EDGES = 8 * MIB  # what no component names: ledger, events, the scheduler's own
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
+_COMPILING = 5.0  # seconds: loading compiled kernels takes one or two
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
@@ -51,8 +54,8 @@ def probe_training(
     return Forecaster(dataset, parameters, probe, warm_start)
 
 
-def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
-    """A forecast and the process's own memory as figures; keys as in `plan --json`."""
+def training_figures(forecast: Forecast, limit: int, held: int, before: int = 0) -> Figures:
+    """A forecast and the process's own memory as figures; keys as in `plan --json`. before: a peak that has been."""
     parts = {"process": held + _EDGES, **forecast.phases[forecast.largest]}
     return {
         "command": "train",
@@ -65,7 +68,7 @@ def training_figures(forecast: Forecast, limit: int, held: int) -> Figures:
         "bytes_read": forecast.bytes_streamed + forecast.bytes_gathered,
         "bytes_streamed": forecast.bytes_streamed,
         "bytes_gathered": forecast.bytes_gathered,
-        "peak_rss": _peak(parts, limit),
+        "peak_rss": max(min(sum(parts.values()), limit), before),
         "peak_phase": forecast.largest,
         "peak_parts": parts,
         "seconds": round(forecast.seconds, 1),
@@ -81,7 +84,7 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(WarmUp(parameters=parameters, again=warm_start is not None))
+        held = _held(engine, WarmUp(parameters=parameters, again=warm_start is not None))
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
@@ -93,7 +96,6 @@ def plan_training(
                 break
             except MemoryLimitError:
                 room *= 2
-        held = max(held, resident()) if engine.in_process else held
 
         def passes(size: int) -> int | None:
             try:
@@ -120,7 +122,7 @@ def plan_prediction(
     """
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(WarmUp(predict=True, evaluate=evaluate))
+        held = _held(engine, WarmUp(predict=True, evaluate=evaluate))
         PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
         of_labels = 3 * 8 * model.n_labels if evaluate else 0
 
@@ -169,7 +171,7 @@ def plan_prediction(
         "bytes_streamed": n_bytes,
         "bytes_gathered": 0,
         "tiles_made": times,
-        "peak_rss": _peak(parts, limit.limit),
+        "peak_rss": min(sum(parts.values()), limit.limit),
         "peak_phase": name,
         "peak_parts": parts,
         "seconds": round(work / (engine.threads * engine.processes) + probe["read"] * n_bytes + 0.5, 1),
@@ -224,7 +226,7 @@ def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int
             "nnz_features": x,
             "nnz_labels": y,
             "bytes_read": opened.bytes_in,
-            "peak_rss": _peak(parts, limit.limit),
+            "peak_rss": min(sum(parts.values()), limit.limit),
             "peak_phase": "convert",
             "peak_parts": parts,
             "seconds": round(2.0 * took / part + 0.3, 1),
@@ -294,9 +296,19 @@ def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
 
 
-def _peak(parts: Mapping[str, int], limit: int) -> int:
-    """The sum: but a command's own plan keeps within the limit, and what this process held before counts too."""
-    return max(min(sum(parts.values()), limit), peak_resident())
+def _held(engine: Engine, job: WarmUp) -> int:
+    """Bytes that libraries and kernels hold in a process that loads them, also where this one had to compile them."""
+    began = time.perf_counter()
+    held = engine.warm(job)
+    if engine.in_process and time.perf_counter() - began > _COMPILING:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            held = pool.submit(_held_anew, job).result()
+    return held
+
+
+def _held_anew(job: WarmUp) -> int:
+    with Engine(MemoryLimit(2**40), 1) as engine:
+        return engine.warm(job)
 
 
 def _least(works: Callable[[int], bool], start: int) -> int | None:
