@@ -92,7 +92,7 @@ class UnitSearch:
         positives = data.label_counts()[self.first : last]
         active = positives + start_sizes(positives, data.n_samples)
         self.capacity = np.zeros(self.width, np.int64)
-        self.capacity[:n] = added_sizes(active, 50, data.n_samples)
+        self.capacity[:n] = added_sizes(active, 50, data.n_samples, 2)
         self.best_start = np.concatenate([[0], np.cumsum(places(self.capacity, data.n_samples))])
         self.best_scores = np.empty(self.best_start[-1], np.float32)
         self.best_rows = np.empty(self.best_start[-1], np.int32)
