@@ -135,3 +135,19 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     assert forecaster.weights.sum() == pytest.approx(weights.sum(), rel=0.1)
     with pytest.raises(MemoryLimitError):
         forecaster.forecast(MemoryPlan(10**8, 10 * MIB, 1))
+
+
+@pytest.mark.parametrize("case", ["no positives", "no values", "all positive", "one positive"])
+def test_odd_sets_are_planned_and_trained(case: str) -> None:
+    X = scipy.sparse.random(50, 20, 0.3, format="csr", dtype=np.float32, random_state=0)
+    Y = {
+        "no positives": scipy.sparse.csr_matrix((50, 5)),
+        "no values": scipy.sparse.csr_matrix(np.eye(50, 4)),
+        "all positive": scipy.sparse.csr_matrix(np.ones((50, 3))),
+        "one positive": scipy.sparse.csr_matrix((np.ones(1), ([3], [2])), shape=(50, 5)),
+    }[case]
+    if case == "no values":
+        X = scipy.sparse.csr_matrix((50, 20), dtype=np.float32)
+    learner = xs.PPDSparse(memory_limit="2GB", threads=1).fit(X, Y)
+    assert learner.report_["passes"] == (0 if case == "no positives" else 3)
+    assert (learner.report_["nnz"] > 0) == (case in ("all positive", "one positive"))

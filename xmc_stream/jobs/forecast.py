@@ -109,13 +109,13 @@ class Forecaster:
         if self.warm_start is not None:
             cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features)
             blocks.append(len(cut))
-            phases["warm start: search"] = self._search_needs(plan, cut[0])
+            phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
             cut = class_blocks(plan, self._units(round_, check=round_ + 1 == self.rounds), d.n_features)
             blocks.append(len(cut))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
-            phases[name] = max((self._search_needs(plan, pieces) for pieces in cut), key=lambda n: sum(n.values()))
+            phases[name] = self._most(plan, cut)
         ranges = search_ranges(plan, d.n_samples)
         per_pass = stream_bytes((self.X, self.Y), ranges)
         streamed = per_pass * sum(blocks)
@@ -128,6 +128,10 @@ class Forecaster:
             tuple(blocks), row_blocks, streamed, gathered, phases,
             self._seconds(plan, streamed + gathered), p.max_rounds is not None,
         )  # fmt: skip
+
+    def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
+        """Of the class block that needs most."""
+        return max((self._search_needs(plan, pieces) for pieces in cut), key=lambda of: sum(of.values()), default={})
 
     def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
@@ -172,7 +176,7 @@ class Forecaster:
         rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
-        y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / (self.X.nnz * self.X.entry_bytes) * 2))
+        y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / max(1, self.X.nnz * self.X.entry_bytes) * 2))
         needs["row blocks"] = plan.threads * (x + y + 3 * MIB)
         # the threads come to the tiles in the same order, and all tiles of a block stay: one is made at a time
         needs["making tiles"] //= plan.threads
@@ -249,6 +253,8 @@ def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[
 
     Between sampled counts on a straight line of logarithms; beyond the largest as the square root of the count.
     """
+    if not len(sampled):
+        return np.zeros(len(counts))
     at, inverse = np.unique(np.asarray(sampled, np.int64), return_inverse=True)
     mean = np.bincount(inverse, np.asarray(values, np.float64)) / np.bincount(inverse)
     known, levels = np.unique(counts, return_inverse=True)

@@ -26,6 +26,7 @@ _ENTRIES = 1 << 21  # of active rows solved at most: 16 MiB, a fraction of a sec
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
+_NO_RATES = {"step": 0.0, "score": 0.0, "read": 0.0}  # without a label that has positives, there is nothing to do
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class ProbeJob:
         counts = dataset.label_counts()
         X, Y = dataset.X_rows(), dataset.Y_columns()
         classes = self._sample(counts, n, X.nnz / n)
+        if not len(classes):
+            return {"counts": [], "started": [], "kept": [], "weights": [], "tile_ratio": 0.0, **_NO_RATES}
         positives = Y.gather(classes)
         sizes = start_sizes(np.diff(positives.indptr), n)
         ptr = np.zeros(len(classes) + 1, np.int64)
@@ -115,6 +118,8 @@ class ProbeJob:
         most = min(_ENTRIES, self.sizes.max_nnz // 2, int(self.sizes.max_rows * row_length) // 2)
         classes = np.flatnonzero(counts)
         active = counts[classes] + start_sizes(counts[classes], n_samples)
+        if not len(classes):
+            return classes
         classes = classes[np.argsort(active, kind="stable")]
         entries = np.sort(active) * max(row_length, 1.0)
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
