@@ -93,6 +93,7 @@ class FigureJob:
                     x.indptr, x.indices, x.values, y_indptr, y_indices, run.first, run.last - run.first, tile.start,
                     tile.slots, tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), positives,
                 )  # fmt: skip
+            del tile  # or it would stay beside the next one, uncounted
         threshold = _float32_below(self.threshold)
         count_indices(y_indices, counts[_TRUE])
         count_indices(y_indices[positives > threshold], counts[_HITS])
@@ -105,6 +106,7 @@ class FigureJob:
                     tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
                     *barred_pairs(barred), y_indptr, positives, threshold, counts[_PREDICTED], above,
                 )  # fmt: skip
+            del tile
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
 
 

@@ -187,6 +187,7 @@ class PredictJob:
                         tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels[mine], scores[mine],
                         *barred_pairs(barred),
                     )  # fmt: skip
+                del tile  # or it would stay beside the next one, uncounted
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}

@@ -182,12 +182,14 @@ class SearchJob:
             for piece in searches:
                 with piece.tile(d) as tile:
                     piece.search(x, y, tile)
+                del tile  # or it would stay beside the next one, uncounted
         work = {}
         if p.approximate:
             work["work"] = 0
             for piece in searches:
                 with piece.tile(d) as tile:
                     work["work"] += count_work(entries, tile.start, tile.weights, piece.width)
+                del tile
         return {
             "found": self._write(searches, dataset.n_samples),
             "row_blocks": n_blocks,
