@@ -185,7 +185,7 @@ class Forecaster:
     def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int) -> Needs:
         """Of the units with most active rows, one a thread.
 
-        Sets are merged before rows are gathered: in a unit that is one batch, either holds, not both.
+        Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
         """
         d, t = self.dataset, plan.threads
         active, found = self.active[round_], self.found[round_] * len(search_ranges(plan, d.n_samples))
@@ -193,7 +193,8 @@ class Forecaster:
         of_unit = np.add.reduceat(active, starts)
         found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), starts)
         bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
-        one_batch = bool((bound <= sizes.max_rows).all() and self.X.nnz <= sizes.max_nnz)
+        # the part of a batch that follows a full one, with whose rows its merging shares the memory
+        second = min(1.0, max(0.0, float(bound.max()) / sizes.max_rows - 1.0)) if self.X.nnz <= sizes.max_nnz else 1.0
         share = np.minimum(1.0, max(sizes.max_rows, float(active.max())) / np.maximum(bound, 1.0))
         rows, brought = of_unit * share, found_of_unit * share
         union = np.minimum(rows, d.n_samples)
@@ -211,9 +212,8 @@ class Forecaster:
             "one class": t * int(of_class) + t * 8 * min(sizes.max_rows, d.n_samples),
         }
         written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
-        needs = {**merging, **solving}
-        if one_batch:
-            needs = max((merging, solving), key=lambda of: sum(of.values()))
+        solving["rows found"] = int(second * merging["rows found"])
+        needs = max((merging, solving), key=lambda of: sum(of.values()))
         return {
             **needs,
             "features": t * 36 * d.n_features + int(min(written, t * 8.0 * max(d.n_features, 1 << 20))),
