@@ -28,7 +28,7 @@ from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 
-_EDGES = 8 * MIB  # what no component names: ledger, events, the scheduler's own objects
+_EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's own objects, pages from run to run
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
