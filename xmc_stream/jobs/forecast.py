@@ -149,7 +149,9 @@ class Forecaster:
         """What each unit's solve job will say of its tiles, as foreseen."""
         d, units = self.dataset, []
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
-        heaps = added_sizes(np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1)
+        wanted = added_sizes(
+            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1
+        )
         for unit in range(n_units(d.n_labels)):
             first, last = unit_range(unit, d.n_labels)
             sizes = []
@@ -162,8 +164,8 @@ class Forecaster:
                         weights = int(self.weights[mine].sum() * more)
                         fixed = 4 * (d.n_features + 1) + 4 * tile_width(len(mine))
                         run = Run(a, b, int(weights * self.probe["tile_ratio"]) + fixed, weights)
-                        heap = len(mine) if check else int(heaps[mine].sum())
-                        sizes.append(SearchSize(run, heap, int(self.kept[round_][mine].sum())))
+                        rows = len(mine) if check else int(wanted[mine].sum())
+                        sizes.append(SearchSize(run, rows, int(self.kept[round_][mine].sum())))
                 if step >= last - first:
                     break
             if sizes:

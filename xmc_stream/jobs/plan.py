@@ -17,7 +17,7 @@ from xmc_stream.memory import MemoryLimit
 MIB = 2**20
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
-_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each fills heaps of its own
+_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
