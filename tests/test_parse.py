@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
 
-from xmc_stream.convert.xmlrepo import Parser
+from xmc_stream.convert.parser import Parser
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.parse import sort_rows
 

@@ -21,7 +21,8 @@ from test_convert import TEXT, X, Y, dense, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert import text as text_module
-from xmc_stream.convert.xmlrepo import Parser, XMLRepoText
+from xmc_stream.convert.parser import Parser
+from xmc_stream.convert.xmlrepo import XMLRepoText
 from xmc_stream.errors import InputError, MemoryLimitError
 
 FEATURES = b"5 4\n3:0.5 0:-2\n 1:3\n\n \n0:1 1:2 2:2 3:0\n"

@@ -1,147 +1,21 @@
-"""The command line: thin wrappers that read options, call the library and print."""
+"""Commands that learn, predict and compare, and what they would do: train, predict, evaluate, plan, demo."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.errors import InputError, XmcStreamError
+from xmc_stream.cli.options import PATH, common, executed, show
+from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
 if TYPE_CHECKING:
     from xmc_stream.solvers.ppdsparse import PPDSparseParameters
-
-_PATH = click.Path(path_type=Path)
-
-
-class _OneLine(click.Group):
-    """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
-        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
-        try:
-            return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
-        except click.exceptions.Abort:
-            click.echo(
-                "xmc-stream: interrupted; training goes on where it was when the same command is given again", err=True
-            )
-        except click.ClickException as error:
-            hint = (
-                f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
-            )
-            click.echo(f"xmc-stream: {' '.join(error.format_message().split())}{hint}", err=True)
-        except (XmcStreamError, OSError, MemoryError) as error:
-            if "--debug" in arguments:
-                raise
-            click.echo(f"xmc-stream: {' '.join(str(error).split()) or type(error).__name__}", err=True)
-        sys.exit(1)
-
-
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that every command takes."""
-    command = click.option("--debug", is_flag=True, help="On an error, show the traceback.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(command)
-
-
-def _limited(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option of commands that keep within a memory limit."""
-    return click.option(
-        "--memory-limit", metavar="SIZE", help="Peak resident memory, as 512MB or 4GiB. [default: 3/4 of what is free]"
-    )(command)
-
-
-def _executed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of commands that run jobs; none of them changes results."""
-    for option in (
-        click.option("--scheduler", metavar="ADDRESS", help="A dask scheduler to run on. [default: this process]"),
-        click.option("--threads", type=click.IntRange(1), help="Threads of this process. [default: all processors]"),
-    ):
-        command = option(command)
-    return _limited(command)
-
-
-def _show(figures: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    click.echo(json.dumps(figures) if as_json else "\n".join(lines))
-
-
-@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="xmc-stream")
-def main() -> None:
-    """Extreme multi-class and multi-label classification from disk, within a memory limit."""
-
-
-@main.command()
-@click.argument("source", type=_PATH)
-@click.argument("target", type=_PATH)
-@click.option(
-    "--labels", type=_PATH,
-    help="The file of Y, when SOURCE is that of X alone. [default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
-)  # fmt: skip
-@click.option("--like", type=_PATH, help="The training set: its numbers of features and labels, its normalisation.")
-@click.option("--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, or as --like]")
-@click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
-@_limited
-@_common
-def convert(
-    source: Path, target: Path, labels: Path | None, like: Path | None, normalize: str | None, overwrite: bool,
-    memory_limit: str | None, as_json: bool, debug: bool,
-) -> None:  # fmt: skip
-    """Convert SOURCE to the dataset TARGET, once.
-
-    \b
-    SOURCE is one of these, told by its content; a text may be compressed by gzip, bzip2, xz or zstd:
-      XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
-      text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
-      .npz of scipy       features (N x D); --labels: labels (N x K)
-    """
-    from xmc_stream.convert import convert_report
-
-    dataset, figures = convert_report(
-        source, target, labels=labels, like=like, normalize=normalize, overwrite=overwrite, memory_limit=memory_limit,
-        progress=True,
-    )  # fmt: skip
-    _show(figures, as_json, [
-        f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
-        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
-        + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),
-        f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
-        f"peak memory {format_size(figures['peak_rss'])}",
-    ])  # fmt: skip
-
-
-@main.command()
-@click.argument("path", type=_PATH)
-@click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
-@_common
-def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
-    """Say what the dataset or model at PATH is."""
-    from xmc_stream.models import describe, is_model, load_model
-    from xmc_stream.store.dataset import open_dataset
-    from xmc_stream.store.encoding import folder_bytes
-
-    if is_model(path):
-        model = load_model(path)
-        figures = {"kind": "model", **describe(model)}
-        if digest:
-            figures["digest"] = model.digest()
-    else:
-        dataset = open_dataset(path)
-        figures = {"kind": "dataset", **dataset.attributes, "bytes_on_disk": folder_bytes(path)}
-        if digest:
-            figures["digest"] = dataset.fingerprint
-    _show(figures, as_json, [f"{name:16} {_plain(value)}" for name, value in figures.items()])
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={_plain(item)}" for name, item in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -161,20 +35,20 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> PPDSparseParameters:
     return PPDSparseParameters.of({**preset, **dict(map(_setting, settings))})
 
 
-@main.command()
-@click.argument("data", type=_PATH)
-@click.argument("model", type=_PATH)
+@click.command()
+@click.argument("data", type=PATH)
+@click.argument("model", type=PATH)
 @click.option("--solver", type=click.Choice(["ppdsparse", "dismec"]), default="ppdsparse", show_default=True)
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--warm-start", type=_PATH, metavar="MODEL", help="Begin from the weights of this model.")
+@click.option("--warm-start", type=PATH, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare the data with its checksums first.")
-@_executed
-@_common
+@executed
+@common
 def train(
     data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, warm_start: Path | None,
     overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None,
@@ -213,7 +87,7 @@ def train(
     _, figures = train_model(dataset, model.absolute(), parameters, seed, execution, overwrite, force, check, start)
     figures["model"] = str(model)
     work, exact = figures["search_work"], figures["search_work_exact"]
-    _show(figures, as_json, [
+    show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
         + (" (resumed)" if figures["resumed"] else ""),
         f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
@@ -224,15 +98,15 @@ def train(
     ])  # fmt: skip
 
 
-@main.command()
-@click.argument("model", type=_PATH)
-@click.argument("data", type=_PATH)
-@click.argument("out", type=_PATH)
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("data", type=PATH)
+@click.argument("out", type=PATH)
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
-@click.option("--filter", "pairs", type=_PATH, help="A file of lines `row label`: pairs that are not predicted.")
+@click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-@_executed
-@_common
+@executed
+@common
 def predict(
     model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, memory_limit: str | None,
     threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
@@ -245,23 +119,23 @@ def predict(
     execution = Execution(memory_limit, threads, scheduler, True)
     figures = predict_to(load_model(model), open_dataset(data), out.absolute(), k, execution, overwrite, pairs)
     figures["predictions"] = str(out)
-    _show(figures, as_json, [
+    show(figures, as_json, [
         f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
         f"{figures['seconds']:.1f} s, {figures['ms_per_sample']:.3g} ms a sample, "
         f"peak memory {format_size(figures['peak_rss'])}",
     ])  # fmt: skip
 
 
-@main.command()
-@click.argument("predictions", type=_PATH)
-@click.argument("data", type=_PATH)
-@click.option("--train", "train_data", type=_PATH, help="The training set, for propensity-scored figures.")
+@click.command()
+@click.argument("predictions", type=PATH)
+@click.argument("data", type=PATH)
+@click.option("--train", "train_data", type=PATH, help="The training set, for propensity-scored figures.")
 @click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
-@click.option("--filter", "pairs", type=_PATH, help="A file of lines `row label`: pairs that are left out.")
+@click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")
 @click.option("--threshold", default=0.0, show_default=True, help="Of a model: a label is predicted if it scores more.")
-@_executed
-@_common
+@executed
+@common
 def evaluate(
     predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str, pairs: Path | None,
     threshold: float, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
@@ -294,13 +168,14 @@ def evaluate(
     shown = {name: value for name, value in figures.items() if name != "n_samples"}
     width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")
     lines += [f"{name:{width}} {value:{'.6f' if name in fractions else '6.2f'}}" for name, value in shown.items()]
-    _show(figures, as_json, lines)
+    show(figures, as_json, lines)
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def plan(command: str, arguments: tuple[str, ...]) -> None:
+@click.pass_context
+def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> None:
     """Say what another command would do: put `plan` before it, as in `xmc-stream plan train DATA MODEL ...`.
 
     Passes over the data, bytes to read, peak memory by component, a time estimated from a short measured probe, and the
@@ -310,9 +185,10 @@ def plan(command: str, arguments: tuple[str, ...]) -> None:
     from xmc_stream.models import Execution, is_model, load_model
     from xmc_stream.store.dataset import open_dataset
 
-    if command not in main.commands:  # the dataset to train from; the model has no name yet
+    commands = context.find_root().command.commands  # type: ignore[attr-defined]
+    if command not in commands:  # the dataset to train from; the model has no name yet
         command, arguments = "train", (command, "MODEL", *arguments)
-    o = main.commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
+    o = commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
     if command not in ("train", "predict", "convert", "evaluate"):
         raise InputError(f"there is no plan for `{command}`: plan train, predict, evaluate or convert")
     execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"), True)
@@ -335,16 +211,16 @@ def plan(command: str, arguments: tuple[str, ...]) -> None:
         k = o["k"] if command == "predict" else max(o["ks"])
         data, filtered = open_dataset(o["data"]), o["pairs"] is not None
         figures = planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
-    _show(figures, o["as_json"], planning.plan_lines(figures))
+    show(figures, o["as_json"], planning.plan_lines(figures))
 
 
-@main.command()
-@click.argument("folder", type=_PATH, default=Path("xmc-stream-demo"))
+@click.command()
+@click.argument("folder", type=PATH, default=Path("xmc-stream-demo"))
 @click.option(
-    "--source", "sources", type=_PATH, multiple=True, metavar="DIR",
+    "--source", "sources", type=PATH, multiple=True, metavar="DIR",
     help="Read the packages in this folder; may be repeated. [default: the standard library and what is installed]",
 )  # fmt: skip
-@_common
+@common
 def demo(folder: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
     """Run the main job on a real text set: which package, module and class does a docstring belong to?
 
@@ -357,7 +233,3 @@ def demo(folder: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) ->
     figures = run_demo(folder, sources, sys.stderr if as_json else sys.stdout)
     if as_json:
         click.echo(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    main()

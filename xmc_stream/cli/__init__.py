@@ -1,0 +1,47 @@
+"""The command line: thin wrappers that read options, call the library and print."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from xmc_stream.cli import data, learn
+from xmc_stream.errors import XmcStreamError
+
+
+class _OneLine(click.Group):
+    """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+        try:
+            return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
+        except click.exceptions.Abort:
+            click.echo(
+                "xmc-stream: interrupted; training goes on where it was when the same command is given again", err=True
+            )
+        except click.ClickException as error:
+            hint = (
+                f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+            )
+            click.echo(f"xmc-stream: {' '.join(error.format_message().split())}{hint}", err=True)
+        except (XmcStreamError, OSError, MemoryError) as error:
+            if "--debug" in arguments:
+                raise
+            click.echo(f"xmc-stream: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+        sys.exit(1)
+
+
+@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="xmc-stream")
+def main() -> None:
+    """Extreme multi-class and multi-label classification from disk, within a memory limit."""
+
+
+for _command in (
+    data.convert, data.info, learn.plan, learn.train, learn.predict, learn.evaluate, learn.demo,
+):  # fmt: skip
+    main.add_command(_command)

@@ -1,0 +1,5 @@
+"""`python -m xmc_stream.cli`."""
+
+from xmc_stream.cli import main
+
+main()

@@ -1,0 +1,124 @@
+"""What a format gives to the conversion: parts that are read apart from each other, and what all of them say together.
+
+A conversion reads the parts of its source, in any order and beside each other, into pieces on disk; settles what only
+the whole tells (sizes, the base of the ids, names); and puts the pieces together into a dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.pieces import Piece
+from xmc_stream.jobs.job import Phase, Receipt
+
+# Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
+Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a test set takes over from its training set, or from a model.
+
+    name: as the user wrote it, for messages; path: of the dataset or model; base: of the ids in its text, 0 or 1.
+    """
+
+    name: str
+    path: Path
+    n_features: int
+    n_labels: int
+    normalize: str
+    base: int = 0
+
+
+class Part(Protocol):
+    """Rows that are read apart from all others: picklable, small, and may be read again.
+
+    sides: the matrices its rows are of, in the order of `blocks`: ("X", "Y"), ("X",) or ("Y",).
+    """
+
+    @property
+    def sides(self) -> tuple[str, ...]: ...
+
+    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
+        """The rows, block by block, one matrix a side; a block is gone when the next one comes.
+
+        notes: gets what `Source.settle` must know of the part, as small JSON values; complete when the iterator ends.
+        Raises InputError naming file and line (of the whole file), MemoryLimitError.
+        """
+
+
+@dataclass(frozen=True)
+class PartRead:
+    """A part that was read: its pieces by side, and its notes."""
+
+    pieces: dict[str, Piece]
+    notes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the whole of a source tells when all parts are read.
+
+    x, y: the pieces of X and Y in the order of their rows; base: what is subtracted from their ids, features' and labels';
+    attributes: for the dataset, JSON values; said: a line for people, as "XMLRepo text, 15,539 rows, ids from 0";
+    feature_names, label_names: a file of names (see store.names) that the dataset keeps, or None; folders: further
+    groups to keep, by name in the dataset, as {"vectorizer": path}.
+    """
+
+    n_features: int
+    n_labels: int
+    x: list[Piece]
+    y: list[Piece]
+    said: str
+    x_base: int = 0
+    y_base: int = 0
+    normalize: str | None = None  # of the rows where the user names none: "none" or "l2"
+    attributes: dict[str, Any] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """A recognised, opened input, of which no rows are read yet.
+
+    attributes: what is known of it before, for the dataset; identity: what tells this input from another when a killed
+    conversion goes on (names, sizes, times, options); alone: its parts must be read in this process, one after another
+    (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries, y_entries: at most, None where
+    only reading tells; held: bytes it keeps till the end, by name; bytes_in: of the input.
+    """
+
+    attributes: dict[str, Any]
+    identity: dict[str, Any]
+    alone: bool
+    n_samples: int | None
+    n_features: int | None
+    n_labels: int | None
+    x_entries: int | None
+    y_entries: int | None
+    held: dict[str, int]
+
+    @property
+    def bytes_in(self) -> int: ...
+
+    def load_kernels(self) -> None:
+        """Compile or load what the parts call, so that the memory of it is there before the plan."""
+
+    def fit(self, room: int) -> int:
+        """Choose the size of a part's buffers for `room` bytes; returns what one part takes at most, more if it must."""
+
+    def parts(self) -> list[Part]:
+        """The parts, in the order of their rows; after `fit`."""
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """What all parts tell together; may yield further phases of jobs, which write under `work`.
+
+        Raises InputError where parts contradict the header or each other.
+        """
+
+    def close(self) -> None:
+        """Close what is open."""
