@@ -61,7 +61,7 @@ class Piece:
         with open(path, "rb", buffering=0) as file:
             for start in range(0, n_items, WINDOW):
                 window = buffer[: min(WINDOW, n_items - start)]
-                view = memoryview(window).cast("B")
+                view = memoryview(window).cast("B")  # type: ignore[arg-type]
                 while view.nbytes:
                     n = file.readinto(view)
                     if not n:
@@ -96,7 +96,7 @@ class PieceWriter:
         self._type = indices.dtype
         arrays = [np.diff(indptr), indices, data][: len(self._files)]
         for file, array in zip(self._files, arrays, strict=True):
-            view = memoryview(np.ascontiguousarray(array)).cast("B")
+            view = memoryview(np.ascontiguousarray(array)).cast("B")  # type: ignore[arg-type]
             while view.nbytes:
                 view = view[file.write(view) :]
         self.n_rows += len(indptr) - 1

@@ -36,6 +36,26 @@ class Like:
     base: int = 0
 
 
+@dataclass(frozen=True)
+class Options:
+    """How an input is to be read; what a format has no use for, it refuses where it would change the result.
+
+    labels: files of Y where the sources are of X alone, in the same order; base: of the ids, 0 or 1, None to decide over
+    the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
+    that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
+    labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
+    say, at least what occurs.
+    """
+
+    labels: tuple[Path, ...] = ()
+    base: int | None = None
+    skip: bool = False
+    sum_duplicates: bool = False
+    drop_unseen: bool = False
+    n_features: int | None = None
+    n_labels: int | None = None
+
+
 class Part(Protocol):
     """Rows that are read apart from all others: picklable, small, and may be read again.
 
@@ -67,8 +87,7 @@ class Settled:
 
     x, y: the pieces of X and Y in the order of their rows; base: what is subtracted from their ids, features' and labels';
     attributes: for the dataset, JSON values; said: a line for people, as "XMLRepo text, 15,539 rows, ids from 0";
-    feature_names, label_names: a file of names (see store.names) that the dataset keeps, or None; folders: further
-    groups to keep, by name in the dataset, as {"vectorizer": path}.
+    folders: finished zarr groups that the dataset keeps, by their names in it, as {"names/labels": path}, moved there.
     """
 
     n_features: int
