@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import subprocess
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,10 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from xmc_stream.convert import npz, numpy_arrays, scipy_matrices, sides
+import xmc_stream
+from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.memory import resident
+from xmc_stream.store.dataset import open_dataset
 
 ONES = sparse.csr_array(np.ones((2, 2)))
 
@@ -54,7 +60,7 @@ def matrix(pieces: list[Any], n_columns: int) -> Any:
     lengths = np.concatenate([np.empty(0, np.int64), *(w.copy() for p in pieces for w in p.lengths())])
     indices = np.concatenate([np.empty(0, np.int64), *(w.copy() for p in pieces for w in p.indices())])
     ones = np.ones(len(indices), np.float32)
-    values = [w.copy() for p in pieces if p.valued for w in p.data()]
+    values = [w.copy() for p in pieces if p.valued for _, w in p.values()]
     data = np.concatenate(values) if values else ones[: len(indices)]
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     result = sparse.csr_array((data, indices, indptr), shape=(len(lengths), n_columns))
@@ -183,7 +189,9 @@ def test_random_matrices_come_back(
     if x_kind == "dense":
         expected.eliminate_zeros()
     for m in (X, Y):
-        order = np.concatenate([np.empty(0, int), *(rng.permutation(np.arange(*m.indptr[i : i + 2])) for i in range(n))])
+        order = np.concatenate(
+            [np.empty(0, int), *(rng.permutation(np.arange(*m.indptr[i : i + 2])) for i in range(n))]
+        )
         m.indices, m.data = m.indices[order].astype(itype), m.data[order]
     with pytest.MonkeyPatch.context() as patch:
         for module in (sides, numpy_arrays, scipy_matrices):
@@ -283,7 +291,7 @@ def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     assert "X: row 1 (from 0) has index 0 twice" in message(coo, ONES)
     assert "--one-based" in message(ONES, ONES, base=1)
     assert "--on-error=skip" in message(ONES, ONES, skip=True)
-    assert "--n-labels 1" in message(ONES, ONES, n_labels=1)
+    assert "--labels-count 1" in message(ONES, ONES, n_labels=1)
 
 
 @pytest.mark.parametrize("how", ["csr", "coo", "npz", "npz+coo"])
@@ -334,7 +342,7 @@ def test_several_files_are_one_set(tmp_path: Path) -> None:
     x = [saved(tmp_path, X[:10], "npz", "x0"), saved(tmp_path, X[10:], "npz+", "x1")]
     y = (saved(tmp_path, Y[:10], "triple", "y0"), saved(tmp_path, Y[10:], "dense", "y1"))
     source = npz.open_source(x, Options(y), None)
-    assert source.attributes["source"] == "x0.npz x1.npz"
+    assert source.attributes["source"] == ["x0.npz", "x1.npz"]
     got_x, got_y, _ = read(source, tmp_path / "work")
     assert same(got_x, X)
     assert same(got_y, Y)
@@ -568,3 +576,90 @@ def test_a_row_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
         lambda: scipy_matrices.open_matrices(x, x, Options(), None), tmp_path, MemoryLimitError, room=10**6
     )
     assert "row 1 (from 0) takes 11.2 MB" in message
+
+
+def stored(dataset: Any) -> tuple[Any, Any]:
+    """X and Y of a dataset as CSR."""
+    matrices = []
+    for m, n_columns in ((dataset.X_rows(), dataset.n_features), (dataset.Y_rows(), dataset.n_labels)):
+        block = m.block(0, dataset.n_samples)
+        data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+        matrices.append(sparse.csr_array((data, block.indices, block.indptr), shape=(dataset.n_samples, n_columns)))
+    return matrices[0], matrices[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_conversions(tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(11)
+    X, Y = random_csr(rng, 60, 12), no_zeros(random_csr(rng, 60, 7))
+    x, y = saved(tmp_path, X, kind, "x"), saved(tmp_path, Y, kind, "y")
+    got_x, got_y = stored(convert(x, tmp_path / "d.xmc", labels=y))
+    assert same(got_x, X)
+    assert same(got_y, Y)
+    memory = convert(X, tmp_path / "m.xmc", labels=Y)
+    assert memory.fingerprint == open_dataset(tmp_path / "d.xmc").fingerprint
+    test = convert(X[:5, :9].tocsc(), tmp_path / "t.xmc", labels=sparse.csr_array((5, 2)), like=memory)
+    assert (test.n_features, test.n_labels) == (12, 7)
+    assert stored(test)[0].nnz == X[:5, :9].nnz
+    with pytest.raises(InputError, match="labels were not"):
+        convert(X, tmp_path / "n.xmc")
+    assert sorted(path.suffix for path in tmp_path.glob("*.xmc*")) == [".xmc"] * 3
+
+
+def test_normalised_rows(tmp_path: Path) -> None:
+    X = np.random.default_rng(12).normal(size=(50, 8)).astype(np.float32)
+    X[3] = 0
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", np.arange(50) % 7)
+    got_x, got_y = stored(convert(tmp_path / "x.npy", tmp_path / "d.xmc", labels=tmp_path / "y.npy", normalize="l2"))
+    norms = np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_array_max_ulp(got_x.toarray(), (X / np.where(norms == 0, 1, norms)).astype(np.float32), 1)
+    assert got_y.toarray().tolist() == np.eye(7)[np.arange(50) % 7].tolist()
+
+
+def test_a_matrix_that_cannot_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    x = sparse.csc_array(
+        (np.zeros(4 * 10**6), np.zeros(4 * 10**6, int), np.arange(4 * 10**6 + 1)), shape=(5, 4 * 10**6)
+    )
+    sparse.save_npz(tmp_path / "x.npz", x)
+    np.save(tmp_path / "y.npy", np.zeros(5, int))
+    with pytest.raises(MemoryLimitError, match=r"parts of the input.*--memory-limit"):
+        convert(
+            tmp_path / "x.npz", tmp_path / "d.xmc", labels=tmp_path / "y.npy", memory_limit=resident() + 100 * 10**6
+        )
+    assert not (tmp_path / "d.xmc").exists()
+
+
+CHILD = """
+import sys
+from xmc_stream.convert import convert
+convert(sys.argv[1], sys.argv[2], labels=sys.argv[3], memory_limit="512MB", threads=2)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@pytest.mark.parametrize("kind", ["npz+", "npz"])
+def test_memory_keeps_the_limit(tmp_path: Path, kind: str) -> None:
+    n, d = 160_000, 250  # 320 MB of indices and values
+    values = np.arange(n * d, dtype=np.float32)
+    values %= 9
+    values += 1
+    indices = np.tile(np.arange(d, dtype=np.int32), n)
+    X = csr(values, indices, np.arange(0, n * d + 1, d), (n, d))
+    x = saved(tmp_path, X, kind, "x")
+    np.save(tmp_path / "y.npy", np.arange(n) % 1000)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, x, tmp_path / "d.xmc", tmp_path / "y.npy"],
+        env={**os.environ, "PYTHONPATH": str(Path(xmc_stream.__file__).parents[1])},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert int(done.stdout) * 1024 < 512 * 10**6
+    dataset = open_dataset(tmp_path / "d.xmc")
+    last = dataset.X_rows().block(n - 1, n)
+    assert dataset.X_rows().nnz == n * d
+    assert last.indices.tolist() == list(range(d))
+    assert last.values.tolist() == values[-d:].tolist()

@@ -19,7 +19,17 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Array, CSRSide, FileArray, Head, Stream, check_real, csr_reader, read_head
+from xmc_stream.convert.numpy_arrays import (
+    Array,
+    CSRSide,
+    FileArray,
+    Head,
+    Stream,
+    check_file,
+    check_real,
+    csr_reader,
+    read_head,
+)
 from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
 from xmc_stream.convert.sides import Matrices, Side
 from xmc_stream.convert.source import Like, Options
@@ -168,6 +178,7 @@ def load(path: Path) -> Any:
 def _members(path: Path) -> dict[str, _Member]:
     """The arrays in the zip file, by name. Raises ValueError where it is not one of NumPy's."""
     members: dict[str, _Member] = {}
+    check_file(path)
     with open(path, "rb") as raw:
         if _directory_size(raw) > _LARGEST_DIRECTORY:
             raise ValueError("more files in it than a matrix has")

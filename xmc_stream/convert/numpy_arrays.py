@@ -181,6 +181,12 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
 
 
+def check_file(path: Path) -> None:
+    """Raises InputError for what is there and is no file."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file: arrays are read at several places at once, not from pipes or folders")
+
+
 @dataclass(frozen=True)
 class CSRReader:
     """A compressed sparse matrix of three arrays, by rows. data: None for ones."""
@@ -450,6 +456,7 @@ def _triple(path: Path, folder: Path, prefix: str, labels: bool) -> Side:
 
 def _array(path: Path) -> tuple[Head, FileArray]:
     """An .npy file: its header and where its items are."""
+    check_file(path)
     with reading(path), open(path, "rb") as file:
         try:
             head = read_head(file, path.stat().st_size)

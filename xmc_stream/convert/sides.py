@@ -7,7 +7,7 @@ common is here: the checks and decisions that make rows of them, the cut into pa
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -242,13 +242,14 @@ def _row(indptr: NDArray[np.int64], at: int, first: int) -> int:
 
 @dataclass(frozen=True)
 class SidePart:
-    """Rows [start, stop) of a matrix."""
+    """Rows [start, stop) of a matrix. bytes_in: of its files, the share of these rows."""
 
     reader: Reader
     rules: Rules
     start: int
     stop: int
     size: Size
+    bytes_in: int
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -259,8 +260,10 @@ class SidePart:
         """The rows, block by block, checked."""
         row = self.start
         for raw in self.reader.blocks(self.start, self.stop, self.size, notes):
-            yield (self.rules.rows(raw, row, notes),)
+            rows = self.rules.rows(raw, row, notes)
             row += len(raw[0]) - 1
+            notes["bytes_read"] = self.bytes_in * (row - self.start) // max(self.stop - self.start, 1)
+            yield (rows,)
 
 
 def row_ranges(n_rows: int, n_parts: int) -> list[tuple[int, int]]:
@@ -309,29 +312,27 @@ class Matrices:
         self._options = options
         self._like = like
         self.n_samples: int | None = sum(side.n_rows for side in x)
-        self.n_features = _columns(x, like.n_features if like else None, options.n_features, "n_features")
-        self.n_labels = _columns(y, like.n_labels if like else None, options.n_labels, "n_labels")
+        self.n_features = _columns(x, like.n_features if like else None, options.n_features, "--features")
+        self.n_labels = _columns(y, like.n_labels if like else None, options.n_labels, "--labels-count")
         self.x_entries = _total([side.entries for side in x])
         self.y_entries = _total([side.entries for side in y])
         self.held: dict[str, int] = {}
-        self.files = list(dict.fromkeys(file for side in (*x, *y) for file in side.files))
         kinds = list(dict.fromkeys(side.kind for side in x)), list(dict.fromkeys(side.kind for side in y))
         self.attributes: dict[str, Any] = {
-            "source": " ".join(Path(side.name).name for side in x),
-            "source_labels": " ".join(Path(side.name).name for side in y),
+            "source": _names(x),
+            "source_labels": _names(y),
             "source_format": ", ".join(kinds[0]),
         }
         if kinds[0] != kinds[1]:
             self.attributes["source_labels_format"] = ", ".join(kinds[1])
-        settings = asdict(options)
-        settings["labels"] = [str(path) for path in options.labels]
-        self.identity: dict[str, Any] = {"files": [_stamp(file) for file in self.files], "options": settings}
+        self._stamps = [_stamp(file) for file in dict.fromkeys(file for side in (*x, *y) for file in side.files)]
+        self.identity: dict[str, Any] = {"files": self._stamps}
         self._size = {"X": Size(), "Y": Size()}
 
     @property
     def bytes_in(self) -> int:
         """Bytes of all files."""
-        return sum(int(size) for _, size, _ in self.identity["files"])
+        return sum(int(size) for _, size, _ in self._stamps)
 
     def load_kernels(self) -> None:
         """Compile or load what sorts the rows; import scipy where a matrix goes through it."""
@@ -354,7 +355,9 @@ class Matrices:
     def parts(self) -> list[Part]:
         """All of X, then all of Y."""
         return [
-            SidePart(matrix.reader(), self._rules(side, matrix), start, stop, self._size[side])
+            SidePart(
+                matrix.reader(), self._rules(side, matrix), start, stop, self._size[side], _share(matrix, start, stop)
+            )
             for side, matrices in self._sides.items()
             for matrix in matrices
             for start, stop in matrix.ranges()
@@ -427,16 +430,26 @@ def _check_options(options: Options, name: str, uses: Sequence[str]) -> None:
         )
 
 
-def _columns(sides: Sequence[Side], like: int | None, option: int | None, name: str) -> int | None:
+def _columns(sides: Sequence[Side], like: int | None, option: int | None, knob: str) -> int | None:
     """D or K: of the training set, or of the shapes, or as given if that is more; None where only reading tells."""
     if like is not None:
         return like
     known = [side.n_columns for side in sides if side.n_columns is not None]
     if option is not None:
         if known and option < max(known):
-            raise InputError(f"{sides[0].name} has {max(known)} columns, more than --{name.replace('_', '-')} {option}")
+            raise InputError(f"{sides[0].name} has {max(known)} columns, more than {knob} {option}")
         return option
     return max(known) if len(known) == len(sides) else None
+
+
+def _names(sides: Sequence[Side]) -> str | list[str]:
+    names = [Path(side.name).name for side in sides]
+    return names if len(names) > 1 else names[0]
+
+
+def _share(matrix: Side, start: int, stop: int) -> int:
+    """Bytes of input behind a range of rows."""
+    return sum(int(_stamp(file)[1]) for file in matrix.files) * (stop - start) // max(matrix.n_rows, 1)
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
@@ -447,4 +460,8 @@ def _total(counts: Sequence[int | None]) -> int | None:
 def _stamp(path: Path) -> list[Any]:
     """Name, bytes and time of a file, or of the files of a folder."""
     stats = [file.stat() for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path.stat()]
-    return [str(path), sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)]
+    return [
+        str(path.absolute()),
+        sum(stat.st_size for stat in stats),
+        max((stat.st_mtime_ns for stat in stats), default=0),
+    ]
