@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 # x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
 ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
 
+LISTED = 1000  # skipped rows that are listed with their reasons
 UNKNOWN = 2**31 - 1  # in place of a number of features or labels that only reading tells: ids below fit int32
 
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
 _SHOWN = 40  # characters of a token in a message
-_LISTED = 1000  # skipped rows that are listed with their reasons
 _NEWLINE = 10
 
 
@@ -43,13 +43,16 @@ class Dialect:
     drop_unseen: bool = False
 
 
+XMLREPO = Dialect()
+
+
 class Parser:
     """Lines of text to blocks of rows, and what is wrong in them to words.
 
     name: of the file, for messages; n_features, n_labels: D and K, which come from `like` if it is given, or UNKNOWN;
     ids stay as they are read, whatever the base. n_labels: None where lines are `id:value id:value ...` alone; noun:
-    what those ids are of, then. first_line: the number of the first line of the first text, or what tells the number of
-    the first line of the text at hand, asked when something is wrong.
+    what those ids are of, then. first_line: the number of the first line of the first text, or what tells it, which is
+    asked when something is wrong.
     n_rows counts rows so far, lines the lines behind us; position is where the block given last ends in its text.
     """
 
@@ -61,7 +64,7 @@ class Parser:
         like: Like | None = None,
         first_line: int | Callable[[], int] = 2,
         noun: str = "feature",
-        dialect: Dialect = Dialect(),
+        dialect: Dialect = XMLREPO,
     ) -> None:
         from xmc_stream.kernels import parse
         from xmc_stream.store.encoding import index_dtype
@@ -141,7 +144,6 @@ class Parser:
 
         A block is gone when the next one comes.
         """
-        self._lines_before = self.lines  # when this text began
         end = len(text)
         if end and text[-1] != _NEWLINE:
             end = _behind_last_newline(text)
@@ -192,7 +194,7 @@ class Parser:
         from xmc_stream.kernels import parse
 
         flags = parse.LIBSVM * self._dialect.libsvm + parse.SUM * self._dialect.sum_duplicates
-        return flags + parse.DROP * self._dialect.drop_unseen + parse.SKIP * (len(self._skipped) >= _LISTED)
+        return flags + parse.DROP * self._dialect.drop_unseen + parse.SKIP * (len(self._skipped) >= LISTED)
 
     def _take_slowly(self, text: NDArray[np.uint8], state: NDArray[np.int64]) -> int:
         """Store a number so near to the middle of two float32 values that only float() can tell; returns the code."""
@@ -218,13 +220,13 @@ class Parser:
             raise InputError(f"{self.name}:{self._line()}: {self._reason(code, text)}")
         self._state[parse.SKIPPED] += 1
         self._state[parse.WHERE] = parse.LEAVE
-        if len(self._skipped) < _LISTED:
+        if len(self._skipped) < LISTED:
             self._skipped.append((self._line(), self._reason(code, text)))
 
     def _line(self) -> int:
         """The number of the line that is being parsed."""
         if not isinstance(self._first_line, int):
-            self._first_line = self._first_line() - self._lines_before
+            self._first_line = self._first_line()
         return self._first_line + self.lines
 
     def _reason(self, code: int, text: NDArray[np.uint8]) -> str:

@@ -1,0 +1,64 @@
+"""Parts that are lines of text, a row each, read by the compiled parser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from xmc_stream.convert.parser import LISTED, XMLREPO, Dialect, Parser
+from xmc_stream.convert.scipy_matrices import positives
+from xmc_stream.convert.source import Like, Rows
+from xmc_stream.convert.text import Buffers, TextRange
+
+
+@dataclass(frozen=True)
+class LinesPart:
+    """Lines of X and Y together, or of one of them.
+
+    sides: ("X", "Y"), ("X",), or ("Y",) where lines are `l:v l:v ...` and a label of the value zero is none. bounds: of
+    the ids of both sides, or of the one.
+    """
+
+    text: TextRange
+    buffers: Buffers
+    sides: tuple[str, ...]
+    bounds: tuple[int, ...]
+    like: Like | None
+    dialect: Dialect = XMLREPO
+
+    def parser(self, name: str, first_line: Any = 1) -> Parser:
+        """What reads the lines."""
+        noun = "label" if self.sides == ("Y",) else "feature"
+        n_labels = self.bounds[1] if len(self.bounds) == 2 else None
+        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun, self.dialect)
+
+    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
+        """The rows; notes: bytes_read, and those of the parser. Raises InputError with file and line, MemoryLimitError."""
+        notes["bytes_read"] = 0
+        with self.text.open(self.buffers) as file:
+            parser = self.parser(file.name, file.first_line)
+            for piece in file.pieces():
+                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(piece):
+                    notes["bytes_read"] = file.bytes_read
+                    if len(self.sides) == 2:
+                        yield (x_indptr, x_indices, x_data), (y_indptr, y_indices, None)
+                    elif self.sides == ("X",):
+                        yield ((x_indptr, x_indices, x_data),)
+                    else:
+                        yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
+                file.lines = parser.lines
+            notes |= parser.notes()
+
+
+def counted(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What the parts of a source counted, as attributes of the dataset. read: a part's file, for people, and its notes."""
+    names = ("skipped", "dropped_features", "dropped_labels", "summed_duplicates", "blank_lines")
+    totals: dict[str, Any] = dict.fromkeys(names, 0)
+    rows: list[list[Any]] = []
+    for file, notes in read:
+        for name in names:
+            totals[name] += notes[name]
+        rows += [[file, *row] for row in notes["skipped_rows"][: LISTED - len(rows)]]
+    counts = {name: count for name, count in totals.items() if count}
+    return {**counts, "skipped_rows": rows} if rows else counts
