@@ -10,7 +10,7 @@ import click
 from xmc_stream.cli.options import PATH, common, executed, plain, show, with_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo"]
+FORMATS = ["xmlrepo", "libsvm"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",
