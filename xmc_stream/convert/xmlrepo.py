@@ -88,9 +88,9 @@ class XMLRepoText:
         if like:
             self.n_features, self.n_labels = like.n_features, like.n_labels
         self._like = like
-        base = options.base if options.base is not None else like.base if like else 0
+        bases = (like.base, like.label_base) if like and options.base is None else (options.base or 0,) * 2
         self._dialect = Dialect(
-            x_base=base, y_base=base, skip=options.skip, sum_duplicates=options.sum_duplicates,
+            x_base=bases[0], y_base=bases[1], skip=options.skip, sum_duplicates=options.sum_duplicates,
             drop_unseen=options.drop_unseen,
         )  # fmt: skip
         everything = [file for side in self._sides.values() for file in side]
@@ -178,10 +178,11 @@ class XMLRepoText:
                 for one in side:
                     pieces[one] += [part.pieces[one] for part in read]
         n_features, n_labels = self.n_features or 0, self.n_labels or 0
-        base = self._dialect.x_base or 0
-        said = f"{self.attributes['source_format']}, ids from {base}, {self.n_samples:,} rows"
-        attributes = {"base": base, "label_base": base, **counted(notes)}
-        return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, base, attributes=attributes)
+        base, label_base = self._dialect.x_base or 0, self._dialect.y_base or 0
+        bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"
+        said = f"{self.attributes['source_format']}, {bases}, {self.n_samples:,} rows"
+        attributes = {"base": base, "label_base": label_base, **counted(notes)}
+        return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
     def close(self) -> None:
         """Nothing is open between parts."""
