@@ -201,7 +201,8 @@ def load_kernels(source: Source) -> None:
     """Load all compiled code of the run: some 70 MB that must be there before the plan counts what is left."""
     import numpy as np
 
-    from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2, scatter_lines
+    from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2
+    from xmc_stream.store import transpose
     from xmc_stream.store.encoding import index_dtype
 
     ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
@@ -211,7 +212,7 @@ def load_kernels(source: Source) -> None:
     count_indices(y_indices, ends)
     row_norms(ends, none, none)
     scale_rows_l2(ends, none)
-    scatter_lines(ends, y_indices, none, 0, 0, 0, ends, np.empty(0, index_dtype(source.n_samples)), none)
+    transpose.load_kernels(source.n_samples, y_indices.dtype)
     source.load_kernels()
 
 

@@ -70,11 +70,8 @@ class Dataset:
 
     def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
         """X by columns (N x D, csc), made in buffers of max_bytes when first asked for."""
-        path = self.path / "X" / "columns"
-        if not path.exists():
-            with new_store(path, {}) as group:
-                transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
-        return SparseMatrix(path)
+        make_columns(self.path, max_bytes)
+        return SparseMatrix(self.path / "X" / "columns")
 
     def feature_counts(self) -> NDArray[np.int64]:
         """Stored values of each feature (D,)."""
@@ -87,6 +84,18 @@ class Dataset:
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
         return read_small(self._group, "statistics/label_counts")
+
+
+def make_columns(path: Path, max_bytes: int) -> None:
+    """Write X by columns, where it is not there yet, into a dataset or the work folder of one whose rows are closed.
+
+    max_bytes: of the buffers, see `transpose`.
+    """
+    target = path / "X" / "columns"
+    if not target.exists():
+        counts = read_small(zarr.open_group(path, mode="r"), "statistics/feature_counts")
+        with new_store(target, {}) as group:
+            transpose(SparseMatrix(path / "X" / "rows"), counts, group, max_bytes)
 
 
 def open_dataset(path: str | Path) -> Dataset:
@@ -129,8 +138,11 @@ class DatasetWriter:
         count_indices(x_indices, self._feature_counts)
         count_indices(y_indices, self._label_counts)
 
-    def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
-        """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
+    def finish(self, path: Path, max_bytes: int, columns: bool = False) -> dict[str, int]:
+        """Write statistics, Y by columns and, with `columns`, X by columns too; returns the sizes for the attributes.
+
+        path: of the work folder. max_bytes: of the transpositions' buffers.
+        """
         self.X.close()
         self.Y.close()
         self._norms.close()
@@ -138,8 +150,10 @@ class DatasetWriter:
             writer = ArrayWriter(self._statistics, name, np.int64)
             writer.append(counts)
             writer.close()
-        columns = self._group.create_group("Y/columns")
-        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
+        by_labels = self._group.create_group("Y/columns")
+        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, by_labels, max_bytes)
+        if columns:
+            make_columns(path, max_bytes)
         return {
             "n_samples": self.X.lines,
             "n_features": self.n_features,
@@ -157,11 +171,13 @@ def new_dataset(
     attributes: Mapping[str, Any],
     max_bytes: int = 2**26,
     overwrite: bool = False,
+    columns: bool = False,
 ) -> Iterator[DatasetWriter]:
     """A dataset under construction; it gets its name when the block ends well, and leaves nothing when it does not.
 
-    attributes: what was converted from what, and how; JSON values. max_bytes: of the transposition's buffers.
-    Raises InputError where `path` exists and overwrite is not set.
+    attributes: what was converted from what, and how; JSON values. max_bytes: of the transpositions' buffers.
+    columns: write X by columns too, which is else made when first asked for. Raises InputError where `path` exists and
+    overwrite is not set.
     """
     path = Path(path)
     if path.exists() and not overwrite:
@@ -175,8 +191,8 @@ def new_dataset(
         writer = DatasetWriter(group, n_features, n_labels)
         yield writer
         work = path.with_name(path.name + ".partial")
-        sizes = writer.finish(work, max_bytes)
+        sizes = writer.finish(work, max_bytes, columns)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
 
 
-__all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]
+__all__ = ["Dataset", "DatasetWriter", "make_columns", "new_dataset", "open_dataset"]
