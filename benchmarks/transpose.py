@@ -1,7 +1,8 @@
 """Rows to columns: how long it takes against reading and writing the same bytes plainly on the same disk.
 
 A synthetic X of --size is made (or taken, if it is there), then transposed in buffers of --buffer in a process of its
-own; then the disk alone reads and writes as many bytes. Both end with fsync. Prints passes, seconds, MB/s, VmHWM.
+own; then the disk alone reads and writes as many bytes. Both begin with X out of the page cache and end with fsync.
+Prints passes, seconds, MB/s, VmHWM.
 
     python benchmarks/transpose.py FOLDER --size 5GB --buffer 256MB
 """
@@ -38,23 +39,46 @@ def transposition(path: Path, buffer: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began, "before": before, "peak": peak_resident()}
 
 
-def plain(folder: Path, n_bytes: int) -> dict[str, float]:
-    """Seconds to write n_bytes and to read them again, plainly."""
+def files(matrix: Path) -> list[Path]:
+    return sorted(matrix.rglob("c/*"))
+
+
+def forget(matrix: Path) -> None:
+    """Take a matrix out of the page cache."""
+    for file in files(matrix):
+        fd = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def plain(rows: Path, spill: int, columns: int) -> dict[str, float]:
+    """Seconds to read X, write and read a file of the spill's size, and write one of the columns' with fsync."""
     piece = np.random.default_rng(0).integers(0, 255, PIECE, np.uint8)
-    file = folder / "plain.bytes"
-    began = time.perf_counter()
-    with open(file, "wb") as out:
-        for _ in range(n_bytes // PIECE):
-            out.write(piece.data)
-        out.flush()
-        os.fsync(out.fileno())
-    written = time.perf_counter()
-    with open(file, "rb", buffering=0) as back:
-        while back.readinto(piece.data):
-            pass
-    seconds = {"write": written - began, "read": time.perf_counter() - written}
-    file.unlink()
-    return seconds
+    target = rows.with_name("plain")
+    times = [time.perf_counter()]
+
+    def read(paths: list[Path]) -> None:
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(piece.data):
+                    pass
+        times.append(time.perf_counter())
+
+    def write(n_bytes: int, sync: bool) -> None:
+        with open(target, "wb", buffering=0) as file:
+            for _ in range(n_bytes // PIECE):
+                file.write(piece.data)
+            if sync:
+                os.fsync(file.fileno())
+        times.append(time.perf_counter())
+
+    read(files(rows))
+    write(spill, False)
+    read([target])
+    target.unlink()
+    write(columns, True)
+    target.unlink()
+    return dict(zip(("read X", "write spill", "read spill", "write columns"), np.diff(times).tolist(), strict=True))
 
 
 @click.command()
@@ -76,18 +100,20 @@ def main(folder: Path, size: str, buffer: str, features: int, case: bool) -> Non
     X = open_dataset(path).X_rows()
     columns = 8 * X.nnz
     spill = 0 if columns <= room * 3 // 4 else 10 * X.nnz
-    read, written = columns + spill, columns + spill
+    moved = 2 * (columns + spill)
     command = [sys.executable, __file__, str(folder), "--buffer", buffer, "--case"]
+    forget(X.path)
     got = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    disk = plain(folder, written)
+    forget(X.path)
+    disk = plain(X.path, spill, columns)
     print(f"X: {X.shape[0]} x {X.shape[1]}, {X.nnz} values, {format_size(columns)}; buffers of {buffer}")
-    print(f"passes {1 + bool(spill)}, read {format_size(read)}, written {format_size(written)}")
-    rate = (read + written) / got["seconds"] / 1e6
-    print(f"transposition {got['seconds']:.1f} s, {rate:.0f} MB/s read and written")
+    print(f"passes {1 + bool(spill)}, read {format_size(moved / 2)}, written {format_size(moved / 2)}")
+    print(f"transposition {got['seconds']:.1f} s, {moved / got['seconds'] / 1e6:.0f} MB/s read and written")
     print(f"VmHWM {got['peak'] / 1e6:.0f} MB, of which {got['before'] / 1e6:.0f} MB were there before")
-    both = disk["read"] + disk["write"]
-    rates = f"writes {written / disk['write'] / 1e6:.0f} MB/s, reads {written / disk['read'] / 1e6:.0f} MB/s"
-    print(f"the disk alone {both:.1f} s ({rates}): the transposition takes {got['seconds'] / both:.2f} times that")
+    both = sum(disk.values())
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in disk.items())
+    print(f"the disk alone {both:.1f} s, {moved / both / 1e6:.0f} MB/s ({parts})")
+    print(f"the transposition takes {got['seconds'] / both:.2f} times that")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -119,16 +120,23 @@ class _Spill:
 
         self._n_buckets = len(buckets) - 1
         bucket_of = np.repeat(np.arange(self._n_buckets, dtype=np.int32), np.diff(buckets))
-        block_bytes = max_bytes * rows.entry_bytes // (rows.entry_bytes + self.entry_bytes)
+        # a block is sorted from one buffer into another, while what the last one was sorted into is being written
+        block_bytes = max_bytes * rows.entry_bytes // (rows.entry_bytes + 2 * self.entry_bytes)
         room = min(rows.nnz, block_bytes // rows.entry_bytes)
-        arrays = {name: np.empty(room, dtype) for name, dtype in self.dtypes.items()}
+        pair = [{name: np.empty(room, dtype) for name, dtype in self.dtypes.items()} for _ in range(2)]
         starts = np.zeros(len(buckets), np.int64)
         written = 0
         with ExitStack() as stack:
             segments = stack.enter_context(open(self._folder / "segments", "wb"))
-            files = {name: stack.enter_context(open(self._folder / name, "wb")) for name in arrays}
+            files = {name: stack.enter_context(open(self._folder / name, "wb")) for name in self.dtypes}
+
+            def write(arrays: dict[str, NDArray[Any]], n: int) -> None:
+                for name, array in arrays.items():
+                    files[name].write(array[:n].data)
+
+            writing = (pool := stack.enter_context(ThreadPoolExecutor(1))).submit(write, {}, 0)
             for (block,) in stream((rows,), block_bytes, 0, rows.n_lines, _SPILL_LINES):
-                values = _or_none(arrays.get("values"))
+                arrays = pair[len(self._firsts) % 2]
                 sort_by_bucket(
                     block.indptr,
                     block.indices,
@@ -137,13 +145,14 @@ class _Spill:
                     starts,
                     arrays["columns"],
                     arrays["lines"],
-                    values,
+                    _or_none(arrays.get("values")),
                 )
-                for name, array in arrays.items():
-                    files[name].write(array[: len(block.indices)].data)
+                writing.result()
+                writing = pool.submit(write, arrays, len(block.indices))
                 segments.write((starts + written).data)
                 self._firsts.append(block.start)
                 written += len(block.indices)
+            writing.result()
 
     def read(self, bucket: int, buffers: dict[str, NDArray[Any]]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """A bucket's entries in the order of rows, as many as the buffers hold at a time: first row, columns, lines, ..."""
