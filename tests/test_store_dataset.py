@@ -137,6 +137,14 @@ def test_X_by_columns_is_written_at_once_where_it_is_wanted(tmp_path: Path, X: A
     assert files(at_once.path) == files(later.path)
 
 
+def test_rows_whose_chunks_are_not_full_are_not_linked(tmp_path: Path, X: Any, Y: Any) -> None:
+    small = make(tmp_path / "a.xmc", X, Y)
+    with pytest.raises(StoreError) as caught, new_dataset(tmp_path / "b.xmc", D, K, {}) as writer:
+        writer.link(small)
+    one_line(caught, small.path, "cannot be linked")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.xmc"]
+
+
 @settings(max_examples=4, deadline=None)
 @given(step=st.integers(1, N), seed=st.integers(0, 9))
 def test_a_fingerprint_is_of_the_data_whatever_the_appends_and_the_chunks(

@@ -21,6 +21,8 @@ from numpy.typing import DTypeLike, NDArray
 from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.matrix import SparseMatrix
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
@@ -68,6 +70,27 @@ class ArrayWriter:
             self._buffer[self._filled : self._filled + n] = values[:n]
             self._filled += n
             values = values[n:]
+
+    def link(self, source: ChunkedArray) -> None:
+        """Add all values of a stored array by hard links to its chunk files.
+
+        Raises StoreError where chunks differ in size or type, or are not full, there or here.
+        """
+        if self._filled == self._chunk:
+            self._flush(self._chunk)
+        if self._filled or source.chunk != self._chunk or source.dtype != self.dtype or source.size % source.chunk:
+            raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
+        if self._array is None:
+            self._array = create_array(self._group, self._name, 0, self._chunk, self.dtype)
+        folder = Path(str(self._group.store.root)) / self._array.path / "c"  # type: ignore[attr-defined]
+        folder.mkdir(exist_ok=True)
+        for k in range(source.n_chunks):
+            os.link(source.chunk_file(k), folder / str(self._written // self._chunk + k))
+        step = CHUNK_STEP // self.dtype.itemsize
+        for start in range(0, source.size, step):
+            self._hash.update(source.read(start, min(start + step, source.size)).data)
+        self._written += source.size
+        self._array.resize((self._written,))
 
     def _flush(self, chunk: int) -> None:
         size = self._written + self._filled
@@ -143,7 +166,10 @@ class MatrixWriter:
         self.fingerprint = ""
 
     def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
-        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn."""
+        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn.
+
+        The indices and values of a long line may follow in pieces, with no lengths.
+        """
         ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
         self._indptr.append(ends)
         self._indices.append(indices)
@@ -151,6 +177,17 @@ class MatrixWriter:
             self._data.append(data)
         self.lines += len(lengths)
         self.nnz += len(indices)
+
+    def link(self, source: SparseMatrix) -> None:
+        """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
+        for start in range(1, source.n_lines + 1, CHUNK_STEP):
+            ends = source.indptr.read(start, min(start + CHUNK_STEP, source.n_lines + 1))
+            self._indptr.append(ends + self.nnz)
+        self._indices.link(source.indices)
+        if self._data is not None and source.data is not None:
+            self._data.link(source.data)
+        self.lines += source.n_lines
+        self.nnz += source.nnz
 
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
