@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 from xmc_stream.memory import format_size, parse_size, peak_resident, resident, return_freed_memory
-from xmc_stream.store.dataset import make_columns, open_dataset
+from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.transpose import load_kernels
 
 PIECE = 8 * 2**20
@@ -31,11 +31,12 @@ MAKER = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 def transposition(path: Path, buffer: int) -> dict[str, float]:
     """X to columns in this process: seconds and memory."""
     return_freed_memory()
-    rows = open_dataset(path).X_rows()
+    data = open_dataset(path)
+    rows = data.X_rows()
     load_kernels(rows.shape[0], rows.indices.dtype)
     before = resident()
     began = time.perf_counter()
-    make_columns(path, buffer)
+    data.X_columns(buffer)
     return {"seconds": time.perf_counter() - began, "before": before, "peak": peak_resident()}
 
 

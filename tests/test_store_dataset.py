@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.dataset import Dataset, make_columns, new_dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
 from xmc_stream.store.encoding import new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel, begin_model, finish_model, n_units, new_unit, unit_path, unit_range
@@ -128,13 +128,6 @@ def test_X_by_columns_is_made_when_first_asked_for_and_then_kept(tmp_path: Path,
     before = kept.stat().st_mtime_ns
     equal(loaded(open_dataset(dataset.path).X_columns()), X.tocsc())
     assert kept.stat().st_mtime_ns == before
-
-
-def test_X_by_columns_is_written_at_once_where_it_is_wanted(tmp_path: Path, X: Any, Y: Any) -> None:
-    at_once, later = make(tmp_path / "a.xmc", X, Y, columns=True), make(tmp_path / "b.xmc", X, Y)
-    assert files(at_once.path) != files(later.path)
-    make_columns(later.path, 2**20)
-    assert files(at_once.path) == files(later.path)
 
 
 def test_rows_whose_chunks_are_not_full_are_not_linked(tmp_path: Path, X: Any, Y: Any) -> None:

@@ -71,8 +71,11 @@ class Dataset:
 
     def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
         """X by columns (N x D, csc), made in buffers of max_bytes when first asked for."""
-        make_columns(self.path, max_bytes)
-        return SparseMatrix(self.path / "X" / "columns")
+        path = self.path / "X" / "columns"
+        if not path.exists():
+            with new_store(path, {}) as group:
+                transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
+        return SparseMatrix(path)
 
     def feature_counts(self) -> NDArray[np.int64]:
         """Stored values of each feature (D,)."""
@@ -85,18 +88,6 @@ class Dataset:
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
         return read_small(self._group, "statistics/label_counts")
-
-
-def make_columns(path: Path, max_bytes: int) -> None:
-    """Write X by columns, where it is not there yet, into a dataset or the work folder of one whose rows are closed.
-
-    max_bytes: of the buffers, see `transpose`.
-    """
-    target = path / "X" / "columns"
-    if not target.exists():
-        counts = read_small(zarr.open_group(path, mode="r"), "statistics/feature_counts")
-        with new_store(target, {}) as group:
-            transpose(SparseMatrix(path / "X" / "rows"), counts, group, max_bytes)
 
 
 def open_dataset(path: str | Path) -> Dataset:
@@ -153,11 +144,8 @@ class DatasetWriter:
         self._feature_counts += other.feature_counts()
         self._label_counts += other.label_counts()
 
-    def finish(self, path: Path, max_bytes: int, columns: bool = False) -> dict[str, int]:
-        """Write statistics, Y by columns and, with `columns`, X by columns too; returns the sizes for the attributes.
-
-        path: of the work folder. max_bytes: of the transpositions' buffers.
-        """
+    def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
+        """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
         self.X.close()
         self.Y.close()
         self._norms.close()
@@ -165,10 +153,8 @@ class DatasetWriter:
             writer = ArrayWriter(self._statistics, name, np.int64)
             writer.append(counts)
             writer.close()
-        by_labels = self._group.create_group("Y/columns")
-        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, by_labels, max_bytes)
-        if columns:
-            make_columns(path, max_bytes)
+        columns = self._group.create_group("Y/columns")
+        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
         return {
             "n_samples": self.X.lines,
             "n_features": self.n_features,
@@ -176,6 +162,17 @@ class DatasetWriter:
             "nnz_features": self.X.nnz,
             "nnz_labels": self.Y.nnz,
         }
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Raise InputError where a new dataset must not take this path: something is there, and not to be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+    if path.exists():
+        try:
+            Dataset(path)
+        except StoreError:
+            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
 
 
 @contextmanager
@@ -186,28 +183,20 @@ def new_dataset(
     attributes: Mapping[str, Any],
     max_bytes: int = 2**26,
     overwrite: bool = False,
-    columns: bool = False,
 ) -> Iterator[DatasetWriter]:
     """A dataset under construction; it gets its name when the block ends well, and leaves nothing when it does not.
 
-    attributes: what was converted from what, and how; JSON values. max_bytes: of the transpositions' buffers.
-    columns: write X by columns too, which is else made when first asked for. Raises InputError where `path` exists and
-    overwrite is not set.
+    attributes: what was converted from what, and how; JSON values. max_bytes: of the transposition's buffers.
+    Raises InputError where `path` exists and overwrite is not set.
     """
     path = Path(path)
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
-    if path.exists():
-        try:
-            Dataset(path)
-        except StoreError:
-            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
+    check_target(path, overwrite)
     with new_store(path, {}) as group:
         writer = DatasetWriter(group, n_features, n_labels)
         yield writer
         work = path.with_name(path.name + ".partial")
-        sizes = writer.finish(work, max_bytes, columns)
+        sizes = writer.finish(work, max_bytes)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
 
 
-__all__ = ["Dataset", "DatasetWriter", "make_columns", "new_dataset", "open_dataset"]
+__all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

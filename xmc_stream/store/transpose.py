@@ -19,7 +19,7 @@ import zarr
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import MatrixWriter, index_dtype
+from xmc_stream.store.encoding import MatrixWriter, index_dtype, local_folder
 from xmc_stream.store.matrix import SparseMatrix, stream
 
 _SPILL_LINES = 2**16  # of a block that is spilled: its rows, counted from its first, take two bytes each
@@ -46,7 +46,7 @@ def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: zarr.Group, 
     if rows.nnz <= capacity:
         _in_memory(rows, counts, ends, writer, max_bytes // 4)
     else:
-        folder = Path(str(group.store.root)) / group.path / "spill"  # type: ignore[attr-defined]
+        folder = local_folder(group) / "spill"
         shutil.rmtree(folder, ignore_errors=True)  # of a killed process
         folder.mkdir()
         try:
