@@ -100,7 +100,7 @@ def main(folder: Path, size: str, buffer: str, features: int, case: bool) -> Non
     shutil.rmtree(path / "X" / "columns", ignore_errors=True)
     X = open_dataset(path).X_rows()
     columns = 8 * X.nnz
-    spill = 0 if columns <= room * 3 // 4 else 10 * X.nnz
+    spill = 0 if columns <= room * 3 // 4 else 8 * X.nnz
     moved = 2 * (columns + spill)
     command = [sys.executable, __file__, str(folder), "--buffer", buffer, "--case"]
     forget(X.path)

@@ -110,6 +110,15 @@ def test_columns_larger_than_the_buffer_are_streamed(tmp_path: Path, with_data: 
     assert files(tmp_path / "small") == files(tmp_path / "large")
 
 
+def test_more_columns_than_two_bytes_count(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = sp.csr_matrix(
+        (np.ones(3000, np.float32), (rng.integers(0, 90, 3000), rng.integers(0, 200_000, 3000))), (90, 200_000)
+    )
+    X.sum_duplicates()
+    check(transposed(write(tmp_path / "rows", X), X, tmp_path / "columns", 20_000), X)
+
+
 def test_rows_beyond_int32_take_int64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     X = random_matrix(500, 30, 0.2, 1)
     rows = write(tmp_path / "rows", X)
@@ -156,26 +165,32 @@ def test_kernels_do_what_their_plain_twins_do(n: int, m: int, seed: int, with_da
     data = X.data if with_data else np.empty(0, np.float32)
     indptr = X.indptr.astype(np.int64)
     bucket_of = np.sort(rng.integers(0, 4, m)).astype(np.int32)
+    bounds = np.searchsorted(bucket_of, np.arange(5))
     first = int(rng.integers(0, 2**40))
     places = np.concatenate([[0], np.cumsum(column_counts(X))[:-1]])
 
     def run(twin: Any) -> list[Any]:
-        columns, lines, values = np.zeros(X.nnz, np.int32), np.zeros(X.nnz, np.uint16), np.zeros(X.nnz, np.float32)
+        columns, lines, values = np.zeros(X.nnz, np.uint16), np.zeros(X.nnz, np.uint16), np.zeros(X.nnz, np.float32)
         starts = np.full(5, 7, np.int64)
-        twin.sort_by_bucket(indptr, X.indices, data, bucket_of, starts, columns, lines, values)
+        twin.sort_by_bucket(indptr, X.indices, data, bucket_of, bounds, starts, columns, lines, values)
         got = [columns, lines, values, starts]
         ends, indices, out = places.copy(), np.zeros(X.nnz, np.int64), np.zeros(X.nnz, np.float32)
         twin.scatter_lines(indptr, X.indices, data, first, ends, indices, out)
         got += [ends, indices, out]
         ends, indices, out = places.copy(), np.zeros(X.nnz, np.int64), np.zeros(X.nnz, np.float32)
-        low = int(np.searchsorted(bucket_of, 2))  # the columns of buckets 2 and 3
-        at = starts[2]
-        part = data[:0] if not with_data else values[at:]
-        twin.scatter_entries(columns[at:], lines[at:], part, low, first, ends[low:], indices, out)
+        for b in range(4):
+            part = slice(starts[b], starts[b + 1])
+            of_bucket = ends[bounds[b] : bounds[b + 1]]
+            twin.scatter_entries(
+                columns[part], lines[part], data[:0] if not with_data else values[part], first, of_bucket, indices, out
+            )
         return [*got, ends, indices, out]
 
-    for a, b in zip(run(kernels), run(reference), strict=True):
+    got = run(kernels)
+    for a, b in zip(got, run(reference), strict=True):
         np.testing.assert_array_equal(a, b)
+    for by_lines, by_buckets in zip(got[-6:-3], got[-3:], strict=True):
+        np.testing.assert_array_equal(by_lines, by_buckets)
 
 
 def test_a_spill_lies_within_the_work_folder(tmp_path: Path) -> None:

@@ -118,15 +118,17 @@ def sort_by_bucket(
     indices: NDArray[Any],
     data: NDArray[Any],
     bucket_of: NDArray[np.int32],
+    bounds: NDArray[np.int64],
     starts: NDArray[np.int64],
-    out_columns: NDArray[Any],
+    out_columns: NDArray[np.uint16],
     out_lines: NDArray[np.uint16],
     out_data: NDArray[Any],
 ) -> None:
     """Sort the entries of at most 2^16 lines by bucket; entries of a bucket stay in the order of lines.
 
-    bucket_of (n_columns,). starts (n_buckets + 1,): gets where each bucket begins, and the end of the last. data,
-    out_data: empty for a matrix of ones.
+    bucket_of (n_columns,); bounds (n_buckets + 1,): runs of at most 2^16 columns, from whose first those written are
+    counted. starts (n_buckets + 1,): gets where each bucket begins, and the end of the last. data, out_data: empty for
+    a matrix of ones.
     """
     starts[:] = 0
     for p in range(len(indices)):
@@ -139,7 +141,7 @@ def sort_by_bucket(
             b = bucket_of[indices[p]]
             q = places[b]
             places[b] = q + 1
-            out_columns[q] = indices[p]
+            out_columns[q] = indices[p] - bounds[b]
             out_lines[q] = i
             if len(data):
                 out_data[q] = data[p]
@@ -147,24 +149,22 @@ def sort_by_bucket(
 
 @kernel
 def scatter_entries(
-    columns: NDArray[Any],
+    columns: NDArray[np.uint16],
     lines: NDArray[np.uint16],
     data: NDArray[Any],
-    first_column: int,
     first_line: int,
     places: NDArray[np.int64],
     out_indices: NDArray[Any],
     out_data: NDArray[Any],
 ) -> None:
-    """Transposition: put entries (in the order of lines) into their columns, of which first_column is the first here.
+    """Transposition: put entries of a bucket (in the order of lines) into their columns.
 
-    lines: counted from first_line. places (n_columns here,): where the next entry of each column goes, moved on. data,
-    out_data: empty for a matrix of ones.
+    columns: from the bucket's first; lines: from first_line. places (n_columns of the bucket,): where the next entry of
+    each column goes, moved on. data, out_data: empty for a matrix of ones.
     """
     for p in range(len(columns)):
-        j = columns[p] - first_column
-        q = places[j]
-        places[j] = q + 1
+        q = places[columns[p]]
+        places[columns[p]] = q + 1
         out_indices[q] = first_line + lines[p]
         if len(data):
             out_data[q] = data[p]

@@ -22,15 +22,15 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import MatrixWriter, index_dtype, local_folder
 from xmc_stream.store.matrix import SparseMatrix, stream
 
-_SPILL_LINES = 2**16  # of a block that is spilled: its rows, counted from its first, take two bytes each
+_SHORT = 2**16  # lines of a block and columns of a bucket that are spilled: counted from the first, two bytes each
 
 
 def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: zarr.Group, max_bytes: int) -> MatrixWriter:
     """Write a CSR matrix as CSC into an empty local group.
 
     counts (n_columns,): entries of each column. max_bytes: of the buffers; beside them stand the writer's own chunks
-    and three int64 arrays of n_columns. Two passes need disk under the group: column, value and two bytes an entry (X
-    10 bytes, Y 6), given back at the end. Raises StoreError where counts and rows disagree, MemoryLimitError for a row
+    and three int64 arrays of n_columns. Two passes need disk under the group, given back at the end: an entry's value
+    and four bytes (X 8, Y 4). Raises StoreError where counts and rows disagree, MemoryLimitError for a row
     larger than a quarter of max_bytes.
     """
     ends = np.zeros(len(counts) + 1, np.int64)  # where each column begins, and the end of the last
@@ -65,18 +65,19 @@ def load_kernels(n_rows: int, column_dtype: DTypeLike) -> None:
     from xmc_stream.kernels.csr import scatter_entries, scatter_lines, sort_by_bucket
 
     places, values = np.zeros(1, np.int64), np.empty(0, np.float32)
-    columns, indices, lines = np.empty(0, column_dtype), np.empty(0, index_dtype(n_rows)), np.empty(0, np.uint16)
+    columns, indices, short = np.empty(0, column_dtype), np.empty(0, index_dtype(n_rows)), np.empty(0, np.uint16)
     scatter_lines(places, columns, values, 0, places, indices, values)
-    sort_by_bucket(places, columns, values, np.zeros(1, np.int32), np.zeros(2, np.int64), columns, lines, values)
-    scatter_entries(columns, lines, values, 0, 0, places, indices, values)
+    sort_by_bucket(places, columns, values, np.zeros(1, np.int32), places, np.zeros(1, np.int64), short, short, values)
+    scatter_entries(short, short, values, 0, places, indices, values)
 
 
 def _buckets(ends: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Bounds of runs of columns with at most `capacity` entries together; a larger column has a run to itself."""
+    """Bounds of runs of columns with at most `capacity` entries together; a larger column is a run by itself."""
     bounds = [0]
     while bounds[-1] < len(ends) - 1:
         low = bounds[-1]
-        bounds.append(max(low + 1, int(np.searchsorted(ends, ends[low] + capacity, side="right")) - 1))
+        fitting = int(np.searchsorted(ends, ends[low] + capacity, side="right")) - 1
+        bounds.append(max(low + 1, min(fitting, low + _SHORT)))
     return np.array(bounds)
 
 
@@ -100,7 +101,8 @@ def _in_memory(
 
 
 class _Spill:
-    """Entries on disk between the passes: a file each of columns, lines (from the block's first row) and values.
+    """Entries on disk between the passes: a file each of columns (from the bucket's first), lines (from the block's
+    first) and values.
 
     A block's entries lie together, sorted by bucket; a line of the file `segments` says where each bucket begins.
     """
@@ -109,7 +111,7 @@ class _Spill:
         self._folder = folder
         self._firsts: list[int] = []  # rows that blocks begin with
         self._n_buckets = 0
-        self.dtypes: dict[str, np.dtype[Any]] = {"columns": rows.indices.dtype, "lines": np.dtype(np.uint16)}
+        self.dtypes: dict[str, np.dtype[Any]] = {"columns": np.dtype(np.uint16), "lines": np.dtype(np.uint16)}
         if rows.data is not None:
             self.dtypes["values"] = rows.data.dtype
         self.entry_bytes = sum(dtype.itemsize for dtype in self.dtypes.values())
@@ -135,13 +137,14 @@ class _Spill:
                     files[name].write(array[:n].data)
 
             writing = (pool := stack.enter_context(ThreadPoolExecutor(1))).submit(write, {}, 0)
-            for (block,) in stream((rows,), block_bytes, 0, rows.n_lines, _SPILL_LINES):
+            for (block,) in stream((rows,), block_bytes, 0, rows.n_lines, _SHORT):
                 arrays = pair[len(self._firsts) % 2]
                 sort_by_bucket(
                     block.indptr,
                     block.indices,
                     _or_none(block.data),
                     bucket_of,
+                    buckets,
                     starts,
                     arrays["columns"],
                     arrays["lines"],
@@ -207,7 +210,6 @@ def _from_spill(
                 part["columns"],
                 part["lines"],
                 _or_none(part.get("values")),
-                low,
                 first,
                 places,
                 indices,
