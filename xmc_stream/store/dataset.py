@@ -24,6 +24,7 @@ from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
+_COPY_BYTES = 2**24  # labels or norms that are copied at a time
 
 
 class Dataset:
@@ -128,6 +129,20 @@ class DatasetWriter:
         self._norms.append(norms)
         count_indices(x_indices, self._feature_counts)
         count_indices(y_indices, self._label_counts)
+
+    def link(self, other: Dataset) -> None:
+        """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
+
+        Raises StoreError where the last chunks of X, there or here, are not full.
+        """
+        self.X.link(other.X_rows())
+        for block in other.Y_rows().blocks(_COPY_BYTES):
+            self.Y.append(np.diff(block.indptr), block.indices)
+        step = _COPY_BYTES // 4
+        for start in range(0, other.n_samples, step):
+            self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
+        self._feature_counts += other.feature_counts()
+        self._label_counts += other.label_counts()
 
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
