@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xmc_stream.convert import convert
 
 if TYPE_CHECKING:
+    from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
     from xmc_stream.models import Execution as Execution
@@ -36,9 +37,12 @@ _HOME = {
     "predict": "xmc_stream.models",
     "Dataset": "xmc_stream.store.dataset",
     "open_dataset": "xmc_stream.store.dataset",
+    "verify": "xmc_stream.datasets.verify",
 }
 
-__all__ = ["Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "load_model", "open_dataset", "predict"]
+__all__ = [
+    "Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "load_model", "open_dataset", "predict", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

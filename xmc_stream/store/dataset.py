@@ -19,6 +19,7 @@ from xmc_stream.store.encoding import (
     MatrixWriter,
     new_store,
 )
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.transpose import transpose
 
@@ -74,6 +75,7 @@ class Dataset:
         if not path.exists():
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
+                seal(path.with_name(path.name + ".partial"))
         return SparseMatrix(path)
 
     def feature_counts(self) -> NDArray[np.int64]:
@@ -177,6 +179,7 @@ def new_dataset(
         work = path.with_name(path.name + ".partial")
         sizes = writer.finish(work, max_bytes)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
+        seal(work)
 
 
 __all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

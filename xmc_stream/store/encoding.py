@@ -165,7 +165,7 @@ class MatrixWriter:
             # readers see ones: the fill value of chunks that do not exist
             create_array(self._group, "data", self.nnz, self._chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
         shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
-        self.fingerprint = hashlib.sha256(repr((self._encoding, shape, hashes)).encode()).hexdigest()
+        self.fingerprint = fingerprint_of(self._encoding, shape, hashes)
         self._group.update_attributes(
             {
                 "encoding-type": self._encoding,
@@ -174,6 +174,11 @@ class MatrixWriter:
                 "fingerprint": self.fingerprint,
             }
         )
+
+
+def fingerprint_of(encoding: str, shape: tuple[int, int], hashes: list[str]) -> str:
+    """What "the same matrix" means: a hash of shape and values, these by the sha256 of indptr, indices and data."""
+    return hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
 
 
 def folder_bytes(path: Path) -> int:
