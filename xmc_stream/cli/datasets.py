@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, executed, plain, show
+from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
 from xmc_stream.errors import StoreError
 from xmc_stream.memory import format_size
 
@@ -70,6 +70,42 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
             figures["digest"] = dataset.fingerprint
         lines = _summary_lines(path, figures)
     show(figures, as_json, lines)
+
+
+@click.command()
+@click.argument("data", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
+@click.option("--base", type=click.IntRange(0, 1), help="The first feature's number in libsvm text. [default: 1]")
+@click.option("--labels", type=PATH, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def export(
+    data: Path, out: Path, format_: str | None, base: int | None, labels: Path | None, overwrite: bool,
+    memory_limit: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Write the dataset DATA as text or scipy matrices, or the weights of a model as a scipy matrix.
+
+    \b
+    OUT says as what by its name:
+      NAME.npz    X for scipy.sparse.load_npz, and Y in NAME-labels.npz; of a model: D x K weights, and `bias`
+      any other   XMLRepo text, or with --format libsvm lines without a header; .gz is compressed
+    Values are written so that the same float32 is read back.
+    """
+    from xmc_stream.datasets.export import export as export_to
+
+    figures = export_to(
+        data, out, format=format_, base=base, labels=labels, memory_limit=memory_limit, overwrite=overwrite,
+        progress=True,
+    )  # fmt: skip
+    also = f" and {figures['labels']}" if "labels" in figures else ""
+    blank = figures.get("blank_lines") if figures["format"] == "libsvm" else 0
+    show(figures, as_json, [
+        f"{out}{also}: {format_size(figures['bytes_out'])} in {figures['seconds']:.1f} s, "
+        f"peak memory {format_size(figures['peak_rss'])}",
+        *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
+    ])  # fmt: skip
 
 
 def _summary_lines(path: Path, figures: dict[str, Any]) -> list[str]:
