@@ -42,7 +42,7 @@ def main() -> None:
 
 
 for _command in (
-    data.convert, datasets.info, datasets.verify, datasets.export,
+    data.convert, datasets.info, datasets.verify, datasets.split, datasets.export,
     learn.plan, learn.train, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)

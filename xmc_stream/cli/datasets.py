@@ -74,6 +74,45 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
 
 @click.command()
 @click.argument("data", type=PATH)
+@click.argument("train", type=PATH)
+@click.argument("valid", type=PATH)
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Share of the samples, and of each label's positives, that goes to VALID.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--rows", type=PATH, metavar="FILE", help="Instead: the samples of VALID, numbers from 0, one a line.")
+@click.option("--overwrite", is_flag=True, help="Replace TRAIN and VALID if they exist.")
+@limited
+@common
+def split(
+    data: Path, train: Path, valid: Path, fraction: float, seed: int, rows: Path | None, overwrite: bool,
+    memory_limit: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Split the dataset DATA into the datasets TRAIN and VALID, the same way every time.
+
+    Each sample belongs to its rarest label, and of each label's samples the fraction goes to VALID, but never the last
+    positive of a label; so labels with few positives make VALID smaller than the fraction.
+    """
+    from xmc_stream.datasets.split import split as split_dataset
+
+    figures = split_dataset(
+        data, train, valid, fraction=fraction, seed=seed, rows=rows, memory_limit=memory_limit, overwrite=overwrite,
+        progress=True,
+    )  # fmt: skip
+    show(figures, as_json, [
+        f"{train}: {figures['n_train']:,} samples",
+        f"{valid}: {figures['n_valid']:,} samples ({figures['share']:.2%}), with {figures['labels_in_valid']:,} of "
+        f"{figures['labels_in_data']:,} labels",
+        f"{figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@click.command()
+@click.argument("data", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
 @click.option("--base", type=click.IntRange(0, 1), help="The first feature's number in libsvm text. [default: 1]")

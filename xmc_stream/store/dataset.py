@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from xmc_stream.store.chunks import ChunkedArray, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
+    local_folder,
     new_store,
 )
 from xmc_stream.store.inventory import seal
@@ -130,6 +132,12 @@ class DatasetWriter:
         self._norms.append(norms)
         count_indices(x_indices, self._feature_counts)
         count_indices(y_indices, self._label_counts)
+
+    def copy_beside(self, source: Dataset) -> None:
+        """Copy what a dataset of the same features and labels has beside matrices and statistics: names, vectorizer."""
+        for part in source.path.iterdir():
+            if part.is_dir() and part.name not in ("X", "Y", "statistics"):
+                shutil.copytree(part, local_folder(self._group) / part.name)
 
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
