@@ -185,7 +185,7 @@ def test_random_matrices_come_back(
     X, Y = random_csr(rng, n, d, density=rng.random()), random_csr(rng, n, 4, density=rng.random())
     X.data = (X.data if "f" in dtype else abs(X.data) * 10).astype(dtype)
     positive = no_zeros(Y)
-    expected = sparse.csr_array((X.data.astype(np.float32), X.indices, X.indptr), shape=X.shape)
+    expected = sparse.csr_array((X.data.astype(np.float32), X.indices, X.indptr), shape=X.shape, copy=True)
     if x_kind == "dense":
         expected.eliminate_zeros()
     for m in (X, Y):

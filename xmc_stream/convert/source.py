@@ -46,7 +46,8 @@ class Options:
     the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
     that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
     labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
-    say, at least what occurs.
+    say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
+    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY".
     """
 
     labels: tuple[Path, ...] = ()
@@ -56,6 +57,8 @@ class Options:
     drop_unseen: bool = False
     n_features: int | None = None
     n_labels: int | None = None
+    layer: str | None = None
+    label_key: str | None = None
 
 
 class Part(Protocol):
