@@ -129,9 +129,9 @@ def opened_source(
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.scipy_matrices import ScipyMatrices
+    from xmc_stream.convert.scipy_matrices import open_matrices
 
-    return ScipyMatrices.of_matrices(source, labels, like)
+    return open_matrices(source, labels, Options(**options), like)
 
 
 def _paths(given: Any, what: str) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xmc_stream.convert.parser import LISTED, XMLREPO, Dialect, Parser
-from xmc_stream.convert.scipy_matrices import positives
+from xmc_stream.convert.sides import positives
 from xmc_stream.convert.source import Like, Rows
 from xmc_stream.convert.text import Buffers, TextRange
 
