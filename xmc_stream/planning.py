@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from xmc_stream.convert import load_kernels, open_source, taken_over
-from xmc_stream.convert.plan import plan_memory
+from xmc_stream.convert import opened_source, taken_over
+from xmc_stream.convert.jobs import LoadJob
+from xmc_stream.convert.plan import ConversionPlan, plan_memory
+from xmc_stream.convert.run import threads_for
+from xmc_stream.convert.source import Part
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
@@ -179,49 +182,46 @@ def plan_prediction(
     }
 
 
-def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int | None) -> Figures:
+def plan_conversion(
+    source: Any, memory_limit: str | int | None, threads: int | None = None, like: Any = None, labels: Any = None,
+    format: str | None = None, **options: Any,
+) -> Figures:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
     limit = Execution(memory_limit).limit()
-    train = None if like is None else taken_over(like)
-    opened = open_source(source, labels, train)
+    opened = opened_source(source, labels, None if like is None else taken_over(like), format, options)
+    if opened.alone:
+        raise InputError("standard input and pipes can be read once: plan the conversion of a file")
     try:
-        load_kernels(opened)
+        LoadJob(opened).run()
         held = resident()
-        room = max(limit.limit, held + _PROBE_ROOM) - held
-        opened.fit(room)
-        seen, x_seen, y_seen, began = 0, 0, 0, time.perf_counter()
-        for _, x_indices, _, _, y_indices in opened.blocks():
-            x_seen, y_seen, seen = x_seen + len(x_indices), y_seen + len(y_indices), opened.position()
-            if time.perf_counter() - began > _PROBE_SECONDS:
-                break
-        took = time.perf_counter() - began
-    finally:
-        opened.close()
-    part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
-    x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
-    opened = open_source(source, labels, train)
-    try:
+        threads = threads_for(opened, threads)
+        if threads > 1:
+            import distributed  # noqa: F401
 
-        def needs(size: int, foreseen: bool) -> dict[str, int]:
-            budget = size - held - MemoryLimit(size).reserve
-            return plan_memory(
-                opened, budget, x if foreseen else opened.x_entries, y if foreseen else opened.y_entries
-            ).needs
+            held = resident()
+
+        def plan(size: int) -> ConversionPlan:
+            return plan_memory(opened, size - held - MemoryLimit(size).reserve, threads)
 
         def works(size: int) -> bool:
-            return sum(needs(size, False).values()) <= size - held - MemoryLimit(size).reserve
+            return plan(size).need <= size - held - MemoryLimit(size).reserve
 
         figures: Figures = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
         least = _least(works, limit.limit)
+        chosen = plan(limit.limit)
         if not figures["fits"]:
             try:
-                limit.check(needs(limit.limit, False), "convert", limit.limit - held - limit.reserve)
+                limit.check(chosen.needs, "convert", limit.limit - held - limit.reserve)
             except MemoryLimitError as error:
                 figures["why"] = str(error)
-        parts = {"process": held + _EDGES, **needs(limit.limit, True)}
+        plan(max(limit.limit, held + _PROBE_ROOM))
+        seen, x_seen, y_seen, took = _read_a_little(opened.parts())
+        part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
+        x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
+        parts = {"process": held + _EDGES, **chosen.needs}
         figures |= {
             "passes": 1,
-            "row_blocks": None,
+            "row_blocks": len(opened.parts()),
             "n_samples": opened.n_samples,
             "nnz_features": x,
             "nnz_labels": y,
@@ -229,11 +229,26 @@ def plan_conversion(source: Any, labels: Any, like: Any, memory_limit: str | int
             "peak_rss": min(sum(parts.values()), limit.limit),
             "peak_phase": "convert",
             "peak_parts": parts,
-            "seconds": round(2.0 * took / part + 0.3, 1),
+            "seconds": round(2.0 * took / part / chosen.threads + 0.3, 1),
         }
     finally:
         opened.close()
-    return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": 1}
+    return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": chosen.threads}
+
+
+def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float]:
+    """Bytes of input, values of X, positives and seconds of the first rows of each kind of part."""
+    found = {"X": 0, "Y": 0}
+    seen, began = 0, time.perf_counter()
+    for part in {part.sides: part for part in reversed(parts)}.values():
+        notes: dict[str, Any] = {}
+        for block in part.blocks(notes):
+            for side, rows in zip(part.sides, block, strict=True):
+                found[side] += len(rows[1])
+            if time.perf_counter() - began > _PROBE_SECONDS:
+                break
+        seen += notes.get("bytes_read", 0)
+    return seen, found["X"], found["Y"], time.perf_counter() - began
 
 
 def plan_line(figures: Mapping[str, Any]) -> str:

@@ -3,44 +3,96 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, limited, plain, show
+from xmc_stream.cli.options import PATH, common, executed, plain, show, with_options
 from xmc_stream.memory import format_size
+
+FORMATS = ["xmlrepo"]
+NOTED = {
+    "skipped": "bad rows left out",
+    "dropped_features": "values of unseen features left out",
+    "dropped_labels": "unseen labels left out",
+    "summed_duplicates": "values added to another of the same feature and row",
+    "blank_lines": "blank lines and comments passed over",
+}
+
+
+_READING = (  # how the input is read: options by the names of convert.Options, and of convert itself
+    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: told by its content]"),
+    click.option(
+        "--labels", type=PATH, multiple=True,
+        help="The file of Y, when SOURCE is that of X alone; as many as there are SOURCEs. "
+        "[default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
+    ),
+    click.option("--like", type=PATH, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
+    click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: told]"),
+    click.option(
+        "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
+        help="A bad row: end, or leave it out, counted and listed in the dataset.",
+    ),
+    click.option(
+        "--duplicates", type=click.Choice(["stop", "sum"]), default="stop", show_default=True,
+        help="A feature twice in a row: an error, or its values added up (a label counts once).",
+    ),
+    click.option(
+        "--unseen", type=click.Choice(["stop", "drop"]), default="stop", show_default=True,
+        help="Features and labels that --like does not have: an error, or left out and counted.",
+    ),
+    click.option("--features", "n_features", type=click.IntRange(0), help="D, where SOURCE does not say it."),
+    click.option("--labels-count", "n_labels", type=click.IntRange(0), help="K, where SOURCE does not say it."),
+)  # fmt: skip
+
+
+def reading(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of the options above as `convert_report` takes them."""
+    zero = values.pop("zero_based")
+    return {
+        "base": None if zero is None else 1 - int(zero),
+        "skip": values.pop("on_error") == "skip",
+        "sum_duplicates": values.pop("duplicates") == "sum",
+        "drop_unseen": values.pop("unseen") == "drop",
+        **values,
+    }
 
 
 @click.command()
-@click.argument("source", type=PATH)
+@click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("target", type=PATH)
+@with_options(_READING)
 @click.option(
-    "--labels", type=PATH,
-    help="The file of Y, when SOURCE is that of X alone. [default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
-)  # fmt: skip
-@click.option("--like", type=PATH, help="The training set: its numbers of features and labels, its normalisation.")
-@click.option("--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, or as --like]")
+    "--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, l2 of raw text, or as --like]"
+)
+@click.option(
+    "--columns/--rows-only", default=False, show_default=True, help="X by columns too, not only when a solver asks."
+)
 @click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
-@limited
+@executed
 @common
-def convert(
-    source: Path, target: Path, labels: Path | None, like: Path | None, normalize: str | None, overwrite: bool,
-    memory_limit: str | None, as_json: bool, debug: bool,
-) -> None:  # fmt: skip
-    """Convert SOURCE to the dataset TARGET, once.
+def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool, **options: Any) -> None:
+    """Convert SOURCE (several are one set, in this order; - is standard input) to the dataset TARGET, once.
 
     \b
-    SOURCE is one of these, told by its content; a text may be compressed by gzip, bzip2, xz or zstd:
+    A SOURCE is one of these, told by its content; texts may be compressed by gzip, bzip2, xz or zstd:
       XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
-      .npz of scipy       features (N x D); --labels: labels (N x K)
+
+    A conversion that was killed goes on when the same command is given again. Bad input ends in a line that names
+    file and line.
     """
     from xmc_stream.convert import convert_report
 
-    dataset, figures = convert_report(
-        source, target, labels=labels, like=like, normalize=normalize, overwrite=overwrite, memory_limit=memory_limit,
-        progress=True,
-    )  # fmt: skip
+    dataset, figures = convert_report(list(sources), target, progress=True, **reading(options))
+    notes = [
+        f"{dataset.attributes[name]:,} {words}"
+        for name, words in NOTED.items()
+        if isinstance(dataset.attributes.get(name), int) and dataset.attributes[name]
+    ]
     show(figures, as_json, [
+        f"{figures['said']}" + (" (resumed)" if figures["resumed"] else ""),
+        *notes,
         f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
         f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
         + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),

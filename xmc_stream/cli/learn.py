@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 
 
+_NOT_PLANNED = ("sources", "target", "normalize", "columns", "overwrite", "scheduler", "as_json", "debug")
+
+
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
@@ -201,7 +204,10 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
     from xmc_stream import planning
 
     if command == "convert":
-        figures = planning.plan_conversion(o["source"], o["labels"], o["like"], o["memory_limit"])
+        from xmc_stream.cli.data import reading
+
+        options = reading({name: o[name] for name in o if name not in _NOT_PLANNED})
+        figures = planning.plan_conversion(list(o["sources"]), **options)
     elif command == "train":
         start = None if o["warm_start"] is None else load_model(o["warm_start"])
         parameters = _parameters(o["solver"], o["settings"])

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 PATH = click.Path(path_type=Path)
+
+
+def with_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A decorator that adds options, in this order."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:

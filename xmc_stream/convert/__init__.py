@@ -1,109 +1,45 @@
-"""Conversion of what people have (text files, scipy matrices) into a dataset on disk, in bounded memory.
+"""Conversion of what people have (text, arrays, matrices) into a dataset on disk, in bounded memory.
 
-One file a format, and two for text and its compression. A format gives blocks of rows; what happens to them is here:
-the memory plan, normalisation, the writer, the figures. Reading the formats is not here, nor is anything that depends
-on how a dataset lies on disk.
+One file a format. A format gives parts of rows (convert/source.py); what happens to them is in convert/run.py and here:
+the memory plan, the jobs, the ledger that a killed conversion goes on from, the figures. Reading the formats is not
+here, nor is anything that depends on how a dataset lies on disk.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from xmc_stream.convert.plan import plan_memory
-from xmc_stream.errors import InputError, StoreError, XmcStreamError
+from xmc_stream.convert.source import Like, Options, Source
+from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from xmc_stream.store.dataset import Dataset, DatasetWriter
-
-    # X and Y of some rows: x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique
-    Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
+    from xmc_stream.store.dataset import Dataset
 
 _NORMALIZE = ("none", "l2")
+_VERSION = 1  # of the work folder of a conversion
 
 
-@dataclass(frozen=True)
-class Like:
-    """What a test set takes over from its training set. name: as the user wrote it, for messages."""
+def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
+    """Convert a data set of a common format into a dataset at `target`, and open it.
 
-    name: str
-    n_features: int
-    n_labels: int
-    normalize: str
-
-
-class Source(Protocol):
-    """An opened input. x_entries, y_entries: at most, None if unknown; held: bytes it keeps till the end, by name."""
-
-    n_samples: int
-    n_features: int
-    n_labels: int
-    x_entries: int | None
-    y_entries: int | None
-    attributes: dict[str, str]
-    held: dict[str, int]
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes of the input; of a pipe, what was read of it so far."""
-
-    def load_kernels(self) -> None:
-        """Compile or load what `blocks` calls, so that the memory of it is there before the plan."""
-
-    def fit(self, room: int) -> int:
-        """Choose the size of a block's buffers for `room` bytes; returns what they take, more if it must."""
-
-    def blocks(self) -> Iterator[Rows]:
-        """All rows, block by block; a block is gone when the next one comes, and may be written to."""
-
-    def position(self) -> int:
-        """How many of bytes_in are behind the last block."""
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
-def convert(
-    source: Any,
-    target: str | Path,
-    *,
-    like: str | Path | Dataset | None = None,
-    normalize: str | None = None,
-    memory_limit: str | float | None = None,
-    overwrite: bool = False,
-    labels: Any = None,
-    progress: bool = False,
-) -> Dataset:
-    """Convert XMLRepo text, scipy .npz files or scipy matrices into a dataset at `target`, and open it.
-
-    source: path of a text (plain, gzip, bzip2, xz or zstd) with the header "N D K", or of the features alone with the
-    header "N D", ids from 0; path of a .npz of scipy.sparse.save_npz with X (N x D); or a scipy sparse matrix X.
-    labels: for all but the first, Y (N x K) of the same kind; for NAME_X_Xf.txt by default NAME_X_Y.txt beside it. A
-    value other than zero is a positive, zeros are dropped (in X they are kept). like: a training set that fixes D and
-    K, and normalize where that is None. normalize: "l2" divides each row by its norm. memory_limit: "512MB" or bytes;
-    by default three quarters of what is free. progress: a bar on a terminal's stderr, if it takes over two seconds.
-    Raises InputError naming file and line, MemoryLimitError, or StoreError where `target` cannot be written; then
-    nothing is left that opens.
+    source: a path, or the paths of one set in several files, "-" for standard input; or a scipy sparse matrix X (N x D).
+    The format is told by the content. Options, all by name:
+    labels: where the source is X alone, a path, or as many paths; or the scipy matrix Y (N x K). A value other than zero
+    is a positive, zeros are dropped (in X they are kept). like: a training set (or model) that fixes D and K, the base
+    of the ids, and normalize where that is None. normalize: "l2" divides each row by its norm, "none" does not.
+    memory_limit: "512MB" or bytes; by default three quarters of what is free. overwrite: replace a dataset at `target`.
+    progress: bars on a terminal. threads, scheduler: as for training. columns: X by columns too. format: its name.
+    Further ones are those of `Options`, how the input is read.
+    The same call goes on where a killed one was. Raises InputError naming file and line, MemoryLimitError, or StoreError
+    where `target` cannot be written.
     """
-    return convert_report(
-        source,
-        target,
-        like=like,
-        normalize=normalize,
-        memory_limit=memory_limit,
-        overwrite=overwrite,
-        labels=labels,
-        progress=progress,
-    )[0]
+    return convert_report(source, target, **options)[0]
 
 
 def convert_report(
@@ -116,9 +52,15 @@ def convert_report(
     overwrite: bool = False,
     labels: Any = None,
     progress: bool = False,
+    threads: int | None = None,
+    scheduler: Any = None,
+    columns: bool = False,
+    format: str | None = None,
+    **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes)."""
-    from xmc_stream.store.dataset import new_dataset, open_dataset
+    """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    from xmc_stream.convert.run import run_conversion, running
+    from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
@@ -128,26 +70,21 @@ def convert_report(
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
     target = Path(target)
     train = None if like is None else taken_over(like)
-    opened = open_source(source, labels, train)
+    opened = opened_source(source, labels, train, format, options)
     try:
-        scaling = (train.normalize if train else "none") if normalize is None else normalize
-        attributes = {**opened.attributes, "normalize": scaling}
-        if train:
-            attributes["like"] = Path(train.name).name
-        load_kernels(opened)
-        plan = plan_memory(opened, limit.budget(), opened.x_entries, opened.y_entries)
-        limit.check(plan.needs, "convert", plan.budget)
-        try:
-            with new_dataset(
-                target, opened.n_features, opened.n_labels, attributes, max_bytes=plan.max_bytes, overwrite=overwrite
-            ) as writer:
-                _write(opened, writer, scaling, progress)
-        except OSError as error:
-            if isinstance(error, XmcStreamError):
-                raise
-            raise StoreError(
-                f"{target} cannot be written ({error.strerror or error}): make room there or name another place"
-            ) from None
+        identity = {
+            "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
+            "normalize": normalize, "columns": columns, "like": None if train is None else str(asdict(train)),
+        }  # fmt: skip
+        done = _published(target, identity)
+        if done is None:
+            check_target(target, overwrite)
+            with running(opened, limit, threads, scheduler, progress) as (engine, plan):
+                limit.check(plan.needs, "convert", plan.budget)
+                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, progress)
+                peak = max(peak_resident(), engine.peak if engine else 0)
+        else:
+            peak = peak_resident()
         bytes_in = opened.bytes_in
     finally:
         opened.close()
@@ -162,80 +99,69 @@ def convert_report(
         "bytes_in": bytes_in,
         "bytes_on_disk": folder_bytes(target),
         "seconds": time.perf_counter() - begin,
-        "peak_rss": peak_resident(),
+        "peak_rss": peak,
+        "said": done["said"],
+        "resumed": done["resumed"],
     }
 
 
 def taken_over(like: str | Path | Dataset) -> Like:
-    """The sizes and the normalisation of a training set, given by path or opened."""
+    """What a test set takes over from a training set, given by path or opened."""
     from xmc_stream.store.dataset import Dataset, open_dataset
 
     train = like if isinstance(like, Dataset) else open_dataset(like)
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    return Like(str(train.path), train.n_features, train.n_labels, normalize)
+    base = int(train.attributes.get("base", 0))
+    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base)
 
 
-def open_source(source: Any, labels: Any, like: Like | None) -> Source:
-    """The source by what it is: a path to a zip file holds a scipy matrix, any other path is text."""
-    from xmc_stream.convert.scipy_matrices import ScipyMatrices, is_npz
+def opened_source(
+    source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
+) -> Source:
+    """The source by what it is: paths of files, or matrices."""
+    options = options or {}
+    if isinstance(source, str | os.PathLike) or (isinstance(source, list | tuple) and source):
+        from xmc_stream.convert.formats import open_source
 
-    if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        if is_npz(path):
-            if not isinstance(labels, str | os.PathLike):
-                raise InputError(f"{path} is a .npz of features: name the .npz of its labels too (labels=, --labels)")
-            return ScipyMatrices.of_files(path, Path(labels), like)
-        if not isinstance(labels, str | os.PathLike | None):
-            raise InputError(f"{path} is a text: give its labels as the path of a text, not {type(labels).__name__}")
-        from xmc_stream.convert.xmlrepo import XMLRepoText
-
-        return XMLRepoText(path, None if labels is None else Path(labels), like)
+        paths = _paths(source, "the source")
+        return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
+    from xmc_stream.convert.scipy_matrices import ScipyMatrices
+
     return ScipyMatrices.of_matrices(source, labels, like)
 
 
-def load_kernels(source: Source) -> None:
-    """Load all compiled code of the run: some 70 MB that must be there before the plan counts what is left."""
-    import numpy as np
-
-    from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2, scatter_lines
-    from xmc_stream.store.encoding import index_dtype
-
-    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
-    x_indices = np.empty(0, index_dtype(source.n_features))
-    y_indices = np.empty(0, index_dtype(source.n_labels))
-    count_indices(x_indices, ends)
-    count_indices(y_indices, ends)
-    row_norms(ends, none, none)
-    scale_rows_l2(ends, none)
-    scatter_lines(ends, y_indices, none, 0, 0, 0, ends, np.empty(0, index_dtype(source.n_samples)), none)
-    source.load_kernels()
+def _paths(given: Any, what: str) -> tuple[Path, ...]:
+    if given is None or given == ():
+        return ()
+    several = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(path, str | os.PathLike) for path in several):
+        kinds = ", ".join(sorted({type(path).__name__ for path in several}))
+        raise InputError(f"{what} must be paths of files here, not {kinds}: give files for both, or matrices for both")
+    return tuple(Path(path) for path in several)
 
 
-def _write(source: Source, writer: DatasetWriter, scaling: str, progress: bool) -> None:
-    """Pass all blocks to the writer; on return the buffers of the blocks are free."""
-    from tqdm import tqdm
+def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """What a conversion said that was killed when its dataset had its name already; its work folder is removed."""
+    from xmc_stream.convert.run import WHOLE, work_folder
+    from xmc_stream.engine.ledger import Ledger
+    from xmc_stream.errors import ResumeError
 
-    from xmc_stream.kernels.csr import scale_rows_l2
-
-    bar = tqdm(
-        total=source.bytes_in or None,
-        desc="convert",
-        unit="B",
-        unit_scale=True,
-        file=sys.stderr,
-        delay=2,
-        disable=None if progress else True,
-    )
-    with bar:
-        for x_indptr, x_indices, x_data, y_indptr, y_indices in source.blocks():
-            if scaling == "l2":
-                scale_rows_l2(x_indptr, x_data)
-            writer.append(x_indptr, x_indices, x_data, y_indptr, y_indices)
-            bar.update(source.position() - bar.n)
+    work = work_folder(target)
+    if not target.exists() or (work / "store").exists() or not (work / "ledger").exists():
+        return None
+    try:
+        with Ledger(work / "ledger", identity) as ledger:
+            whole = ledger.get(WHOLE)
+            if whole is not None:
+                shutil.rmtree(work)
+                return {**whole, "resumed": True}
+    except ResumeError:
+        pass
+    return None
 
 
-__all__ = ["Like", "Rows", "Source", "convert", "convert_report"]
+__all__ = ["Like", "Options", "Source", "convert", "convert_report"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 
 if TYPE_CHECKING:
-    from xmc_stream.convert import Like, Rows
+    from xmc_stream.convert.source import Like
+
+# x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
+ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
 
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
 _SHOWN = 40  # characters of a token in a message
@@ -32,7 +35,7 @@ class Parser:
         n_features: int,
         n_labels: int | None,
         like: Like | None = None,
-        first_line: int = 2,
+        first_line: int | Callable[[], int] = 2,
         noun: str = "feature",
     ) -> None:
         from xmc_stream.store.encoding import index_dtype
@@ -65,7 +68,7 @@ class Parser:
         self._x_data = np.empty(length // 4 + 1, np.float32)
         self._y_indices = np.empty(0 if self.n_labels is None else length // 2 + 1, self._y_dtype)
 
-    def blocks(self, text: NDArray[np.uint8]) -> Iterator[Rows]:
+    def blocks(self, text: NDArray[np.uint8]) -> Iterator[ParsedRows]:
         """The rows of a text of whole lines. Raises InputError with file and line."""
         from xmc_stream.kernels import parse
 
@@ -120,7 +123,8 @@ class Parser:
     def _error(self, code: int, text: NDArray[np.uint8], state: NDArray[np.int64]) -> InputError:
         from xmc_stream.kernels import parse
 
-        where = f"{self.name}:{self._first_line + self.n_rows + int(state[parse.ROW])}: "
+        first = self._first_line if isinstance(self._first_line, int) else self._first_line()
+        where = f"{self.name}:{first + self.n_rows + int(state[parse.ROW])}: "
         culprit = int(state[parse.CULPRIT])
         if self.n_labels is None and code in (parse.BAD_LABEL, parse.LABEL_RANGE):
             code = parse.BAD_FEATURE

@@ -1,12 +1,12 @@
 """Pieces: the rows of a part as plain files, between reading the input and writing the store.
 
 A piece of a matrix is a folder with the files `lengths` (int64, entries of each row), `indices` (int32 or int64) and,
-for X, `data` (float32). Ids are as the input has them. It appears under its name when it is whole and durable.
+for X, `data` (float32). Ids are as the input has them. It appears under its name when it is whole. Pieces are gone in
+minutes, so nothing waits for the disk: a checksum of each file tells whether it survived a crash of the machine.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -14,29 +14,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import fsync_folder
 
 WINDOW = 2**19  # items read at a time
+_FILES = ("lengths", "indices", "data")
+
+
+class DamagedPieceError(StoreError):
+    """A piece is not what was written, as after a crash of the machine."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of X or Y on disk. folder: absolute path; index_type: of the indices, "int32" or "int64"; valued: has data."""
+    """Rows of X or Y on disk.
+
+    folder: its path; longest: entries of a row, at most; checksums: crc32c of lengths, indices, data; index_type:
+    "int32" or "int64"; valued: has data.
+    """
 
     folder: str
     n_rows: int
     nnz: int
+    longest: int
+    checksums: tuple[int, ...]
     index_type: str
     valued: bool
 
     @classmethod
     def of(cls, receipt: Mapping[str, Any]) -> Piece:
         """A piece from its receipt."""
-        return cls(**receipt)
+        return cls(**{**receipt, "checksums": tuple(receipt["checksums"])})
 
     def receipt(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -44,30 +55,65 @@ class Piece:
 
     def lengths(self) -> Iterator[NDArray[np.int64]]:
         """Entries of each row, in windows."""
-        return self._windows("lengths", np.dtype(np.int64), self.n_rows)
+        return self._windows(0, np.dtype(np.int64), self.n_rows)
 
     def indices(self) -> Iterator[NDArray[Any]]:
         """Indices of all rows in turn, in windows."""
-        return self._windows("indices", np.dtype(self.index_type), self.nnz)
+        return self._windows(1, np.dtype(self.index_type), self.nnz)
 
-    def data(self) -> Iterator[NDArray[np.float32]]:
-        """Values of all rows in turn, in windows."""
-        return self._windows("data", np.dtype(np.float32), self.nnz)
+    def values(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Values of whole rows, as an indptr from 0 and the values, which may be changed."""
+        buffer = np.empty(min(max(WINDOW, self.longest), self.nnz), np.float32)
+        with _Checked(self, 2) as file:
+            for lengths in self.lengths():
+                indptr = np.zeros(len(lengths) + 1, np.int64)
+                np.cumsum(lengths, out=indptr[1:])
+                start = 0
+                while start < len(lengths):
+                    stop = int(np.searchsorted(indptr, indptr[start] + len(buffer), side="right")) - 1
+                    data = buffer[: int(indptr[stop] - indptr[start])]
+                    file.fill(data)
+                    yield indptr[start : stop + 1] - indptr[start], data
+                    start = stop
 
-    def _windows(self, name: str, dtype: np.dtype[Any], n_items: int) -> Iterator[NDArray[Any]]:
+    def _windows(self, which: int, dtype: np.dtype[Any], n_items: int) -> Iterator[NDArray[Any]]:
         """All items; a window is gone when the next one comes."""
-        path = Path(self.folder) / name
         buffer = np.empty(min(WINDOW, n_items), dtype)
-        with open(path, "rb", buffering=0) as file:
+        with _Checked(self, which) as file:
             for start in range(0, n_items, WINDOW):
                 window = buffer[: min(WINDOW, n_items - start)]
-                view = memoryview(window).cast("B")  # type: ignore[arg-type]
-                while view.nbytes:
-                    n = file.readinto(view)
-                    if not n:
-                        raise StoreError(f"{path} ends early: remove {path.parent.parent} and convert again")
-                    view = view[n:]
+                file.fill(window)
                 yield window
+
+
+class _Checked:
+    """A file of a piece that is read to its end; what was read is compared with its checksum then."""
+
+    def __init__(self, piece: Piece, which: int) -> None:
+        self._path = Path(piece.folder) / _FILES[which]
+        self._expected = piece.checksums[which]
+        self._crc = 0
+
+    def __enter__(self) -> _Checked:
+        self._file = open(self._path, "rb", buffering=0)
+        return self
+
+    def fill(self, array: NDArray[Any]) -> None:
+        """Read as many items as the array has."""
+        raw = array.view(np.uint8)
+        view = raw.data
+        while view.nbytes and (n := self._file.readinto(view)):
+            view = view[n:]
+        if view.nbytes:
+            raise DamagedPieceError(f"{self._path} ends early: give the same command again, it starts anew")
+        self._crc = google_crc32c.extend(self._crc, raw)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None and self._crc != self._expected:
+            raise DamagedPieceError(f"{self._path} fails its checksum: give the same command again, it starts anew")
 
 
 class PieceWriter:
@@ -80,6 +126,7 @@ class PieceWriter:
         self._type = np.dtype(np.int32)
         self.n_rows = 0
         self.nnz = 0
+        self._longest = 0
 
     def __enter__(self) -> PieceWriter:
         for path in (self._work, self._folder):
@@ -87,34 +134,37 @@ class PieceWriter:
         self._work.mkdir(parents=True)
         self._files: list[BinaryIO] = [
             open(self._work / name, "wb", buffering=0)  # noqa: SIM115 (closed by __exit__)
-            for name in ("lengths", "indices", "data")[: 2 + self._valued]
+            for name in _FILES[: 2 + self._valued]
         ]
+        self._crcs = [0] * len(self._files)
         return self
 
     def append(self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32] | None) -> None:
         """Add rows: indptr from 0, all indices of one type throughout the piece."""
         self._type = indices.dtype
-        arrays = [np.diff(indptr), indices, data][: len(self._files)]
-        for file, array in zip(self._files, arrays, strict=True):
-            view = memoryview(np.ascontiguousarray(array)).cast("B")  # type: ignore[arg-type]
+        lengths = np.diff(indptr)
+        arrays = [lengths, indices, data][: len(self._files)]
+        for i, (file, array) in enumerate(zip(self._files, arrays, strict=True)):
+            raw = np.ascontiguousarray(array).view(np.uint8)
+            self._crcs[i] = google_crc32c.extend(self._crcs[i], raw)
+            view = raw.data
             while view.nbytes:
                 view = view[file.write(view) :]
-        self.n_rows += len(indptr) - 1
+        self.n_rows += len(lengths)
+        self._longest = max(self._longest, int(lengths.max(initial=0)))
         self.nnz += len(indices)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for file in self._files:
-            if kind is None:
-                os.fsync(file.fileno())
             file.close()
         if kind is None:
             self._work.rename(self._folder)
-            fsync_folder(self._folder.parent)
         else:
             shutil.rmtree(self._work, ignore_errors=True)
 
     def piece(self) -> Piece:
         """What was written, after the block."""
-        return Piece(str(self._folder), self.n_rows, self.nnz, self._type.name, self._valued)
+        checksums = tuple(self._crcs)
+        return Piece(str(self._folder), self.n_rows, self.nnz, self._longest, checksums, self._type.name, self._valued)

@@ -5,55 +5,68 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from xmc_stream.convert import Source
+from xmc_stream.convert.pieces import WINDOW
 
-_MAX_TRANSPOSITION = 2**28  # bytes of the buffers that make Y by columns: beyond, more passes cost little
+if TYPE_CHECKING:
+    from xmc_stream.convert.source import Source
+
+_MAX_TRANSPOSITION = 2**28  # bytes of the buffers that make columns: beyond, more passes cost little
 _MIN_TRANSPOSITION = 2**22
+_WRITING = 2**20  # bytes of the files that a job writes
+_LONGEST = 2**24  # bytes of a row's values, for which there is room at least
 
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """budget: bytes there are; max_bytes: of the buffers that make Y by columns; needs: bytes by component, at most."""
+    """budget: bytes there are; threads: jobs at a time; max_bytes: of the buffers that make columns; needs: bytes by
+    component, at most."""
 
     budget: int
+    threads: int
     max_bytes: int
     needs: dict[str, int]
 
+    @property
+    def need(self) -> int:
+        """Bytes of all components."""
+        return sum(self.needs.values())
 
-def plan_memory(source: Source, budget: int, x_entries: int | None, y_entries: int | None) -> ConversionPlan:
-    """Fit a conversion into a budget. x_entries, y_entries: values and positives, at most or as foreseen; None: many.
 
-    Three stages follow each other: rows are read and a chunk of each array is buffered (the store copies a full chunk
-    to check it); the last chunks are written (copied twice, being padded); Y by columns is made.
+def plan_memory(source: Source, budget: int, threads: int, fewer: bool = True) -> ConversionPlan:
+    """Fit a conversion into a budget. fewer: with as many of the threads as can work, else with all of them.
+
+    Stages follow each other: parts are read to pieces; pieces are put together, array by array; columns are made while
+    rows are still written. Sizes that only reading tells count as nothing here: see `plan_writing`.
     """
-    from xmc_stream.store.encoding import CHUNK_BYTES, index_dtype
+    while True:
+        plan = _plan(source, budget, threads)
+        if threads == 1 or not fewer or plan.need <= budget:
+            return plan
+        threads -= 1
 
-    def chunk(items: int | None, itemsize: int) -> int:
-        return CHUNK_BYTES if items is None else min(CHUNK_BYTES, items * itemsize + 2**16)
 
-    n_rows, n_features, n_labels = source.n_samples, source.n_features, source.n_labels
-    chunks = [
-        chunk(n_rows + 1, 8),
-        chunk(x_entries, index_dtype(n_features).itemsize),
-        chunk(x_entries, 4),
-        chunk(n_rows + 1, 8),
-        chunk(y_entries, index_dtype(n_labels).itemsize),
-        chunk(n_rows, 4),
-    ]
-    counts = 8 * (n_features + n_labels)
-    kept = {**source.held, f"counts of {n_features} features and {n_labels} labels": counts}
-    free = budget - sum(kept.values())
+def _plan(source: Source, budget: int, threads: int) -> ConversionPlan:
+    held = sum(source.held.values())
+    readers = 1 if source.alone else threads
+    taken = source.fit((budget - held) // readers - _WRITING)
+    reading = {**source.held, "parts of the input": readers * (taken + _WRITING)}
+    writing = plan_writing(
+        budget, threads, source.n_features or 0, source.n_labels or 0, source.x_entries, source.y_entries
+    )
+    needs = max(reading, writing.needs, key=lambda stage: sum(stage.values()))
+    return ConversionPlan(budget, threads, writing.max_bytes, needs)
 
-    reading = {"chunks being written": sum(chunks) + max(chunks)}
-    reading["blocks of rows"] = source.fit(free - reading["chunks being written"])
-    closing = {"chunks being written": sum(chunks) + 2 * max(chunks)}
-    columns = [chunk(n_labels + 1, 8), chunk(y_entries, index_dtype(n_rows).itemsize)]
-    counted = chunk(max(n_features, n_labels), 8)
-    # where each column begins and ends is held in four arrays, each as long as there are labels
-    by_columns = max(3 * counted, counted + sum(columns) + 2 * max(columns) + 4 * 8 * n_labels)
-    max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, budget // 4, free - by_columns))
+
+def plan_writing(
+    budget: int, threads: int, n_features: int, n_labels: int, x_entries: int | None, y_entries: int | None
+) -> ConversionPlan:
+    """The stages behind the reading. x_entries, y_entries: at most, None for many."""
+    window = WINDOW * 16  # lengths, their sums, indices or values, and a copy of them
+    counts = {f"counts of {n_features} features and {n_labels} labels": 8 * (n_features + n_labels)}
+    arrays = {"arrays being written": threads * (window + 2 * _WRITING + (_LONGEST if x_entries is None else 0))}
+    # where each column begins and ends is held in four arrays, each as long as there are columns
+    columns = {"columns being written": 4 * 8 * max(n_labels, 1) + 4 * _WRITING}
+    free = budget - sum(sum(part.values()) for part in (counts, arrays, columns))
+    max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, free))
     entries = max_bytes if y_entries is None else min(max_bytes, 16 * y_entries + 2**16)
-    transposing = {"chunks being written": by_columns, "labels by columns": entries}
-    largest = max((reading, closing, transposing), key=lambda stage: sum(stage.values()))
-    return ConversionPlan(budget, max_bytes, {**kept, **largest})
+    return ConversionPlan(budget, threads, max_bytes, {**counts, **arrays, **columns, "labels by columns": entries})

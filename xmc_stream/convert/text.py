@@ -1,13 +1,20 @@
-"""Text files, plain or compressed, in pieces of whole lines, in memory that does not grow with the file."""
+"""Text files, plain or compressed, in pieces of whole lines, in memory that does not grow with the file.
+
+A plain file can be read by byte ranges: a range is the lines that begin in it. A compressed one, standard input and
+pipes are read from the beginning to the end.
+"""
 
 from __future__ import annotations
 
 import gzip
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,88 +24,205 @@ from xmc_stream.convert.compression import DAMAGE, GZIP_RATIO, Decompressing, co
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 
+STANDARD_INPUT = Path("-")
+HEAD = 2**16  # bytes that tell what a text is
 _PIECE = 8 * 2**20  # bytes of text parsed at a time
 _LEAST_PIECE = 2**18
 _READ = 2**20  # bytes asked of a decompressor at a time, which holds them twice
 _LONGEST_HEADER = 1000
+_PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, at least
+_PARTS = 128  # of a file, at most
+_BOM = b"\xef\xbb\xbf"
+_streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, until their reader claims them
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes of text taken in at a time, of the longest line there is room for, and that compressed streams may add."""
+
+    piece: int = _PIECE
+    longest: int = _PIECE
+    room: int = 0
+
+    @classmethod
+    def fitting(cls, room: int, per_byte: float, size: int | None) -> tuple[Buffers, int]:
+        """Buffers for `room` bytes, and what they take at most.
+
+        per_byte: bytes that the reader of the pieces makes of a byte of text; size: of the text, None if unknown.
+        """
+        per_byte += 1.5  # the byte itself, and once more in half when the piece grows
+        longest = max(_LEAST_PIECE, int((room - 2 * _READ) / per_byte))
+        piece = max(2, min(_PIECE, longest, _PIECE if size is None else size + 1))
+        taken = int(piece * per_byte) + 2 * _READ
+        return cls(piece, longest, max(0, room - taken)), taken
+
+
+@dataclass(frozen=True)
+class TextRange:
+    """Lines of a file: those that begin in bytes [start, stop) of a plain one, or all (stop None) behind `start`."""
+
+    path: Path
+    start: int = 0
+    stop: int | None = None
+
+    def open(self, buffers: Buffers) -> TextFile:
+        """The lines, opened. A pipe can be opened once."""
+        stream = _streams.pop(self.path, None)
+        text = stream or TextFile(self.path, self.start, self.stop)
+        text.buffers = buffers
+        return text
 
 
 class TextFile:
-    """An opened text whose first line, the header, is read.
+    """An opened text, or a range of its lines; a byte order mark is left out.
 
-    lines: how many are behind us, kept up to date by who parses them; most: bytes of text at most, None if unknown;
-    held: bytes that decompression keeps. Raises InputError where the file cannot be read.
+    lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
+    text; held: bytes that decompression keeps. Raises InputError where the file cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
+        self.path = path
+        self.name = "standard input" if path == STANDARD_INPUT else str(path)
         self.lines = 0
-        self._piece = _PIECE
-        self._longest = _PIECE  # line that the memory plan has room for
+        self._headers = 0  # lines taken before those of the range, of what is read from its beginning
+        self.buffers = Buffers()
+        self.compression = ""
+        self._raw: Decompressing | None = None
+        self._pending = b""  # text that was looked at and is not yet taken
+        self._left: int | None = None  # bytes of a range that are still to be read
+        self._start = start
+        self._read = start  # bytes of text read
         try:
-            self._file = open(path, "rb")  # noqa: SIM115 (closed by close)
+            if path.is_dir():
+                raise InputError(f"{path} is a folder: name a file in it, or a dataset of a known kind")
+            self._file: Any = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
         try:
-            self._open()
+            self._open(start, stop)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
-    def _open(self) -> None:
-        self.compression = ""
-        self._raw: Decompressing | None = None
+    def _open(self, start: int, stop: int | None) -> None:
         with self._reading():
             status = os.fstat(self._file.fileno())
-            self._size = status.st_size if stat.S_ISREG(status.st_mode) else None
+            self.size = status.st_size if stat.S_ISREG(status.st_mode) else None
             self.compression = compression_of(self._file.peek())
             self._text: Any = self._file
             if self.compression == "gzip":
                 self._text = gzip.GzipFile(fileobj=self._file)
             elif self.compression:
                 self._text = self._raw = Decompressing(self._file, self.compression)
-            self.header: bytes = self._text.readline(_LONGEST_HEADER)
-        self._read = len(self.header)  # bytes of text read
-        self.lines = 1
-        ratio = {"": 1, "gzip": GZIP_RATIO}.get(self.compression)
-        self.most = None if self._size is None or ratio is None else self._size * ratio
+            if self.plain and (start or stop is not None):
+                self._start = self._read = self._line_begin(start)
+                if stop is not None:
+                    self._left = max(0, self._line_begin(stop) - self._start)
+                self._file.seek(self._start)
+            elif start:
+                self._skip(start)
         self.held = self._raw.needed if self._raw else 0
 
-    @property
-    def bytes_in(self) -> int:
-        """Bytes of the file; of a pipe, bytes of the text read so far."""
-        return self._read if self._size is None else self._size
+    def __enter__(self) -> TextFile:
+        return self
 
-    def position(self) -> int:
-        """Bytes of the file, compressed ones if it is, that are read."""
-        return self._file.tell() if self.compression and self._size is not None else self._read
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is an uncompressed file, which can be read by ranges."""
+        return self.size is not None and not self.compression
+
+    @property
+    def most(self) -> int | None:
+        """Bytes of text at most, None if unknown."""
+        ratio = {"": 1, "gzip": GZIP_RATIO}.get(self.compression)
+        return None if self.size is None or ratio is None else self.size * ratio
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file, compressed ones if it is, that are read; of a pipe, of its text."""
+        return int(self._file.tell()) if self.compression and self.size is not None else self._read - self._start
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self.path != STANDARD_INPUT:
+            self._file.close()
 
-    def fit(self, room: int, per_byte: float) -> int:
-        """Choose the size of a piece for `room` bytes; returns what a piece of it takes at most.
+    def _line_begin(self, position: int) -> int:
+        """The first byte at or behind `position` that begins a line."""
+        if position == 0:
+            return 0
+        self._file.seek(position - 1)
+        at = position - 1
+        while piece := self._file.read(2**16):
+            newline = piece.find(b"\n")
+            if newline >= 0:
+                return at + newline + 1
+            at += len(piece)
+        return at
 
-        per_byte: bytes that the reader of the pieces makes of a byte of text.
-        """
-        per_byte += 1.5  # the byte itself, and once more in half when the piece grows
-        self._longest = max(_LEAST_PIECE, int((room - 2 * _READ) / per_byte))
-        whole = _PIECE if self._size is None or self.compression else self._size + 1
-        self._piece = max(2, min(_PIECE, whole, self._longest))
-        return int(self._piece * per_byte) + 2 * _READ
+    def _skip(self, n_bytes: int) -> None:
+        """Pass over the first bytes of a stream, its header."""
+        while n_bytes:
+            n_bytes -= len(self._text.read(min(n_bytes, _READ)))
 
-    def allow(self, room: int) -> None:
-        """Let compressed streams behind the first one take `room` bytes more than `held`."""
-        if self._raw:
-            self._raw.room = self.held + room
+    def head(self, n_bytes: int = HEAD) -> bytes:
+        """The first bytes of the text, which stay to be read; without a byte order mark."""
+        if self._left is not None:
+            n_bytes = min(n_bytes, self._left)
+        with self._reading():
+            while len(self._pending) < n_bytes and (piece := self._text.read1(n_bytes - len(self._pending))):
+                self._pending += piece
+                self._read += len(piece)
+        if self._start == 0 and self._pending.startswith(_BOM):
+            self._pending, self._start = self._pending[len(_BOM) :], len(_BOM)
+            self._left = None if self._left is None else self._left - len(_BOM)
+        return self._pending[:n_bytes]
+
+    def header(self) -> tuple[bytes, int]:
+        """The first line (its first 1000 bytes if it is longer), taken; and where the next one begins."""
+        line = self.head(_LONGEST_HEADER).split(b"\n", 1)[0]
+        ended = self._pending[len(line) : len(line) + 1] == b"\n"
+        self._pending = self._pending[len(line) + ended :]
+        self._headers = 1
+        return line + b"\n" * ended, self._start + len(line) + ended
+
+    def leave(self) -> None:
+        """Keep this pipe for who opens it again; anything else is closed."""
+        if self.size is None:
+            _streams[self.path] = self
+        else:
+            self.close()
+
+    def first_line(self) -> int:
+        """The number, from 1, of the first line of the range; counts the lines before it."""
+        if not (self._start and self.plain):
+            return 1 + self._headers + (self._start > len(_BOM) and not self._headers)
+        number, left = 1, self._start
+        with open(self.path, "rb") as file:
+            while left and (piece := file.read(min(left, _READ))):
+                number += piece.count(b"\n")
+                left -= len(piece)
+        return number
+
+    def line_number(self) -> int:
+        """The number, from 1, of the line behind those that are behind us."""
+        return self.first_line() + self.lines
 
     def pieces(self) -> Iterator[NDArray[np.uint8]]:
-        """The text behind the header, in pieces of whole lines; a piece is gone when the next one comes.
+        """The text in pieces of whole lines; a piece is gone when the next one comes.
 
         Raises InputError and MemoryLimitError with file and line.
         """
-        buffer = bytearray(self._piece)
+        buffer = bytearray(self.buffers.piece)
+        if self._raw:
+            self._raw.room = self.held + self.buffers.room
+        if self._start == 0:
+            self.head(len(_BOM))
         filled = 0
         while True:
             n = self._fill(buffer, filled)
@@ -115,25 +239,35 @@ class TextFile:
                 filled -= cut
 
     def _fill(self, buffer: bytearray, filled: int) -> int:
-        """Read until the buffer is full or the file ends; returns the bytes read."""
+        """Read until the buffer is full or the text ends; returns the bytes read."""
+        start = filled
+        if self._pending:
+            taken = self._pending[: len(buffer) - filled]
+            buffer[filled : filled + len(taken)] = taken
+            self._pending = self._pending[len(taken) :]
+            filled += len(taken)
+            if self._left is not None:
+                self._left -= len(taken)
         with memoryview(buffer) as view:
-            start = filled
-            while filled < len(buffer):
+            while filled < len(buffer) and self._left != 0:
+                stop = filled + (_READ if self._left is None else min(_READ, self._left))
                 with self._reading(buffer, filled):
-                    n = self._text.readinto1(view[filled : filled + _READ])  # what precedes damage is not lost
+                    n = self._text.readinto1(view[filled:stop])  # what precedes damage is not lost
                 if not n:
                     break
                 filled += n
-            self._read += filled - start
-            return filled - start
+                self._read += n
+                if self._left is not None:
+                    self._left -= n
+        return filled - start
 
     def _grown(self, buffer: bytearray) -> bytearray:
         """A copy of the buffer that is twice as long, or as long as the memory plan allows."""
-        size = min(2 * len(buffer), self._longest)
-        if size == len(buffer):
+        size = min(2 * len(buffer), self.buffers.longest)
+        if size <= len(buffer):
             raise MemoryLimitError(
-                f"{self.name}:{self.lines + 1}: the line is longer than {format_size(size)}, all that the limit "
-                "leaves for one: raise --memory-limit, or check that this is a text of lines"
+                f"{self.name}:{self.line_number()}: the line is longer than {format_size(len(buffer))}, all that the "
+                "limit leaves for one: raise --memory-limit, or check that this is a text of lines"
             )
         grown = bytearray(size)
         grown[: len(buffer)] = buffer
@@ -144,8 +278,8 @@ class TextFile:
         """Put errors of reading into words. buffer: holds lines that are read and not yet counted."""
 
         def here() -> str:
-            lines = self.lines + (0 if buffer is None else buffer.count(b"\n", 0, filled))
-            return f"{self.name}:{lines + 1}: the {self.compression} data"
+            lines = 0 if buffer is None else buffer.count(b"\n", 0, filled)
+            return f"{self.name}:{self.line_number() + lines}: the {self.compression} data"
 
         try:
             yield
@@ -159,3 +293,23 @@ class TextFile:
             ) from None
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
+
+
+def ranges(path: Path, first: int, size: int | None) -> list[TextRange]:
+    """A file cut into ranges; first: the byte behind its header; size: of a plain file, None for what streams.
+
+    The cuts depend on the file alone, so that a conversion goes on under another memory limit.
+    """
+    if size is None:
+        return [TextRange(path, first)]
+    step = max(_PART, -(-size // _PARTS))
+    cuts = [first, *range(first + step, size - step // 2, step)]
+    return [TextRange(path, a, b) for a, b in zip(cuts, [*cuts[1:], max(size, first)], strict=True)]
+
+
+def file_identity(path: Path) -> list[Any]:
+    """What tells a file from another: name, size and time; of a pipe, something that never comes again."""
+    status = None if path == STANDARD_INPUT else path.stat()
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return [str(path), os.urandom(16).hex()]
+    return [str(path.absolute()), status.st_size, status.st_mtime_ns]

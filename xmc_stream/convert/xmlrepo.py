@@ -3,29 +3,28 @@
 One file: a header "N D K", then a line `l1,l2,... f:v f:v ...` a sample. A line that begins with a blank has no labels
 (so has one that begins with `f:v`); a line without features, and an empty line, are samples too. Two files: a header
 "N D", then a line `f:v f:v ...` a sample, and a header "N K", then a line `l:v l:v ...` a sample, where a label of the
-value zero is none. The text is read in pieces cut at a line's end; nothing grows with the file.
+value zero is none. Several files are one set, their rows in turn.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmc_stream.convert.compression import SUFFIXES
-from xmc_stream.convert.parser import Parser, shown
-from xmc_stream.convert.scipy_matrices import positives
-from xmc_stream.convert.text import TextFile
+from xmc_stream.convert.lines import LinesPart
+from xmc_stream.convert.parser import shown
+from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
+from xmc_stream.convert.text import Buffers, TextRange, file_identity, ranges
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Phase, Receipt
 
-if TYPE_CHECKING:
-    from xmc_stream.convert import Like, Rows
-
+NAME = "xmlrepo"
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")
 _FORM = "'N D K' (numbers of rows, features, labels), or 'N D' where the labels have a file of their own"
@@ -33,121 +32,186 @@ _LABELS_FORM = "'N K' (numbers of rows, labels)"
 _FEATURES_NAME = re.compile(r"(.*_X_)Xf\.txt(\.\w+)?")  # the labels beside it: Y for Xf
 
 
-class XMLRepoText:
-    """An opened text, or two of them, whose headers are read.
+def recognises(path: Path, head: bytes) -> bool:
+    """True for a text whose first line is two or three numbers."""
+    return _HEADER.fullmatch(head.split(b"\n", 1)[0] + b"\n") is not None
 
-    labels: the file of the labels where `path` holds features alone; by default `NAME_X_Y.txt` beside `NAME_X_Xf.txt`,
-    compressed or not. like: where D and K come from instead of the headers.
-    Raises InputError where a file or its header cannot be read, or labels are given or lack against the header.
+
+@dataclass(frozen=True)
+class _Input:
+    """A file whose header is read. first: the byte behind it; sizes: of the header, -1 where it has two numbers."""
+
+    path: Path
+    name: str
+    first: int
+    size: int | None
+    most: int | None
+    held: int
+    compression: str
+    n_rows: int
+    n_columns: int
+    n_more: int
+
+
+class XMLRepoText:
+    """One set in one or several texts, whose headers are read.
+
+    options.labels: the files of the labels where `paths` hold features alone; by default `NAME_X_Y.txt` beside
+    `NAME_X_Xf.txt`, compressed or not. like: where D and K come from instead of the headers.
+    Raises InputError where a file or its header cannot be read, files contradict each other, or labels are given or lack
+    against the header.
     """
 
-    def __init__(self, path: Path, labels: Path | None = None, like: Like | None = None) -> None:
-        with ExitStack() as opened:
-            text = opened.enter_context(closing(TextFile(path)))
-            self.n_samples, self.n_features, n_labels = _sizes(text, _FORM)
-            self._files = [text]
-            self.attributes = {"source": path.name}
-            if n_labels is None:
-                beside = _labels_beside(path) if labels is None else labels
-                second = opened.enter_context(closing(TextFile(beside)))
-                n_rows, n_labels, more = _sizes(second, _LABELS_FORM)
-                if more is not None:
-                    raise _not_the_header(second, _LABELS_FORM)
-                if n_rows != self.n_samples:
-                    raise InputError(
-                        f"{text.name}:1: the header promises {self.n_samples} rows and that of {second.name} {n_rows}: "
-                        "features and labels must be of the same samples"
-                    )
-                self._files.append(second)
-                self.attributes["source_labels"] = beside.name
-            elif labels is not None:
-                raise InputError(f"{path} holds its labels itself, by its header of three numbers: leave out labels")
-            self._opened = opened.pop_all()
-        self.n_labels = n_labels
+    def __init__(self, paths: Sequence[Path], options: Options, like: Like | None) -> None:
+        inputs = [_opened(path, _FORM) for path in paths]
+        first = inputs[0]
+        apart = first.n_more < 0
+        for other in inputs:
+            if (other.n_columns, other.n_more) != (first.n_columns, first.n_more):
+                raise InputError(
+                    f"{other.name}:1: the header's sizes differ from those of {first.name}: files of one set have the "
+                    "same D and K"
+                )
+        self._sides = {"X": inputs, "Y": []} if apart else {"XY": inputs}
+        self.n_features: int | None = first.n_columns
+        self.n_labels: int | None = first.n_more
+        self.attributes: dict[str, Any] = {"source": [path.name for path in paths] if len(paths) > 1 else paths[0].name}
+        if apart:
+            if options.skip:
+                raise InputError(
+                    f"{first.name} holds features alone: bad rows cannot be left out, they have labels elsewhere"
+                )
+            self._add_labels(paths, options)
+        elif options.labels:
+            raise InputError(f"{first.name} holds its labels itself, by its header of three numbers: leave out labels")
         if like:
             self.n_features, self.n_labels = like.n_features, like.n_labels
-        self._like = like
-        kinds = ", ".join(dict.fromkeys(file.compression for file in self._files if file.compression))
+        self._like, self._options = like, options
+        everything = [file for side in self._sides.values() for file in side]
+        kinds = ", ".join(dict.fromkeys(file.compression for file in everything if file.compression))
         self.attributes["source_format"] = "XMLRepo text" + (f", {kinds}" if kinds else "")
-        self.held = {f"decompression of {file.name}": file.held for file in self._files if file.held}
-        last = self._files[-1]
-        self.x_entries = None if text.most is None else text.most // 4 + 1  # "0:1 "
-        self.y_entries = None if last.most is None else last.most // (2 if last is text else 4) + 1  # "0,"
+        self.n_samples: int | None = sum(file.n_rows for file in inputs)
+        self.identity = {"files": [file_identity(file.path) for file in everything]}
+        self.alone = not all(file.path.is_file() for file in everything)
+        self.held = {f"decompression of {file.name}": file.held for file in everything if file.held}
+        self.x_entries = _most(inputs, 4)  # "0:1 "
+        self.y_entries = _most(self._sides["Y"], 4) if apart else _most(inputs, 2)  # "0,"
+        self.bytes_in = sum(file.path.stat().st_size for file in everything if not self.alone)
+        self._buffers = Buffers()
 
-    def _parsers(self) -> list[Parser]:
-        if len(self._files) == 1:
-            return [Parser(self._files[0].name, self.n_features, self.n_labels, self._like)]
-        return [
-            Parser(self._files[0].name, self.n_features, None, self._like),
-            Parser(self._files[1].name, self.n_labels, None, self._like, noun="label"),
-        ]
+    def _add_labels(self, paths: Sequence[Path], options: Options) -> None:
+        features = self._sides["X"]
+        beside = list(options.labels) or [_labels_beside(path) for path in paths]
+        if len(beside) != len(features):
+            raise InputError(
+                f"{len(features)} files of features and {len(beside)} of labels: give as many, in one order"
+            )
+        for file, path in zip(features, beside, strict=True):
+            labels = _opened(path, _LABELS_FORM)
+            if labels.n_more >= 0:
+                raise _not_the_header(labels.name, None, _LABELS_FORM)
+            if labels.n_rows != file.n_rows:
+                raise InputError(
+                    f"{file.name}:1: the header promises {file.n_rows} rows and that of {labels.name} {labels.n_rows}: "
+                    "features and labels must be of the same samples"
+                )
+            self._sides["Y"].append(labels)
+        if len({labels.n_columns for labels in self._sides["Y"]}) > 1:
+            raise InputError(f"{self._sides['Y'][0].name}:1: the files of labels promise different numbers of labels")
+        self.n_labels = self._sides["Y"][0].n_columns
+        names = [path.name for path in beside]
+        self.attributes["source_labels"] = names if len(names) > 1 else names[0]
 
-    @property
-    def bytes_in(self) -> int:
-        """Bytes of the files; of a pipe, bytes of the text read so far."""
-        return sum(file.bytes_in for file in self._files)
+    def _part(self, side: str, text: TextRange) -> LinesPart:
+        sizes = {"X": self.n_features or 0, "Y": self.n_labels or 0}
+        return LinesPart(text, self._buffers, tuple(side), tuple(sizes[s] for s in side), self._like)
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""
-        for parser in self._parsers():
-            for _ in parser.blocks(np.zeros(0, np.uint8)):
+        for side in self._sides:
+            for _ in self._part(side, TextRange(Path())).parser("").blocks(np.zeros(0, np.uint8)):
                 pass
 
     def fit(self, room: int) -> int:
-        """Choose the sizes of pieces for `room` bytes; returns what pieces of them and their rows take at most."""
-        parsers = self._parsers()
-        taken = 0
-        if len(self._files) == 2:  # lines of labels are the shorter ones
-            taken = self._files[1].fit(room // 4, parsers[1].bytes_per_byte + _POSITIVES)
-        taken += self._files[0].fit(room - taken, parsers[0].bytes_per_byte)
-        for file in self._files:
-            file.allow(max(0, room - taken) // len(self._files))
+        """Choose the sizes of pieces of text for `room` bytes; returns what a piece and its rows take at most."""
+        per_byte = 0.0
+        for side in self._sides:
+            parser = self._part(side, TextRange(Path())).parser("")
+            per_byte = max(per_byte, parser.bytes_per_byte + (_POSITIVES if side == "Y" else 0))
+        sizes = [file.size for side in self._sides.values() for file in side]
+        largest = None if None in sizes else max(size or 0 for size in sizes)
+        self._buffers, taken = Buffers.fitting(room, per_byte, largest)
         return taken
 
-    def position(self) -> int:
-        """Bytes of the files, compressed ones if they are, that are read."""
-        return sum(file.position() for file in self._files)
+    def parts(self) -> list[Part]:
+        """Byte ranges of plain files; a compressed one and a pipe are one part."""
+        return [
+            self._part(side, text)
+            for side, files in self._sides.items()
+            for file in files
+            for text in ranges(file.path, file.first, file.size)
+        ]
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """The sizes of the headers, which must agree with what was read."""
+        yield from ()
+        behind = iter(parts)
+        pieces: dict[str, list[Any]] = {"X": [], "Y": []}
+        for side, files in self._sides.items():
+            for file in files:
+                read = [next(behind) for _ in ranges(file.path, file.first, file.size)]
+                n_rows = sum(part.notes["rows"] for part in read)
+                if n_rows != file.n_rows:
+                    line = 1 if n_rows > file.n_rows else n_rows + 1
+                    raise InputError(
+                        f"{file.name}:{line}: the header promises {file.n_rows} rows and {n_rows} follow: fetch the file "
+                        "again, or correct the header"
+                    )
+                for one in side:
+                    pieces[one] += [part.pieces[one] for part in read]
+        n_features, n_labels = self.n_features or 0, self.n_labels or 0
+        said = f"{self.attributes['source_format']}, ids from 0, {self.n_samples:,} rows"
+        return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, attributes={"base": 0})
 
     def close(self) -> None:
-        """Close the files."""
-        self._opened.close()
-
-    def blocks(self) -> Iterator[Rows]:
-        """All rows, block by block. Raises InputError with file and line, MemoryLimitError for too long a line."""
-        parts = [self._rows(file, parser) for file, parser in zip(self._files, self._parsers(), strict=True)]
-        return parts[0] if len(parts) == 1 else _side_by_side(*parts)
-
-    def _rows(self, file: TextFile, parser: Parser) -> Iterator[Rows]:
-        """The rows of a file, which must be as many as the header promises."""
-        pieces = file.pieces()
-        for text in pieces:
-            for block in parser.blocks(text):
-                if parser.n_rows > self.n_samples:
-                    rest = _count_lines(text[parser.position :]) + sum(_count_lines(piece) for piece in pieces)
-                    raise self._wrong_count(file, parser.n_rows + rest, 1)
-                yield block
-            file.lines = 1 + parser.n_rows
-        if parser.n_rows < self.n_samples:
-            raise self._wrong_count(file, parser.n_rows, file.lines)
-
-    def _wrong_count(self, file: TextFile, n_rows: int, line: int) -> InputError:
-        return InputError(
-            f"{file.name}:{line}: the header promises {self.n_samples} rows and {n_rows} follow: fetch the file again, "
-            "or correct the header"
-        )
+        """Nothing is open between parts."""
 
 
-def _sizes(text: TextFile, form: str) -> tuple[int, int, int | None]:
-    """The two or three numbers of a header, which should have this form."""
-    match = _HEADER.fullmatch(text.header)
-    if match is None:
-        raise _not_the_header(text, form)
-    return int(match[1]), int(match[2]), None if match[3] is None else int(match[3])
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> XMLRepoText:
+    """The set in these files."""
+    return XMLRepoText(paths, options, like)
 
 
-def _not_the_header(text: TextFile, form: str) -> InputError:
-    found = f"not {shown(text.header)}" if text.header else "but the file is empty"
-    return InputError(f"{text.name}:1: the first line must be the header {form}, {found}")
+def _opened(path: Path, form: str) -> _Input:
+    """A file and the two or three numbers of its header, which should have this form."""
+    text = TextRange(path).open(Buffers())
+    try:
+        line, first = text.header()
+        match = _HEADER.fullmatch(line)
+        if match is None:
+            raise _not_the_header(text.name, line, form)
+    except BaseException:
+        text.close()
+        raise
+    size = text.size if text.plain else None
+    sizes = (int(match[1]), int(match[2]), -1 if match[3] is None else int(match[3]))
+    text.leave()
+    return _Input(path, text.name, first, size, text.most, text.held, text.compression, *sizes)
+
+
+def _most(files: Sequence[_Input], entry: int) -> int | None:
+    """Entries that files hold at most, if one takes `entry` bytes at least."""
+    total = 0
+    for file in files:
+        if file.most is None:
+            return None
+        total += file.most // entry + 1
+    return total
+
+
+def _not_the_header(name: str, line: bytes | None, form: str) -> InputError:
+    found = "" if line is None else f", not {shown(line)}" if line else ", but the file is empty"
+    return InputError(f"{name}:1: the first line must be the header {form}{found}")
 
 
 def _labels_beside(path: Path) -> Path:
@@ -166,31 +230,3 @@ def _labels_beside(path: Path) -> Path:
         f"{path} holds features alone, and there is no {name} beside it, compressed or not: name the file of the labels "
         "(labels=, --labels)"
     )
-
-
-def _side_by_side(features: Iterator[Rows], labels: Iterator[Rows]) -> Iterator[Rows]:
-    """Rows of both files, each time as many as both have at hand. A file with too few rows raises by itself."""
-    x = y = None
-    i = j = 0
-    while True:
-        if x is None or i == len(x[0]) - 1:
-            x, i = next(features, None), 0
-        if y is None or j == len(y[0]) - 1:
-            y, j = next(labels, None), 0
-        if x is None or y is None:
-            return
-        n = min(len(x[0]) - i, len(y[0]) - j) - 1
-        y_indptr, y_indices, values = _slice(y, j, n)
-        yield *_slice(x, i, n), *positives(y_indptr, y_indices, values != 0)
-        i, j = i + n, j + n
-
-
-def _slice(rows: Rows, start: int, n: int) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
-    """n rows of the first of two matrices: an indptr from 0, views of the entries."""
-    indptr, indices, data = rows[0][start : start + n + 1], rows[1], rows[2]
-    low, high = int(indptr[0]), int(indptr[-1])
-    return indptr - low, indices[low:high], data[low:high]
-
-
-def _count_lines(text: NDArray[np.uint8]) -> int:
-    return int(np.count_nonzero(text == 10)) + (len(text) > 0 and int(text[-1]) != 10)

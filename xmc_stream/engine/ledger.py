@@ -25,10 +25,11 @@ class Ledger:
     """The ledger of one run, held by one process at a time.
 
     identity: what must be the same for the run to go on; `environment` in it may differ when forced. resumed: whether
-    there was something to go on from. Raises ResumeError for another identity or a run in progress.
+    there was something to go on from. renew: begin anew where the identity is another; renewed tells so.
+    Raises ResumeError for another identity, if not renewed, or a run in progress.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False, renew: bool = False) -> None:
         self.path = path
         self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
         try:
@@ -40,6 +41,11 @@ class Ledger:
             ) from None
         try:
             self._receipts = self._read()
+            before = self._receipts.get(_IDENTITY)
+            self.renewed = renew and before is not None and before != json.loads(json.dumps(identity))
+            if self.renewed:
+                self._file.truncate(0)
+                self._receipts = {}
             self.resumed = len(self._receipts) > 1
             if _IDENTITY in self._receipts:
                 check_identity(path, self._receipts[_IDENTITY], identity, force)

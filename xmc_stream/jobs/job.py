@@ -54,7 +54,7 @@ class Notes(dict[str, Receipt]):
 
 
 def run_here(loop: Loop, ledger: Ledger) -> Receipt:
-    """Run a loop's jobs one after another in this thread; returns what the loop returns."""
+    """Run a loop's jobs one after another in this thread; returns what the loop returns. Finished jobs are not redone."""
     receipts = None
     while True:
         try:
@@ -62,6 +62,10 @@ def run_here(loop: Loop, ledger: Ledger) -> Receipt:
         except StopIteration as end:
             result: Receipt = end.value
             return result
-        receipts = [job.run() for job in phase.jobs]
-        for job, receipt in zip(phase.jobs, receipts, strict=True):
-            ledger.add(job.key, receipt)
+        receipts = []
+        for job in phase.jobs:
+            receipt = ledger.get(job.key)
+            if receipt is None:
+                receipt = job.run()
+                ledger.add(job.key, receipt)
+            receipts.append(receipt)

@@ -158,6 +158,17 @@ class DatasetWriter:
         }
 
 
+def check_target(path: Path, overwrite: bool) -> None:
+    """Raise InputError where a new dataset must not take this path: something is there, and not to be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+    if path.exists():
+        try:
+            Dataset(path)
+        except StoreError:
+            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
+
+
 @contextmanager
 def new_dataset(
     path: str | Path,
@@ -173,13 +184,7 @@ def new_dataset(
     Raises InputError where `path` exists and overwrite is not set.
     """
     path = Path(path)
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
-    if path.exists():
-        try:
-            Dataset(path)
-        except StoreError:
-            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
+    check_target(path, overwrite)
     with new_store(path, {}) as group:
         writer = DatasetWriter(group, n_features, n_labels)
         yield writer

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
+import google_crc32c
 import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
@@ -25,6 +27,8 @@ from xmc_stream.errors import StoreError
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
 CHUNK_STEP = 64 * 2**10  # a chunk is a multiple of this, hence of every page size in use
+_CHECKSUM_BYTES = 4
+_WRITE = 2**18  # bytes written at a time
 
 Attributes = Mapping[str, Any]
 Encoding = Literal["csr_matrix", "csc_matrix"]
@@ -36,57 +40,81 @@ def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
 
 
 class ArrayWriter:
-    """Appends to a new 1-D zarr array of unknown length; the buffer grows to one chunk.
+    """Appends to a new 1-D zarr array of unknown length; chunk files are written as values come, nothing is held.
 
-    sha256 hashes the logical values (little-endian), whatever the chunks.
+    What has the name is replaced. close hashes the logical values (little-endian) by sha256, whatever the chunks.
     """
 
     def __init__(self, group: zarr.Group, name: str, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._group = group
         self._name = name
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self._chunk = chunk_bytes // self.dtype.itemsize
-        self._buffer: NDArray[Any] = np.empty(min(self._chunk, CHUNK_STEP // self.dtype.itemsize), self.dtype)
-        self._filled = 0  # items in the buffer
-        self._written = 0  # items in the array
-        self._array: zarr.Array[Any] | None = None
+        self._chunk_bytes = chunk_bytes // self.dtype.itemsize * self.dtype.itemsize
+        self._folder = local_folder(group) / name
+        shutil.rmtree(self._folder, ignore_errors=True)
+        (self._folder / "c").mkdir(parents=True)
+        self._file: BinaryIO | None = None
+        self._open: list[BinaryIO] = []
+        weakref.finalize(self, _close, self._open)
+        self._filled = 0  # bytes in the last chunk
+        self._chunks = 0
+        self._crc = 0
         self._hash = hashlib.sha256()
 
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
-        values = np.ascontiguousarray(values, dtype=self.dtype)
-        self._hash.update(values.data)
-        while values.size:
-            if self._filled == self._buffer.size:
-                if self._filled == self._chunk:
-                    self._flush(self._chunk)
-                else:
-                    grown = np.empty(min(self._chunk, 4 * self._filled), self.dtype)
-                    grown[: self._filled] = self._buffer
-                    self._buffer = grown
-            n = min(values.size, self._buffer.size - self._filled)
-            self._buffer[self._filled : self._filled + n] = values[:n]
-            self._filled += n
-            values = values[n:]
+        view = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
+        self._hash.update(view.data)
+        while len(view):
+            if self._file is None:
+                self._file = open(self._folder / "c" / str(self._chunks), "wb", _WRITE)  # noqa: SIM115 (see _end_chunk)
+                self._open[:] = [self._file]
+                self._chunks, self._filled, self._crc = self._chunks + 1, 0, 0
+            n = min(len(view), self._chunk_bytes - self._filled)
+            self._put(view[:n])
+            view = view[n:]
+            if self._filled == self._chunk_bytes:
+                self._end_chunk()
 
-    def _flush(self, chunk: int) -> None:
-        size = self._written + self._filled
-        if self._array is None:
-            self._array = create_array(self._group, self._name, size, chunk, self.dtype)
-        else:
-            self._array.resize((size,))
-        self._array[self._written : size] = self._buffer[: self._filled]
-        self._written, self._filled = size, 0
+    def _put(self, view: NDArray[np.uint8]) -> None:
+        if self._file is not None:
+            self._file.write(view.data)
+        self._crc = google_crc32c.extend(self._crc, view)
+        self._filled += len(view)
+
+    def _end_chunk(self) -> None:
+        if self._file is not None:
+            self._file.write(self._crc.to_bytes(_CHECKSUM_BYTES, "little"))
+            self._file.close()
+            self._file = None
 
     def close(self) -> str:
-        """Write what is buffered; returns the sha256 of all values, in hexadecimal."""
-        if self._array is None:  # all in the buffer: a chunk no larger than the array
-            step = CHUNK_STEP // self.dtype.itemsize
-            self._flush(max(1, -(-self._filled // step)) * step)
-        elif self._filled:
-            self._flush(self._chunk)
-        self._buffer = np.empty(0, self.dtype)  # given back now: the writer may live on
+        """End the last chunk, padded with zeros; returns the sha256 of all values, in hexadecimal."""
+        size = max(0, self._chunks - 1) * self._chunk_bytes + self._filled
+        chunk = self._chunk_bytes
+        if self._chunks < 2:  # a chunk no larger than the array
+            chunk = min(chunk, max(1, -(-self._filled // CHUNK_STEP)) * CHUNK_STEP)
+        if self._file is not None:
+            zeros = np.zeros(_WRITE, np.uint8)
+            while self._filled < chunk:
+                self._put(zeros[: chunk - self._filled])
+            self._end_chunk()
+        itemsize = self.dtype.itemsize
+        create_array(self._group, self._name, size // itemsize, chunk // itemsize, self.dtype)
         return self._hash.hexdigest()
+
+
+def _close(files: list[BinaryIO]) -> None:
+    for file in files:
+        file.close()
+
+
+def local_folder(group: zarr.Group) -> Path:
+    """The folder of a group, which is where its arrays' chunks are written."""
+    store = group.store
+    if not isinstance(store, zarr.storage.LocalStore):
+        raise StoreError(f"{group.store_path} is not in a local folder: write it to one, then copy it there")
+    return Path(store.root) / group.path
 
 
 def create_array(
@@ -161,19 +189,30 @@ class MatrixWriter:
         hashes = [self._indptr.close(), self._indices.close()]
         if self._data is not None:
             hashes.append(self._data.close())
-        else:
-            # readers see ones: the fill value of chunks that do not exist
-            create_array(self._group, "data", self.nnz, self._chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
         shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
-        self.fingerprint = hashlib.sha256(repr((self._encoding, shape, hashes)).encode()).hexdigest()
-        self._group.update_attributes(
-            {
-                "encoding-type": self._encoding,
-                "encoding-version": "0.1.0",
-                "shape": list(shape),
-                "fingerprint": self.fingerprint,
-            }
-        )
+        self.fingerprint = finish_matrix(self._group, self._encoding, shape, self.nnz, hashes, self._chunk_bytes)
+
+
+def finish_matrix(
+    group: zarr.Group,
+    encoding: Encoding,
+    shape: tuple[int, int],
+    nnz: int,
+    hashes: list[str],
+    chunk_bytes: int = CHUNK_BYTES,
+) -> str:
+    """Make a group whose arrays are written a matrix; returns its fingerprint, which hashes shape and values.
+
+    hashes: of indptr, indices and data; the last is left out where every value is one.
+    """
+    if len(hashes) == 2:
+        # readers see ones: the fill value of chunks that do not exist
+        create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
+    fingerprint = hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
+    group.update_attributes(
+        {"encoding-type": encoding, "encoding-version": "0.1.0", "shape": list(shape), "fingerprint": fingerprint}
+    )
+    return fingerprint
 
 
 def folder_bytes(path: Path) -> int:

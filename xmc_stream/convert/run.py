@@ -1,0 +1,220 @@
+"""One conversion: parts to pieces, what all of them say, pieces to a dataset; it goes on where it was killed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
+from xmc_stream.convert.pieces import DamagedPieceError, Piece
+from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
+from xmc_stream.convert.source import Like, PartRead, Settled, Source
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
+from xmc_stream.jobs.job import Job, Loop, Phase, run_here
+from xmc_stream.memory import MemoryLimit, available_threads, format_size
+from xmc_stream.store import assembly
+from xmc_stream.store.encoding import publish
+
+if TYPE_CHECKING:
+    from xmc_stream.engine.runner import Engine
+
+WHOLE = "whole"  # the note of a ledger that all is written
+_SMALL = 2**25  # bytes of input below which one thread does all, and dask is not loaded
+
+
+class ConversionRun:
+    """The jobs of a conversion into `work`, which holds the finished dataset as `store` at the end.
+
+    normalize: None to take what the source or `like` has; columns: whether X is written by columns too; budget, threads:
+    bytes and jobs at a time that the plan has.
+    """
+
+    def __init__(
+        self, source: Source, work: Path, like: Like | None, normalize: str | None, columns: bool, budget: int, threads: int
+    ) -> None:  # fmt: skip
+        self._source = source
+        self._work = work
+        self.store = work / "store"
+        self._like = like
+        self._normalize = normalize
+        self._columns = columns
+        self._budget = budget
+        self._threads = threads
+        self.part_jobs = [PartJob(i, part, str(work / "pieces")) for i, part in enumerate(source.parts())]
+
+    def loop(self) -> Loop:
+        """Yields the phases, is sent their receipts; returns sizes, attributes and `said`."""
+        receipts = yield Phase("read", self.part_jobs)
+        read = [
+            PartRead({side: Piece.of(piece) for side, piece in receipt["pieces"].items()}, receipt["notes"])
+            for receipt in receipts
+        ]
+        settled = yield from self._source.settle(self._work, read)
+        sizes = {
+            "n_samples": sum(piece.n_rows for piece in settled.x),
+            "n_features": settled.n_features,
+            "n_labels": settled.n_labels,
+            "nnz_features": sum(piece.nnz for piece in settled.x),
+            "nnz_labels": sum(piece.nnz for piece in settled.y),
+        }
+        if sizes["n_samples"] != (n_rows := sum(piece.n_rows for piece in settled.y)):
+            raise InputError(
+                f"there are {sizes['n_samples']} rows of features and {n_rows} of labels: they must be as many"
+            )
+        normalize = self._normalize or (self._like.normalize if self._like else settled.normalize) or "none"
+        plan = plan_writing(
+            self._budget,
+            self._threads,
+            settled.n_features,
+            settled.n_labels,
+            sizes["nnz_features"],
+            sizes["nnz_labels"],
+        )
+        if plan.need > self._budget:
+            parts = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
+            raise MemoryLimitError(
+                f"the dataset needs {format_size(plan.need)} ({parts}) and the memory limit leaves "
+                f"{format_size(self._budget)}: raise --memory-limit and give the same command, it goes on"
+            )
+        assembly.begin(self.store)
+        labels = yield Phase("write labels", self._arrays("Y", settled, normalize))
+        self._finish("Y", sizes, labels)
+        jobs: list[Job] = [*self._arrays("X", settled, normalize), ColumnsJob(str(self.store), "Y", plan.max_bytes)]
+        features = yield Phase("write", jobs)
+        self._finish("X", sizes, features[:3])
+        if self._columns:
+            yield Phase("write columns", [ColumnsJob(str(self.store), "X", plan.max_bytes)])
+        for name, folder in settled.folders.items():
+            if folder.exists():  # else a run that was killed has moved it
+                (self.store / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(folder, self.store / name)
+        attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize}
+        if self._like:
+            attributes["like"] = Path(self._like.name).name
+        assembly.finish(self.store, {**sizes, **attributes})
+        return {**sizes, "said": settled.said}
+
+    def _arrays(self, side: assembly.Side, settled: Settled, normalize: str) -> list[ArrayJob]:
+        pieces, base, bound = (
+            (settled.x, settled.x_base, settled.n_features)
+            if side == "X"
+            else (settled.y, settled.y_base, settled.n_labels)
+        )
+        job = ArrayJob(str(self.store), side, "data", tuple(pieces), base, bound, normalize)
+        names = ("data", "indices", "lengths") if side == "X" else ("indices", "lengths")
+        return [replace(job, array=name) for name in names]
+
+    def _finish(self, side: assembly.Side, sizes: Mapping[str, int], receipts: list[dict[str, Any]]) -> None:
+        """receipts: of data (X alone), indices and lengths."""
+        bound, nnz = (
+            (sizes["n_features"], sizes["nnz_features"]) if side == "X" else (sizes["n_labels"], sizes["nnz_labels"])
+        )
+        hashes = [receipt["sha256"] for receipt in (receipts[-1], receipts[-2], *receipts[:-2])]
+        assembly.finish_rows(self.store, side, sizes["n_samples"], bound, nnz, hashes)
+
+
+def work_folder(target: Path) -> Path:
+    """Where a conversion to `target` keeps what it has done so far."""
+    return target.with_name(target.name + ".partial")
+
+
+def threads_for(source: Source, threads: int | None) -> int:
+    """Threads that a conversion in this process uses at most; None for all processors."""
+    return 1 if source.bytes_in < _SMALL else threads or available_threads()
+
+
+@contextmanager
+def running(
+    source: Source, limit: MemoryLimit, threads: int | None, scheduler: Any, progress: bool
+) -> Iterator[tuple[Engine | None, ConversionPlan]]:
+    """The engine that runs the jobs, None where this thread does, and the memory plan when all code is loaded."""
+    load = LoadJob(source)
+    if scheduler is None:
+        threads = threads_for(source, threads)
+        if threads > 1:
+            from xmc_stream.engine.runner import Engine
+        load.run()
+        plan = plan_memory(source, limit.budget(), threads)
+        if threads == 1:
+            yield None, plan
+        else:
+            with Engine(limit, plan.threads, None, None, progress) as engine:
+                yield engine, plan
+    else:
+        from xmc_stream.engine.runner import Engine
+
+        with Engine(limit, threads or 1, scheduler, None, progress) as engine:
+            if source.alone:
+                load.run()
+            budget = limit.limit - engine.warm(load) - limit.reserve
+            yield engine, plan_memory(source, budget, engine.threads, fewer=False)
+
+
+def run_conversion(
+    source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
+    plan: ConversionPlan, engine: Engine | None, progress: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
+    work = work_folder(target)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with Ledger(work / "ledger", identity, renew=True) as ledger:
+            if not ledger.resumed:
+                _clear(work, ledger.path)
+            try:
+                run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads)
+                if engine is None or source.alone:
+                    _read_here(run.part_jobs, ledger, source.bytes_in, progress)
+                result = run_here(run.loop(), ledger) if engine is None else engine.run(run.loop(), ledger)
+            except BaseException as error:
+                if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
+                    shutil.rmtree(work)
+                raise
+            ledger.add(WHOLE, result)
+            publish(run.store, target)
+            shutil.rmtree(work)
+            return {**result, "resumed": ledger.resumed}
+    except OSError as error:
+        if isinstance(error, XmcStreamError):
+            raise
+        raise StoreError(
+            f"{target} cannot be written ({error.strerror or error}): make room there or name another place"
+        ) from None
+
+
+def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int, progress: bool) -> None:
+    """Read parts one after another in this thread, with a bar of bytes."""
+    from tqdm import tqdm
+
+    bar = tqdm(
+        total=total or None, desc="read", unit="B", unit_scale=True, file=sys.stderr, delay=2,
+        disable=None if progress else True,
+    )  # fmt: skip
+    with bar:
+        behind = 0
+        for job in jobs:
+            receipt = ledger.get(job.key)
+            if receipt is None:
+
+                def watch(n_bytes: int, behind: int = behind) -> None:
+                    bar.update(behind + n_bytes - bar.n)
+
+                receipt = job.run(watch)
+                ledger.add(job.key, receipt)
+            behind += receipt["bytes_read"]
+            bar.update(behind - bar.n)
+
+
+def _clear(work: Path, ledger: Path) -> None:
+    """Remove what an unfinished conversion of something else left."""
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != ledger:
+            path.unlink()
