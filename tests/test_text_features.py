@@ -14,6 +14,7 @@ from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer,
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from xmc_stream.convert import jsonl, records, vocabulary
+from xmc_stream.convert import text as texts
 from xmc_stream.convert.source import Like, Options, Settled
 from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.errors import InputError
@@ -32,8 +33,10 @@ def convert(
     path: Path, work: Path, text: TextOptions, like: Like | None = None, part_bytes: int = 2**26, **options: Any
 ):
     """The settled source and its X and Y."""
-    source = jsonl.open_source([path], Options(text=text, **options), like, part_bytes)
-    result = text_files.settled(source, work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts, "_PART", part_bytes)
+        source = jsonl.open_source([path], Options(text=text, **options), like)
+        result = text_files.settled(source, work)
     return (
         result,
         text_files.matrix(result.x, result.n_features),
@@ -102,7 +105,7 @@ def test_neither_parts_nor_memory_show_in_the_result(
     cut, X_cut, Y_cut = convert(jsonl_file, tmp_path / "cut", text, part_bytes=20_000)
     assert len(cut.x) > 5
     assert len(list((tmp_path / "cut").glob("part-*/words-*"))) > 2 * len(cut.x)
-    assert len(list((tmp_path / "cut" / "settled").glob("merged-words-2-*"))) > 0
+    assert len(list((tmp_path / "cut" / "settled" / "text").glob("merged-words-2-*"))) > 0
     for kind in ("features", "labels"):
         assert names(cut, kind) == names(whole, kind)
     for one, other in ((X, X_cut), (Y, Y_cut)):
@@ -217,8 +220,7 @@ def test_repository_form_has_ids_for_labels(tmp_path: Path) -> None:
         (b'{"text": "a", "labels": [true]}', "has true or false in it"),
         (b'{"text": "a", "labels": [""]}', "label in field 'labels' is empty"),
         (b'{"text": "a", "labels": ["x", "x"]}', "label 'x' stands twice"),
-        (b'{"text": "a", "labels": [3]}', "labels are ids here and names in rows before"),
-        (b'{"text": "a", "labels": [-1]}', "label id -1 is out of range"),
+        (b'{"text": "a", "labels": [3]}', "labels are ids here and names elsewhere"),
         (b"[" * 100_000, "the line is not a"),
         (b'{"text": "a", "labels": [' + b"9" * 5000 + b"]}", "not a usable JSON object"),
     ],
@@ -228,16 +230,32 @@ def test_bad_lines_are_named_or_skipped_and_listed(line: bytes, message: str, tm
     good = b'{"text": "good words", "labels": ["x"]}\n'
     path.write_bytes(b"\xef\xbb\xbf" + good + b"\n" + good + line + b"\r\n" + good[:-1])
     with pytest.raises(InputError) as caught:
-        convert(path, tmp_path / "stop", TextOptions(), part_bytes=50)
+        convert(path, tmp_path / "stop", TextOptions(), part_bytes=max(50, len(line) // 4))
     assert str(caught.value).startswith(f"{path}:4: ")
     assert message in str(caught.value)
-    result, X, Y = convert(path, tmp_path / "skip", TextOptions(), part_bytes=50, skip=True)
+    result, X, Y = convert(path, tmp_path / "skip", TextOptions(), part_bytes=max(50, len(line) // 4), skip=True)
     assert X.shape == (3, 2)
     assert Y.toarray().tolist() == [[1], [1], [1]]
     assert (result.attributes["skipped"], result.attributes["blank_lines"]) == (1, 1)
     ((file, number, why),) = result.attributes["skipped_rows"]
     assert (file, number) == (str(path), 4)
     assert message in why
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        ([-1], {}, "label id -1 is out of range"),
+        ([0], {"base": 1}, "label id 0 is out of range: ids count from 1"),
+        ([5], {"n_labels": 5}, "label id 5 is not below K = 5, as you gave it"),
+        ([2**62], {}, f"label id {2**62} is out of range"),
+    ],
+)
+def test_label_ids_out_of_range_are_refused(labels: Any, options: Any, message: str, tmp_path: Path) -> None:
+    rows = [{"text": "some words", "labels": [1]}, {"text": "other words", "labels": labels}]
+    path = text_files.write_jsonl(tmp_path / "in.jsonl", rows)
+    with pytest.raises(InputError, match=f"in.jsonl:2: {message}"):
+        convert(path, tmp_path / "work", TextOptions(), **options)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +277,7 @@ def test_labels_in_a_delimited_string_and_chosen_fields(tmp_path: Path) -> None:
         tmp_path / "in.jsonl", [{"a": "one two", "b": "three", "y": "p; q"}, {"a": "", "b": "four", "y": " "}]
     )
     text = TextOptions(text_fields=("b", "a"), label_field="y", label_delimiter=";")
-    result, X, Y = convert(path, tmp_path / "work", text)
+    result, _, Y = convert(path, tmp_path / "work", text)
     assert names(result, "labels") == ["p", "q"]
     assert Y.toarray().tolist() == [[1, 1], [0, 0]]
     assert names(result, "features") == ["four", "one", "three", "two"]

@@ -14,8 +14,9 @@ import scipy.sparse
 
 from xmc_stream.convert.pieces import Piece, PieceWriter
 from xmc_stream.convert.source import PartRead, Settled
+from xmc_stream.jobs.job import Notes, run_here
 
-SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu ñe ß ž 日 本 𝛼x".split()
+SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu ñe ß ž 日 本 𐐷x".split()
 
 
 def documents(n: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -58,14 +59,8 @@ def settled(source: Any, work: Path, room: int = 2**26) -> Settled:
         pieces = {side: writer.piece() for side, writer in zip(part.sides, writers, strict=True)}
         read.append(PartRead(pieces, json.loads(json.dumps(notes))))
     loop = source.settle(work / "settled", read)
-    receipts = None
-    while True:
-        try:
-            phase = loop.send(receipts)
-        except StopIteration as end:
-            result: Settled = end.value
-            return result
-        receipts = [json.loads(json.dumps(job.run())) for job in phase.jobs]
+    result: Any = run_here(loop, Notes())
+    return result
 
 
 def matrix(pieces: Sequence[Piece], n_columns: int, base: int = 0) -> scipy.sparse.csr_matrix:
@@ -75,7 +70,7 @@ def matrix(pieces: Sequence[Piece], n_columns: int, base: int = 0) -> scipy.spar
         indptr = np.concatenate([[0], np.cumsum(np.concatenate([[], *(w.copy() for w in piece.lengths())]))])
         indices = np.concatenate([np.zeros(0, np.int64), *(w - base for w in piece.indices())])
         data = (
-            np.concatenate([np.zeros(0, np.float32), *(w.copy() for w in piece.data())])
+            np.concatenate([np.zeros(0, np.float32), *(w.copy() for _, w in piece.values())])
             if piece.valued
             else np.ones(len(indices), np.float32)
         )

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from xmc_stream.cli.options import PATH, common, executed, plain, show, with_options
+from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo"]
+FORMATS = ["xmlrepo", "jsonl"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",
@@ -50,6 +51,7 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
     """The values of the options above as `convert_report` takes them."""
     zero = values.pop("zero_based")
     return {
+        "text": text_options(values),
         "base": None if zero is None else 1 - int(zero),
         "skip": values.pop("on_error") == "skip",
         "sum_duplicates": values.pop("duplicates") == "sum",
@@ -62,6 +64,7 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
 @click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("target", type=PATH)
 @with_options(_READING)
+@with_options(TEXT)
 @click.option(
     "--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, l2 of raw text, or as --like]"
 )
@@ -78,6 +81,7 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     A SOURCE is one of these, told by its content; texts may be compressed by gzip, bzip2, xz or zstd:
       XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
+      JSONL, raw text     an object a line, as {"text": "...", "labels": ["...", "..."]}: features are tf-idf of words
 
     A conversion that was killed goes on when the same command is given again. Bad input ends in a line that names
     file and line.
@@ -107,9 +111,10 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
 @common
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """Say what the dataset or model at PATH is."""
-    from xmc_stream.models import describe, is_model, load_model
+    from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
+    from xmc_stream.store.model import is_model
 
     if is_model(path):
         model = load_model(path)

@@ -78,6 +78,7 @@ class WordRows:
 
     @property
     def n_tokens(self) -> int:
+        """Words of the rows that are not taken yet."""
         return len(self._ids)
 
     def add(self, text: str) -> None:
@@ -139,7 +140,7 @@ class LabelRows:
     """Labels of rows: ids as they stand, or names by the numbers of a dictionary; kind: which, "" before the first."""
 
     def __init__(
-        self, text: TextOptions, options: Options, like: Like | None, part: int, notes: dict[str, Any]
+        self, text: TextOptions, options: Options, like: Like | None, part: int, kind: str, notes: dict[str, Any]
     ) -> None:
         self._field = text.label_field or ""
         self._delimiter = text.label_delimiter
@@ -148,7 +149,7 @@ class LabelRows:
         self._like = like
         self._part = part
         self._base = like.base if like else options.base or 0
-        self.kind = ""
+        self.kind = kind
         self.most = -1
         notes.update({"dropped_labels": 0, "summed_duplicates": 0})
         self._begin()
@@ -161,6 +162,7 @@ class LabelRows:
 
     @property
     def n_ids(self) -> int:
+        """Labels of the rows that are not taken yet."""
         return len(self._ids)
 
     def add(self, record: Mapping[str, Any], line: int) -> None:
@@ -175,7 +177,7 @@ class LabelRows:
         if labels:
             kind = "names" if isinstance(labels[0], str) else "ids"
             if self.kind not in ("", kind):
-                raise BadRowError(f"labels are {kind} here and {self.kind} in rows before: write them all alike")
+                raise BadRowError(f"labels are {kind} here and {self.kind} elsewhere: write them all alike")
             if kind == "ids":
                 labels = self._in_range(labels)
                 self.most = max(self.most, *labels) if labels else self.most

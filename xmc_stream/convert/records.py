@@ -8,7 +8,7 @@ weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,14 +41,15 @@ TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "desc
 LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
 
 
+# what stands in a line: a record, or in words what is wrong with it; None for a blank line
+Record = Mapping[str, Any] | str | None
+
+
 class Records(Protocol):
     """Records of a part of a file: picklable, small."""
 
-    def read(self, longest: int) -> Iterator[tuple[int, Mapping[str, Any] | str | None]]:
-        """Number in the part, and the record; a string says what is wrong with it, None is a blank line.
-
-        longest: bytes of a line that there is room for.
-        """
+    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+        """Number in the part, and record. longest: bytes of a line that there is room for; notes: gets bytes_read."""
 
     def where(self, number: int) -> str:
         """File and line (or row) of a record, for messages."""
@@ -58,7 +59,8 @@ class Records(Protocol):
 class TextPart:
     """The rows of some records, numbered by a dictionary of their own.
 
-    number: of the part; text: with all fields resolved; like: whose labels bound ids; dictionary, longest: bytes.
+    number: of the part; text: with all fields resolved; like: whose labels bound ids; dictionary, longest: bytes; kind:
+    of the labels, as in `LabelRows`, "" where any row may tell.
     """
 
     number: int
@@ -68,6 +70,7 @@ class TextPart:
     like: Like | None
     dictionary: int
     longest: int
+    kind: str
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -77,12 +80,12 @@ class TextPart:
     def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
         """The rows; notes gets rows, runs [rows, words, label names] and kind of labels ("names", "ids" or "")."""
         rows = HashedRows(self.text) if self.text.hash_features else WordRows(self.text)
-        labels = LabelRows(self.text, self.options, self.like, self.number, notes)
+        labels = LabelRows(self.text, self.options, self.like, self.number, self.kind, notes)
         folder = Path(notes["folder"])
         runs: list[list[int]] = []
         n_rows = n_run = 0
         notes.update({"skipped": 0, "skipped_rows": [], "blank_lines": 0})
-        for line, record in self.records.read(self.longest):
+        for line, record in self.records.read(self.longest, notes):
             if record is None:
                 notes["blank_lines"] += 1
                 continue
@@ -136,7 +139,8 @@ class TextPart:
 class TextSource:
     """Raw text in files of one kind: what `source.Source` asks for.
 
-    name: of the format, in words; records: of each part, in order; first: a record, which shows the fields.
+    name: of the format, in words; records: of each part, in order; first: a record, which shows the fields; files: what
+    tells them from others; alone: they can be read once; held: bytes that reading them takes beside the parts' own.
     """
 
     def __init__(
@@ -147,6 +151,8 @@ class TextSource:
         first: Mapping[str, Any],
         options: Options,
         like: Like | None,
+        files: list[Any],
+        alone: bool = False,
         held: int = 0,
     ) -> None:
         if options.labels:
@@ -160,20 +166,16 @@ class TextSource:
         self.text, self._chosen = _resolved(text, first, str(paths[0]), like is not None)
         self._name, self._paths, self._records = name, paths, records
         self._options, self._like = options, like
-        self.attributes: dict[str, Any] = {"format": name, "source": ", ".join(path.name for path in paths)}
-        status = [path.stat() for path in paths]
-        self.identity: dict[str, Any] = {
-            "files": [[str(p.absolute()), s.st_size, s.st_mtime_ns] for p, s in zip(paths, status, strict=True)],
-            "text": self.text.attributes(),
-            "options": {key: value for key, value in asdict(options).items() if key not in ("text", "labels")},
-            "like": None if like is None else str(like.path.absolute()),
-        }
-        self.bytes_in = sum(s.st_size for s in status)
-        self.alone = False
+        names = [path.name for path in paths]
+        self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
+        self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
+        self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
+        self.alone = alone
         self.n_samples = self.x_entries = self.y_entries = None
         self.n_features = like.n_features if like else self.text.hash_features
         self.n_labels = like.n_labels if like else None
         self.held = {"decompression": held} if held else {}
+        self._kind = _kind_of_labels(self.text, first)
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
 
     def load_kernels(self) -> None:
@@ -198,12 +200,13 @@ class TextSource:
     def parts(self) -> list[Part]:
         """The parts, with the sizes that `fit` chose."""
         return [
-            TextPart(i, records, self.text, self._options, self._like, self._dictionary, self._longest)
+            TextPart(i, records, self.text, self._options, self._like, self._dictionary, self._longest, self._kind)
             for i, records in enumerate(self._records)
         ]
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """Merge the words of all parts into the vocabulary, the names of labels too, and number and weigh the rows."""
+        work = work / "text"
         notes = [part.notes for part in parts]
         n_rows = sum(note["rows"] for note in notes)
         kinds = {note["kind"] for note in notes} - {""}
@@ -213,7 +216,7 @@ class TextSource:
             )
         like = str(self._like.path) if self._like else ""
         folders: dict[str, Path] = {}
-        attributes: dict[str, Any] = {"analyzed": self.text.attributes()}
+        attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
         word_maps: list[list[str]] = []
         words = _runs(notes, "words", 1)
         features = work / "features"
@@ -363,3 +366,13 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
         raise InputError(f"{name}:1: no label field: it has {', '.join(map(repr, first))}: give --label-field")
     said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
     return replace(text, text_fields=tuple(fields), label_field=label), said
+
+
+def _kind_of_labels(text: TextOptions, first: Mapping[str, Any]) -> str:
+    """What the labels of a record are: "names" or "ids", "" where it has none."""
+    labels = LabelRows(text, Options(), None, 0, "", {})
+    try:
+        labels.add(first, 1)
+    except BadRowError:
+        return ""
+    return labels.kind

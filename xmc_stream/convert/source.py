@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.jobs.job import Phase, Receipt
+
+if TYPE_CHECKING:
+    from xmc_stream.convert.vectorizer import TextOptions
 
 # Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
 Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
@@ -44,7 +47,7 @@ class Options:
     the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
     that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
     labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
-    say, at least what occurs.
+    say, at least what occurs; text: how raw text becomes features.
     """
 
     labels: tuple[Path, ...] = ()
@@ -54,6 +57,7 @@ class Options:
     drop_unseen: bool = False
     n_features: int | None = None
     n_labels: int | None = None
+    text: TextOptions | None = None
 
 
 class Part(Protocol):
@@ -69,6 +73,7 @@ class Part(Protocol):
         """The rows, block by block, one matrix a side; a block is gone when the next one comes.
 
         notes: gets what `Source.settle` must know of the part, as small JSON values; complete when the iterator ends.
+        It comes with "folder", the path of a folder that the part may make for files of its own beside its pieces.
         Raises InputError naming file and line (of the whole file), MemoryLimitError.
         """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.pieces import Piece, PieceWriter
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter
 from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.convert.vocabulary import Run, chosen
 from xmc_stream.jobs.job import Receipt
@@ -20,7 +19,8 @@ from xmc_stream.store.encoding import fsync_folder, fsync_tree, index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
 
 _ENTRIES = 2**18  # of rows that are weighed together, or one row
-WEIGH_BYTES = 80 * _ENTRIES + 2**22
+_ROWS = 2**16
+WEIGH_BYTES = 80 * _ENTRIES + 16 * _ROWS + 24 * WINDOW
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ class Weigh:
         self, piece: Piece, folder: Path, runs: list[tuple[Run, list[str]]], source: Path, bound: int
     ) -> dict[str, Any]:
         dtype = index_dtype(bound)
+        blocks = _Blocks(piece)
         with PieceWriter(folder, piece.valued) as writer:
-            begin = (0, 0)
             for i, n_rows in enumerate(self.lengths):
                 ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
-                for lengths, numbers, counts in _blocks(piece, *begin, n_rows):
-                    begin = (begin[0] + len(lengths), begin[1] + len(numbers))
+                for lengths, numbers, counts in blocks.rows(n_rows):
                     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
                     data = None if counts is None else self.text.weighted(counts, weights[numbers])
@@ -106,30 +105,55 @@ class Weigh:
                     indptr = np.zeros(len(lengths) + 1, np.int64)
                     np.cumsum(np.bincount(rows[kept], minlength=len(lengths)), out=indptr[1:])
                     writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
+            blocks.end()
         return writer.piece().receipt()
 
 
-def _blocks(
-    piece: Piece, first_row: int, first_entry: int, n_rows: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
-    """Lengths, indices and values of the rows from one on, some at a time."""
-    folder = Path(piece.folder)
-    index = np.dtype(piece.index_type)
-    stop = first_row + n_rows
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context(open(folder / n, "rb")) for n in ("lengths", "indices", "data")[: 2 + piece.valued]
-        ]
-        files[0].seek(8 * first_row)
-        files[1].seek(index.itemsize * first_entry)
-        if piece.valued:
-            files[2].seek(4 * first_entry)
-        while first_row < stop:
-            window = np.fromfile(files[0], np.int64, min(2**16, stop - first_row))
+class _Blocks:
+    """The rows of a piece in turn: lengths, indices and values, some at a time."""
+
+    def __init__(self, piece: Piece) -> None:
+        self._lengths = _Items(piece.lengths())
+        self._indices = _Items(piece.indices())
+        self._data = _Items(data for _, data in piece.values()) if piece.valued else None
+
+    def rows(self, n_rows: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
+        """The next n_rows rows."""
+        while n_rows:
+            window = self._lengths.take(min(_ROWS, n_rows))
+            n_rows -= len(window)
             while len(window):
                 n = max(1, int(np.searchsorted(np.cumsum(window), _ENTRIES, side="right")))
                 size = int(window[:n].sum())
-                data = np.fromfile(files[2], np.float32, size) if piece.valued else None
-                yield window[:n], np.fromfile(files[1], index, size), data
-                first_row += n
+                yield window[:n], self._indices.take(size), self._data.take(size) if self._data else None
                 window = window[n:]
+
+    def end(self) -> None:
+        """Read to the end of the files, where their checksums are compared."""
+        for items in (self._lengths, self._indices, self._data):
+            if items:
+                items.end()
+
+
+class _Items:
+    """Items of a file in any numbers, from windows of it."""
+
+    def __init__(self, windows: Iterator[NDArray[Any]]) -> None:
+        self._windows = windows
+        self._window: NDArray[Any] = np.empty(0, np.int64)
+
+    def take(self, n: int) -> NDArray[Any]:
+        """The next n items, copied."""
+        taken = [self._window[:n].copy()]
+        missing = n - len(taken[0])
+        self._window = self._window[n:]
+        while missing:
+            window = next(self._windows)
+            taken.append(window[:missing].copy())
+            self._window = window[missing:]
+            missing -= len(taken[-1])
+        return np.concatenate([part for part in taken if len(part)] or taken)
+
+    def end(self) -> None:
+        for _ in self._windows:
+            pass
