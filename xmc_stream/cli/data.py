@@ -11,7 +11,7 @@ from xmc_stream.cli.options import PATH, common, executed, plain, show, with_opt
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo", "jsonl"]
+FORMATS = ["xmlrepo", "jsonl", "parquet"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",

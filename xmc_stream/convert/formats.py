@@ -12,7 +12,7 @@ from xmc_stream.convert.text import HEAD, Buffers, TextRange
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
-_MODULES = ("xmlrepo", "jsonl")
+_MODULES = ("xmlrepo", "jsonl", "parquet")
 
 
 def formats() -> dict[str, Any]:
