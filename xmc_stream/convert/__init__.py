@@ -85,7 +85,7 @@ def convert_report(
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()
-        bytes_in = opened.bytes_in
+        bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
     finally:
         opened.close()
     dataset = open_dataset(target)
@@ -140,7 +140,7 @@ def opened_source(
 
 
 def _paths(given: Any, what: str) -> tuple[Path, ...]:
-    if given is None or given == ():
+    if given is None:
         return ()
     several = given if isinstance(given, list | tuple) else [given]
     if not all(isinstance(path, str | os.PathLike) for path in several):
