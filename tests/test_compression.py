@@ -60,9 +60,7 @@ def rows(path: Path, room: int = 2**22) -> list[Any]:
     text = opened([path])
     text.fit(room)
     [part] = text.parts()
-    blocks = [
-        [np.diff(a), b.copy(), c.copy(), np.diff(d), e.copy()] for (a, b, c), (d, e, _) in part.blocks({})
-    ]
+    blocks = [[np.diff(a), b.copy(), c.copy(), np.diff(d), e.copy()] for (a, b, c), (d, e, _) in part.blocks({})]
     return [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
 
 

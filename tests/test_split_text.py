@@ -85,7 +85,9 @@ def test_the_header_decides_and_not_the_name(tmp_path: Path, pair: tuple[Path, P
     assert "source_labels" not in dataset.attributes
     assert (dense(dataset)[1] == Y).all()
     assert "holds its labels itself" in refused(tmp_path / "e.xmc", pair[0], labels=pair[1])
-    assert "labels must be paths of files here, not ndarray" in refused(tmp_path / "e.xmc", other, labels=np.zeros((5, 3)))
+    assert "labels must be paths of files here, not ndarray" in refused(
+        tmp_path / "e.xmc", other, labels=np.zeros((5, 3))
+    )
     assert "missing cannot be read (No such file" in refused(tmp_path / "e.xmc", other, labels=tmp_path / "missing")
 
 

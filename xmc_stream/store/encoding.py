@@ -237,6 +237,7 @@ def finish_matrix(
     """
     if len(hashes) == 2:
         # readers see ones: the fill value of chunks that do not exist
+        shutil.rmtree(local_folder(group) / "data", ignore_errors=True)  # of a run that was killed behind this
         create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
     fingerprint = fingerprint_of(encoding, shape, hashes)
     group.update_attributes(
