@@ -196,10 +196,6 @@ def plan_conversion(
         LoadJob(opened).run()
         held = resident()
         threads = threads_for(opened, threads)
-        if threads > 1:
-            import distributed  # noqa: F401
-
-            held = resident()
 
         def plan(size: int) -> ConversionPlan:
             return plan_memory(opened, size - held - MemoryLimit(size).reserve, threads)

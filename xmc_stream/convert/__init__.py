@@ -118,8 +118,8 @@ def taken_over(like: str | Path | Dataset) -> Like:
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    base = int(train.attributes.get("base", 0))
-    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base)
+    bases = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
+    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, *bases)
 
 
 def opened_source(
@@ -134,9 +134,9 @@ def opened_source(
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.scipy_matrices import ScipyMatrices
+    from xmc_stream.convert.scipy_matrices import open_matrices
 
-    return ScipyMatrices.of_matrices(source, labels, like)
+    return open_matrices(source, labels, Options(**options), like)
 
 
 def _paths(given: Any, what: str) -> tuple[Path, ...]:
