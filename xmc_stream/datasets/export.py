@@ -18,12 +18,11 @@ from xmc_stream.datasets.text import text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
-from xmc_stream.models import is_model
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
-from xmc_stream.store.model import StoredModel, n_units
+from xmc_stream.store.model import StoredModel, is_model, n_units
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 18  # items of an array that are passed on at a time
