@@ -23,10 +23,12 @@ from xmc_stream.store.encoding import (
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
+_COPY_BYTES = 2**24  # labels or norms that are copied at a time
 
 
 class Dataset:
@@ -92,6 +94,14 @@ class Dataset:
         """Positives of each label (K,)."""
         return read_small(self._group, "statistics/label_counts")
 
+    def feature_names(self) -> Names | None:
+        """What the features are called, where that is known."""
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """What the labels are called, where that is known."""
+        return open_names(self.path, "labels")
+
 
 def open_dataset(path: str | Path) -> Dataset:
     """Open a converted dataset. Raises StoreError where there is none."""
@@ -132,6 +142,20 @@ class DatasetWriter:
         self._norms.append(norms)
         count_indices(x_indices, self._feature_counts)
         count_indices(y_indices, self._label_counts)
+
+    def link(self, other: Dataset) -> None:
+        """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
+
+        Raises StoreError where the last chunks of X, there or here, are not full.
+        """
+        self.X.link(other.X_rows())
+        for block in other.Y_rows().blocks(_COPY_BYTES):
+            self.Y.append(np.diff(block.indptr), block.indices)
+        step = _COPY_BYTES // 4
+        for start in range(0, other.n_samples, step):
+            self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
+        self._feature_counts += other.feature_counts()
+        self._label_counts += other.label_counts()
 
     def copy_beside(self, source: Dataset) -> None:
         """Copy what a dataset of the same features and labels has beside matrices and statistics: names, vectorizer."""
