@@ -54,8 +54,9 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     Nothing passes over the data: figures a row are of a sample of the rows where there are more than a million.
     """
     from xmc_stream.datasets.summary import summarise
-    from xmc_stream.models import describe, is_model, load_model
+    from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.model import is_model
 
     if is_model(path):
         model = load_model(path)

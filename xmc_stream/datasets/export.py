@@ -19,11 +19,10 @@ from xmc_stream.datasets.text import text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
-from xmc_stream.models import is_model
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
-from xmc_stream.store.model import StoredModel, n_units
+from xmc_stream.store.model import StoredModel, is_model, n_units
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
@@ -48,7 +47,8 @@ def export(
 
     out: NAME.npz holds X as scipy.sparse.save_npz writes it, with Y in `labels` (NAME-labels.npz), or a model's weights
     (D x K, csc) and a member `bias` (K,); any other name is text, compressed where it ends in .gz. format: "xmlrepo"
-    (header, ids from 0), "libsvm" (no header, features from `base`, 1 by default; labels as they are) or "npz". Raises
+    (header, ids from 0), "libsvm" (no header, ids from `base`, 1 by default: without a 0, readers cannot take 1 for the
+    base where it is 0) or "npz". Raises
     InputError where something stands at `out` and overwrite is not set, or is no file; MemoryLimitError.
     """
     began = time.perf_counter()
@@ -106,7 +106,7 @@ def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimi
     x_bytes = max(MIB, min(_BLOCK, budget // 16))
     y_bytes = x_bytes // 4
     values, positives = x_bytes // X.entry_bytes, y_bytes // Y.entry_bytes
-    text = text_bytes(y_bytes // 8, values, positives, X.shape[1] + 1, Y.shape[1])
+    text = text_bytes(y_bytes // 8, values, positives, X.shape[1], Y.shape[1])
     limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
     blank = 0
     with (
