@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from scipy import sparse
 
 import xmc_stream
-from xmc_stream.convert import convert, convert_report, scipy_matrices
+from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert import text as text_module
 from xmc_stream.convert.parser import Parser
 from xmc_stream.convert.xmlrepo import XMLRepoText
@@ -252,144 +250,6 @@ def test_an_existing_dataset_is_replaced_only_when_told_and_when_all_is_well(tmp
     assert open_dataset(target).fingerprint == first
     assert convert(write(tmp_path / "b.txt", b"1 4 3\n0 3:1\n"), target, overwrite=True).n_samples == 1
     assert open_dataset(target).n_samples == 1
-
-
-@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr", "dia"])
-@pytest.mark.parametrize("how", ["array", "matrix", "npz"])
-def test_scipy_matrices_come_back_from_the_store(tmp_path: Path, kind: str, how: str) -> None:
-    rng = np.random.default_rng(3)
-    dense_x = rng.normal(size=(40, 12)) * (rng.random((40, 12)) < 0.3)
-    dense_y = (rng.random((40, 6)) < 0.3) * rng.choice([1, -2, 7], size=(40, 6))
-    make = sparse.csr_matrix if how == "matrix" else sparse.csr_array
-    x, y = make(dense_x).asformat(kind), make(dense_y).asformat(kind)
-    before = [matrix.copy() for matrix in (x, y)]
-    if how == "npz":
-        if kind in ("lil", "dok"):
-            pytest.skip("save_npz does not take it")
-        sparse.save_npz(tmp_path / "x.npz", x)
-        sparse.save_npz(tmp_path / "y.npz", y, compressed=False)
-        dataset = convert(tmp_path / "x.npz", tmp_path / "d.xmc", labels=tmp_path / "y.npz")
-        assert dataset.attributes["source"] == "x.npz"
-    else:
-        dataset = convert(x, tmp_path / "d.xmc", labels=y)
-        assert dataset.attributes["source"] == "scipy matrices"
-    got_x, got_y = dense(dataset)
-    assert (got_x == dense_x.astype(np.float32)).all()
-    assert (got_y == (dense_y != 0)).all()
-    for matrix, copy in zip((x, y), before, strict=True):
-        assert (matrix != copy).nnz == 0
-
-
-def test_scipy_values_of_other_types_unsorted_rows_and_stored_zeros(tmp_path: Path) -> None:
-    x = sparse.csr_array((np.array([1, 0, 3]), np.array([2, 0, 1], np.int64), np.array([0, 2, 3, 3])), shape=(3, 3))
-    y = sparse.csr_array((np.array([True, False, True]), np.array([1, 0, 0]), np.array([0, 1, 1, 3])), shape=(3, 2))
-    y.indices[1:] = [1, 0]
-    dataset = convert(x, tmp_path / "d.xmc", labels=y)
-    got_x, got_y = dense(dataset)
-    assert got_x.tolist() == [[0, 0, 1], [0, 3, 0], [0, 0, 0]]
-    assert got_y.tolist() == [[0, 1], [0, 0], [1, 0]]
-    assert dataset.X_rows().nnz == 3  # stored zeros of X are kept
-    assert dataset.Y_rows().nnz == 2  # those of Y are not
-    assert x.indices.tolist() == [2, 0, 1]
-
-
-def test_scipy_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(4)
-    x = sparse.csr_array(rng.normal(size=(300, 20)) * (rng.random((300, 20)) < 0.2))
-    y = sparse.csr_array(rng.random((300, 9)) < 0.1)
-    whole = convert(x, tmp_path / "whole.xmc", labels=y).fingerprint
-    for block in (1, 5, 64):
-        monkeypatch.setattr(scipy_matrices, "_BLOCK", block)
-        assert convert(x, tmp_path / "d.xmc", labels=y, overwrite=True).fingerprint == whole
-
-
-def csr(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
-    """A csr_array that scipy has not looked at."""
-    matrix = sparse.csr_array(shape, dtype=np.asarray(data).dtype)
-    matrix.data, matrix.indices, matrix.indptr = np.asarray(data), np.asarray(indices), np.asarray(indptr)
-    return matrix
-
-
-ONES = sparse.csr_array(np.ones((2, 2)))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "what"),
-    [
-        (ONES, None, "labels were not"),
-        (np.ones((2, 2)), ONES, "X must be a two-dimensional sparse matrix of scipy, got ndarray"),
-        (ONES, np.ones((2, 2)), "Y must be"),
-        (ONES, "y.npz", "Y must be"),
-        (ONES * 1j, ONES, "real numbers"),
-        (ONES, sparse.csr_array(np.ones((3, 2))), "X has 2 rows and Y has 3"),
-        (csr([1.0, np.nan], [0, 1], [0, 1, 2], (2, 2)), ONES, "value nan in row 1 (from 0)"),
-        (csr([1.0, 1e300], [0, 1], [0, 1, 2], (2, 2)), ONES, "value 1e+300 in row 1 (from 0)"),
-        (ONES, csr([np.nan, 1.0], [0, 1], [0, 1, 2], (2, 2)), "label in row 0 (from 0) is NaN"),
-        (csr([1.0, 1.0], [1, 1], [0, 0, 2], (2, 2)), ONES, "X: row 1 (from 0) has an index twice"),
-        (ONES, csr([0.0, 1.0], [1, 1], [0, 0, 2], (2, 2)), "Y: row 1 (from 0) has an index twice"),
-        (sparse.coo_array((np.ones(2), ([1, 1], [0, 0])), shape=(2, 2)), ONES, "X has an entry twice"),
-        (csr([1.0, 1.0], [0, 2], [0, 1, 2], (2, 2)), ONES, "X: its arrays do not fit its shape"),
-        (csr([1.0, 1.0], [0, -1], [0, 1, 2], (2, 2)), ONES, "do not fit"),
-        (csr([1.0, 1.0], [0, 1], [0, 2, 1], (2, 2)), ONES, "do not fit"),
-        (csr([1.0, 1.0], [0, 1], [0, 1, 9], (2, 2)), ONES, "do not fit"),
-        (csr([1.0, 1.0], [0, 1], [0, 2], (2, 2)), ONES, "do not fit"),
-    ],
-)
-def test_bad_matrices_end_in_one_line(tmp_path: Path, x: Any, y: Any, what: str) -> None:
-    assert what in refused(tmp_path / "d.xmc", x, labels=y)
-
-
-def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
-    good = tmp_path / "good.npz"
-    sparse.save_npz(good, ONES)
-    content = good.read_bytes()
-    plain = tmp_path / "plain.npz"
-    sparse.save_npz(plain, ONES, compressed=False)
-    assert "name the .npz of its labels" in refused(tmp_path / "d.xmc", good)
-    assert "missing.npz" in refused(tmp_path / "d.xmc", good, labels=tmp_path / "missing.npz")
-
-    def npz(name: str, **arrays: Any) -> Path:
-        np.savez(tmp_path / name, **arrays)
-        return tmp_path / f"{name}.npz"
-
-    def head(shape: tuple[int, ...]) -> bytes:
-        file = io.BytesIO()
-        np.lib.format.write_array_header_1_0(file, {"shape": shape, "fortran_order": False, "descr": "<f8"})
-        return file.getvalue()
-
-    lying = tmp_path / "lying.npz"
-    lying.write_bytes(content)
-    with zipfile.ZipFile(lying, "a") as archive:
-        archive.writestr("more.npy", head((10**15,)))
-    array = {"format": b"csc", "shape": (2, 2), "data": [1.0], "indices": [0], "indptr": [0, 1, 1]}
-    bad = {
-        npz("other", a=np.ones(3)): "it has the arrays a",
-        npz("kind", **{**array, "format": b"xyz"}): "format 'xyz'",
-        npz("pickle", **{**array, "data": np.array([{}])}): "not a sparse matrix",
-        npz("shape", **{**array, "shape": (-1, 2)}): "shape -1 x 2",
-        npz("without", **{name: value for name, value in array.items() if name != "indices"}): "not a sparse matrix",
-        npz("outside", **{**array, "indices": [77]}): "do not fit its shape",
-        lying: "an array of shape (1000000000000000,)",
-        write(tmp_path / "cut.npz", content[: len(content) // 2]): "not a sparse matrix",
-        write(
-            tmp_path / "bits.npz", plain.read_bytes().replace(np.ones(4).tobytes(), np.full(4, 3.0).tobytes())
-        ): "CRC",
-        write(tmp_path / "text", TEXT): "not a sparse matrix",
-    }
-    for path, what in bad.items():
-        message = refused(tmp_path / "d.xmc", good, labels=path)
-        assert message.startswith(str(path))
-        assert what in message
-
-
-def test_a_matrix_that_cannot_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    sparse.save_npz(tmp_path / "x.npz", csr(np.zeros(10**7), np.arange(10**7), [0, 10**7, *[10**7] * 4], (5, 10**7)))
-    ones = tmp_path / "y.npz"
-    sparse.save_npz(ones, sparse.csr_array(np.ones((5, 1))))
-    here = xmc_stream.memory.resident() + 150 * 10**6
-    message = refused(tmp_path / "d.xmc", tmp_path / "x.npz", labels=ones, memory_limit=here, kind=MemoryLimitError)
-    assert "x.npz" in message
-    assert "--memory-limit" in message
 
 
 def test_sizes_of_a_header_that_no_memory_holds_are_refused(tmp_path: Path) -> None:

@@ -183,12 +183,14 @@ def _cut(blocks: Iterator[Rows], nnz: int) -> Iterator[Rows]:
 
 
 def _lines(rows: Rows, base: int) -> NDArray[np.uint8]:
-    """Rows as lines of text; base: added to the ids."""
-    from xmc_stream.kernels.format import FEATURE_BYTES, LABEL_BYTES, ROW_BYTES, format_rows
+    """Rows as lines of text; base: added to the features."""
+    from xmc_stream.datasets.text import text_bytes
+    from xmc_stream.kernels.format import write_rows
 
     x_indptr, x_indices, x_data, y_indptr, y_indices = rows
-    out = np.empty(FEATURE_BYTES * len(x_indices) + LABEL_BYTES * len(y_indices) + ROW_BYTES * len(x_indptr), np.uint8)
-    return out[: format_rows(y_indptr, y_indices, x_indptr, x_indices, x_data, base, out)]
+    out = np.empty(text_bytes(len(x_indptr), len(x_indices), len(y_indices), 2**31, 2**31), np.uint8)
+    x_indptr, y_indptr = np.asarray(x_indptr, np.int64), np.asarray(y_indptr, np.int64)
+    return out[: write_rows(x_indptr, x_indices, x_data, y_indptr, y_indices, base, out)]
 
 
 def _jsonl(rows: Rows) -> bytes:
@@ -206,7 +208,7 @@ def _jsonl(rows: Rows) -> bytes:
 FORMATS: dict[str, Any] = {
     "store": None,
     "xmlrepo": lambda rows: (rows, _lines(rows, 0)),
-    "libsvm": lambda rows: (rows, _lines(rows, 1)),  # ids from one, as LIBSVM's own sets have them
+    "libsvm": lambda rows: (rows, _lines(rows, 1)),  # features from one, as LIBSVM's own sets have them
     "jsonl": lambda rows: (rows, _jsonl(rows)),
 }
 ENDINGS = {".xmc": "store", ".txt": "xmlrepo", ".svm": "libsvm", ".jsonl": "jsonl"}

@@ -106,15 +106,20 @@ def convert_report(
 
 
 def taken_over(like: str | Path | Dataset) -> Like:
-    """What a test set takes over from a training set, given by path or opened."""
+    """What a test set takes over from a training set, given by path or opened, or from a model."""
     from xmc_stream.store.dataset import Dataset, open_dataset
+    from xmc_stream.store.model import StoredModel, is_model
 
-    train = like if isinstance(like, Dataset) else open_dataset(like)
+    train: Dataset | StoredModel
+    if isinstance(like, Dataset | StoredModel):
+        train = like
+    else:
+        train = StoredModel(like) if is_model(Path(like)) else open_dataset(like)
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    base = int(train.attributes.get("base", 0))
-    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base)
+    bases = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
+    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, *bases)
 
 
 def opened_source(
@@ -129,9 +134,9 @@ def opened_source(
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.scipy_matrices import ScipyMatrices
+    from xmc_stream.convert.scipy_matrices import open_matrices
 
-    return ScipyMatrices.of_matrices(source, labels, like)
+    return open_matrices(source, labels, Options(**options), like)
 
 
 def _paths(given: Any, what: str) -> tuple[Path, ...]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.jobs.job import Phase, Receipt
+
+if TYPE_CHECKING:
+    from xmc_stream.convert.vectorizer import TextOptions
 
 # Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
 Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
@@ -25,7 +28,8 @@ Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
 class Like:
     """What a test set takes over from its training set, or from a model.
 
-    name: as the user wrote it, for messages; path: of the dataset or model; base: of the ids in its text, 0 or 1.
+    name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
+    ids of features and of labels in its text, 0 or 1.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Like:
     n_labels: int
     normalize: str
     base: int = 0
+    label_base: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Options:
     the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
     that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
     labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
-    say, at least what occurs.
+    say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
+    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features.
     """
 
     labels: tuple[Path, ...] = ()
@@ -54,6 +60,9 @@ class Options:
     drop_unseen: bool = False
     n_features: int | None = None
     n_labels: int | None = None
+    layer: str | None = None
+    label_key: str | None = None
+    text: TextOptions | None = None
 
 
 class Part(Protocol):
@@ -69,6 +78,7 @@ class Part(Protocol):
         """The rows, block by block, one matrix a side; a block is gone when the next one comes.
 
         notes: gets what `Source.settle` must know of the part, as small JSON values; complete when the iterator ends.
+        It comes with "folder", the path of a folder that the part may make for files of its own beside its pieces.
         Raises InputError naming file and line (of the whole file), MemoryLimitError.
         """
 

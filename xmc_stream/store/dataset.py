@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,12 @@ from xmc_stream.store.chunks import ChunkedArray, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
+    local_folder,
     new_store,
 )
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
@@ -75,6 +79,7 @@ class Dataset:
         if not path.exists():
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
+                seal(path.with_name(path.name + ".partial"))
         return SparseMatrix(path)
 
     def feature_counts(self) -> NDArray[np.int64]:
@@ -88,6 +93,14 @@ class Dataset:
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
         return read_small(self._group, "statistics/label_counts")
+
+    def feature_names(self) -> Names | None:
+        """What the features are called, where that is known."""
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """What the labels are called, where that is known."""
+        return open_names(self.path, "labels")
 
 
 def open_dataset(path: str | Path) -> Dataset:
@@ -144,6 +157,12 @@ class DatasetWriter:
         self._feature_counts += other.feature_counts()
         self._label_counts += other.label_counts()
 
+    def copy_beside(self, source: Dataset) -> None:
+        """Copy what a dataset of the same features and labels has beside matrices and statistics: names, vectorizer."""
+        for part in source.path.iterdir():
+            if part.is_dir() and part.name not in ("X", "Y", "statistics"):
+                shutil.copytree(part, local_folder(self._group) / part.name)
+
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
         self.X.close()
@@ -197,6 +216,7 @@ def new_dataset(
         work = path.with_name(path.name + ".partial")
         sizes = writer.finish(work, max_bytes)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
+        seal(work)
 
 
 __all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

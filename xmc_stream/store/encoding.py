@@ -238,11 +238,16 @@ def finish_matrix(
     if len(hashes) == 2:
         # readers see ones: the fill value of chunks that do not exist
         create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
-    fingerprint = hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
+    fingerprint = fingerprint_of(encoding, shape, hashes)
     group.update_attributes(
         {"encoding-type": encoding, "encoding-version": "0.1.0", "shape": list(shape), "fingerprint": fingerprint}
     )
     return fingerprint
+
+
+def fingerprint_of(encoding: str, shape: tuple[int, int], hashes: list[str]) -> str:
+    """What "the same matrix" means: a hash of shape and values, these by the sha256 of indptr, indices and data."""
+    return hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
 
 
 def folder_bytes(path: Path) -> int:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.names import Names, open_names
 
 FORMAT = "xmc_stream model"
 VERSION = 1
@@ -75,7 +77,17 @@ def begin_model(path: Path) -> None:
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
     zarr.open_group(work, mode="a", attributes={"format": FORMAT, "version": VERSION, **attributes})
+    seal(work)
     publish(work, path)
+
+
+def is_model(path: Path) -> bool:
+    """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
+    try:
+        attributes: Mapping[str, Any] = json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return attributes.get("format") == "xmc_stream model"
 
 
 class StoredModel:
@@ -103,6 +115,14 @@ class StoredModel:
     def shape(self) -> tuple[int, int]:
         """(D, K)."""
         return self.n_features, self.n_labels
+
+    def feature_names(self) -> Names | None:
+        """What the features are called, where that is known."""
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """What the labels are called, where that is known."""
+        return open_names(self.path, "labels")
 
     def unit_weights(self, unit: int) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""

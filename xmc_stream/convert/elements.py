@@ -1,0 +1,159 @@
+"""Arrays and strings in HDF5 files and zarr folders, read by ranges: what AnnData is stored in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.numpy_arrays import Stream
+from xmc_stream.errors import InputError, XmcStreamError
+
+WINDOW = 2**18  # items read at a time, rounded up to whole chunks
+STRINGS = 2**14  # strings read at a time
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Any]:
+    """The root of an HDF5 file or zarr folder; what goes wrong in reading it is an InputError."""
+    path = Path(path)
+    with ExitStack() as stack:
+        try:
+            if path.is_dir():
+                from xmc_stream.store.foreign import open_foreign
+
+                root = open_foreign(path)
+            else:
+                root = stack.enter_context(_h5py(path).File(path, "r"))
+            yield root
+        except XmcStreamError:
+            raise
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{path} cannot be read as AnnData ({why}): write it again with a recent anndata"
+            ) from None
+
+
+def _h5py(path: Path) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise InputError(
+            f"{path} is an HDF5 file: install h5py (pip install 'xmc-stream[anndata]') to read it"
+        ) from None
+    return h5py
+
+
+def encoding(element: Any) -> str:
+    """What an element says it is, as "csr_matrix"; an array that says nothing is one."""
+    return str(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
+
+
+@dataclass(frozen=True)
+class ElementArray:
+    """An array in a file, whose rows follow each other if it has two dimensions. step: rows read at a time.
+
+    width: items of a row; n_bytes: of memory that reading it takes.
+    """
+
+    path: str
+    key: str
+    dtype: np.dtype[Any]
+    n_items: int
+    width: int
+    step: int
+    n_bytes: int
+
+    @classmethod
+    def of(cls, path: Path, key: str, array: Any) -> ElementArray:
+        """An array that was opened. Raises ValueError where it is none that can be read."""
+        if hasattr(array, "keys") or array.ndim not in (1, 2):
+            raise ValueError(f"{key} is not an array of one or two dimensions")
+        width = int(array.shape[1]) if array.ndim == 2 else 1
+        chunk = getattr(array, "shards", None) or array.chunks or (1,) * array.ndim
+        rows = max(1, int(chunk[0]))
+        step = -(-max(1, WINDOW // max(width, 1)) // rows) * rows
+        step = max(1, min(step, int(array.shape[0])))
+        dtype = np.dtype(array.dtype)
+        across = -(-width // int(chunk[1])) * int(chunk[1]) if array.ndim == 2 else 1  # chunks are read whole
+        n_bytes = (step * width + 2 * max(rows * across, step * across)) * dtype.itemsize
+        return cls(str(path), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
+
+    def stream(self, start: int, stop: int) -> Stream:
+        """Items [start, stop), which begin and end with a row."""
+        return _ElementStream(self, start // max(self.width, 1), stop // max(self.width, 1))
+
+
+class _ElementStream:
+    def __init__(self, array: ElementArray, start: int, stop: int) -> None:
+        self._array, self._at, self._stop = array, start, stop
+        self._left: NDArray[Any] = np.empty(0, array.dtype)
+        with ExitStack() as stack:
+            self._data = stack.enter_context(opened(array.path))[array.key]
+            self._opened = stack.pop_all()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def take(self, n: int) -> NDArray[Any]:
+        items = np.empty(n, self._array.dtype)
+        filled = 0
+        while filled < n:
+            if not len(self._left):
+                self._left = self._next()
+            m = min(n - filled, len(self._left))
+            items[filled : filled + m] = self._left[:m]
+            self._left = self._left[m:]
+            filled += m
+        return items
+
+    def _next(self) -> NDArray[Any]:
+        """Rows up to the next multiple of a step, so that no chunk is read twice but at the ends of ranges."""
+        step, at = self._array.step, self._at
+        self._at = min((at // step + 1) * step, self._stop)
+        try:
+            rows = np.asarray(self._data[at : self._at]).reshape(-1)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({why}): fetch or write "
+                "it again"
+            ) from None
+        if not len(rows):
+            raise InputError(
+                f"{self._array.path}: {self._array.key} ends early: it was changed meanwhile, convert again"
+            )
+        return rows
+
+    def finish(self) -> list[int]:
+        """Nothing: the chunks' own checksums, where they have some, are compared by their libraries."""
+        return []
+
+
+def n_strings(element: Any) -> int:
+    """Length of a column of strings or other values."""
+    return int((element["values"] if hasattr(element, "keys") else element).shape[0])
+
+
+def strings(element: Any) -> Iterator[list[str | None]]:
+    """A column as strings, in windows: numbers in decimal, None where the column has a mask that is set."""
+    values, mask = (element["values"], element["mask"]) if hasattr(element, "keys") else (element, None)
+    text = values.asstr() if hasattr(values, "asstr") and values.dtype.kind in "OS" else values
+    for start in range(0, int(values.shape[0]), STRINGS):
+        window: list[str | None] = [str(value) for value in text[start : start + STRINGS].tolist()]
+        if mask is not None:
+            missing = np.asarray(mask[start : start + STRINGS]).tolist()
+            window = [None if gone else value for value, gone in zip(window, missing, strict=True)]
+        yield window

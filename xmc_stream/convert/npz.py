@@ -1,0 +1,279 @@
+"""Files of scipy.sparse.save_npz, a CSR matrix in bounded memory: the arrays in the zip file are read side by side.
+
+Stored (uncompressed) arrays are read by ranges like files of their own, deflated ones as streams. Their checksums are
+compared either way. A matrix of another format is loaded whole, and made CSR.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.numpy_arrays import (
+    Array,
+    CSRSide,
+    FileArray,
+    Head,
+    Stream,
+    check_file,
+    check_real,
+    csr_reader,
+    read_head,
+)
+from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
+from xmc_stream.convert.sides import Matrices, Side
+from xmc_stream.convert.source import Like, Options
+from xmc_stream.errors import InputError
+
+NAME = "npz"
+
+_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
+_FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
+_LARGEST_DIRECTORY = 2**20
+_END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
+_STEP = 2**20  # bytes inflated at a time
+_REVERSED_POLYNOMIAL = 0xEDB88320  # of CRC-32
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """A zip file, whatever its name."""
+    return head.startswith(_MAGIC)
+
+
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> Matrices:
+    """Features in .npz files and labels in any files of matrices. Raises InputError."""
+    from xmc_stream.convert.labels import label_sides
+
+    return Matrices([open_side(path) for path in paths], label_sides(paths, options), options, like)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An array in the zip file. offset: of its first byte, header included, where it is stored; None if deflated."""
+
+    head: Head
+    info: zipfile.ZipInfo
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class _ZipArray:
+    """A deflated array, read from its beginning on."""
+
+    path: str
+    member: str
+    skip: int
+    dtype: np.dtype[Any]
+    n_items: int
+
+    def stream(self, start: int, stop: int) -> Stream:
+        """The items; start is 0."""
+        return _ZipStream(self)
+
+
+class _ZipStream:
+    def __init__(self, array: _ZipArray) -> None:
+        self._array = array
+        with _reading(array.path), ExitStack() as opened:
+            archive = opened.enter_context(zipfile.ZipFile(array.path))
+            self._file = opened.enter_context(archive.open(array.member))
+            self._file.read(array.skip)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def take(self, n: int) -> NDArray[Any]:
+        items = np.empty(n, self._array.dtype)
+        view = memoryview(items.view(np.uint8))  # type: ignore[arg-type]
+        with _reading(self._array.path):
+            while view.nbytes:
+                content = self._file.read(min(_STEP, view.nbytes))
+                if not content:
+                    raise EOFError("it ends early")
+                view[: len(content)] = content
+                view = view[len(content) :]
+        return items
+
+    def finish(self) -> list[int]:
+        """The checksum is compared by the zip file's reader when it reaches the end."""
+        with _reading(self._array.path):
+            while self._file.read(_STEP):
+                pass
+        return []
+
+
+class NpzSide(CSRSide):
+    """A CSR matrix in a zip file."""
+
+    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Compare the checksums of stored arrays, joined from those of the parts. Raises InputError."""
+        if not notes or "checksums" not in notes[0]:
+            return
+        with _reading(self.name):
+            members = _members(Path(self.name))
+            for place, name in enumerate(("indptr", "indices", "data")):
+                head = members[name].head
+                crc = head.crc
+                for part in notes:
+                    crc = _joined(crc, *part["checksums"][place])
+                if crc != members[name].info.CRC:
+                    raise ValueError(f"Bad CRC-32 of {name}.npy")
+
+
+def open_side(path: Path) -> Side:
+    """The matrix in a .npz, by its directory and the headers of its arrays. Raises InputError."""
+    name = str(path)
+    with _reading(path):
+        members = _members(path)
+        heads = {name: member.head for name, member in members.items()}
+        shapes = {name: head.shape for name, head in heads.items()}
+        if not {"format", "shape", "data"} <= set(heads) or shapes["format"] != () or shapes["shape"] != (2,):
+            raise ValueError(f"it has the arrays {', '.join(sorted(heads)) or '(none)'}")
+        form, shape = (_small(path, members[name]) for name in ("format", "shape"))
+        kind = form.item().decode("ascii") if form.dtype.kind == "S" else str(form.item())
+        if kind not in _FORMATS or shape.dtype.kind not in "iu" or min(shape) < 0:
+            raise ValueError(f"format {kind!r}, shape {' x '.join(map(str, shape))}")
+        n_rows, n_columns = (int(n) for n in shape)
+        check_real(heads["data"].dtype, name)
+        if kind == "csr":
+            for key in ("indptr", "indices", "data"):
+                if key not in heads or len(heads[key].shape) != 1:
+                    raise ValueError(f"no one-dimensional array {key}")
+            stored = all(members[key].offset is not None for key in ("indptr", "indices", "data"))
+            arrays = [_array(path, members[key], stored) for key in ("indptr", "indices", "data")]
+            reader = csr_reader(name, arrays[0], arrays[1], arrays[2], n_rows)
+            return NpzSide(name, "scipy npz", (path,), n_columns, reader, stored)
+    entries, dtype = heads["data"].n_items, heads["data"].dtype
+    held = sum(head.n_items * head.dtype.itemsize for head in heads.values())
+    # scipy may turn indices of int64 into int32 when it puts the arrays together
+    held += sum(4 * head.n_items for array, head in heads.items() if array != "data")
+    held += csr_bytes(entries, dtype, n_rows)
+    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, held, load)
+
+
+def load(path: Path) -> Any:
+    """The matrix in a .npz, whole."""
+    from scipy import sparse
+
+    with _reading(path):
+        return sparse.load_npz(path)
+
+
+def _members(path: Path) -> dict[str, _Member]:
+    """The arrays in the zip file, by name. Raises ValueError where it is not one of NumPy's."""
+    members: dict[str, _Member] = {}
+    check_file(path)
+    with open(path, "rb") as raw:
+        if _directory_size(raw) > _LARGEST_DIRECTORY:
+            raise ValueError("more files in it than a matrix has")
+        raw.seek(0)
+        with zipfile.ZipFile(raw) as archive:
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"compression {info.compress_type} of {info.filename}")
+                with archive.open(info) as file:
+                    head = read_head(file, info.file_size)
+                array = info.filename.removesuffix(".npy")
+                if array in members:
+                    raise ValueError(f"{info.filename} stands in it twice")
+                offset = _data_offset(raw, info) if info.compress_type == zipfile.ZIP_STORED else None
+                members[array] = _Member(head, info, offset)
+    return members
+
+
+def _directory_size(file: IO[bytes]) -> int:
+    """Bytes of a zip file's directory, which is read whole, as the records at the end promise."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - 2**16 - 200))
+    tail = file.read()
+    most = 0
+    for magic, form in (_END, _END64):
+        at = tail.rfind(magic)
+        if 0 <= at <= len(tail) - struct.calcsize(form):
+            most = max(most, int(struct.unpack_from(form, tail, at)[0]))
+    return most
+
+
+def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
+    """Where a stored array's bytes begin, all of which must be in the file."""
+    file.seek(info.header_offset + 26)
+    lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))
+    offset = info.header_offset + 30 + sum(lengths)
+    if info.compress_size != info.file_size or offset + info.file_size > file.seek(0, 2):
+        raise ValueError(f"{info.filename} goes beyond its end")
+    return offset
+
+
+def _array(path: Path, member: _Member, stored: bool) -> Array:
+    """An array of one dimension that must fill its member; read as a stream unless all are stored."""
+    head, info = member.head, member.info
+    if head.n_bytes + head.n_items * head.dtype.itemsize != info.file_size:
+        raise ValueError(f"an array of shape {head.shape} and type {head.dtype} in {info.file_size} bytes")
+    if member.offset is None or not stored:
+        return _ZipArray(str(path), info.filename, head.n_bytes, head.dtype, head.n_items)
+    return FileArray(str(path), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
+
+
+def _small(path: Path, member: _Member) -> NDArray[Any]:
+    """An array of a few bytes, whole."""
+    head = member.head
+    n_bytes = head.n_items * head.dtype.itemsize
+    if not 0 < n_bytes <= 64 or head.dtype.kind not in "SUiu":
+        raise ValueError(f"{member.info.filename} of type {head.dtype}")
+    with zipfile.ZipFile(path) as archive, archive.open(member.info) as file:
+        content = file.read(head.n_bytes + n_bytes + 1)[head.n_bytes :]
+    return np.frombuffer(content, head.dtype).reshape(head.shape)
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Put errors of reading a .npz into words."""
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
+    except (
+        ValueError, LookupError, TypeError, EOFError, RuntimeError, NotImplementedError, OverflowError, struct.error,
+        zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        why = " ".join(str(error).split())[:200]
+        raise InputError(f"{path} is not a sparse matrix of scipy.sparse.save_npz ({why}): save it again") from None
+
+
+def _joined(first: int, second: int, n_bytes: int) -> int:
+    """CRC-32 of two stretches of bytes from those of each, the second n_bytes long: first x^(8 n) + second mod P."""
+    factor, power = 1 << 31, 1 << 23  # x^0 and x^8: the highest bit is the lowest power
+    while n_bytes:
+        if n_bytes & 1:
+            factor = _product(factor, power)
+        power = _product(power, power)
+        n_bytes >>= 1
+    return _product(first, factor) ^ second
+
+
+def _product(a: int, b: int) -> int:
+    """a b mod P of polynomials over GF(2)."""
+    total = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            total ^= b
+        b = b >> 1 ^ (_REVERSED_POLYNOMIAL if b & 1 else 0)
+    return total

@@ -1,0 +1,160 @@
+"""Names of features and labels, and how text becomes features: as much as there is of them, read by ranges.
+
+Names are a group of two arrays: `bytes`, the UTF-8 of all names in turn, and `ends`, where each ends in it. A
+vectorizer is a group with its options as attributes and the array `idf`, in the order of the features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
+
+CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
+WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
+WINDOW = 2**13  # names read at a time
+_WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
+
+
+class NamesWriter:
+    """Appends names to a new group; n: how many so far."""
+
+    def __init__(self, group: zarr.Group) -> None:
+        self._bytes = ArrayWriter(group, "bytes", np.uint8, CHUNK_BYTES)
+        self._ends = ArrayWriter(group, "ends", np.int64, CHUNK_BYTES)
+        self._end = 0
+        self.n = 0
+
+    def append(self, names: Sequence[bytes]) -> None:
+        """Add names, in UTF-8."""
+        if not names:
+            return
+        ends = self._end + np.cumsum(np.fromiter(map(len, names), np.int64, len(names)))
+        self._bytes.append(np.frombuffer(b"".join(names), np.uint8))
+        self._ends.append(ends)
+        self._end = int(ends[-1])
+        self.n += len(names)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._bytes.close()
+        self._ends.close()
+
+
+@contextmanager
+def new_names(path: Path) -> Iterator[NamesWriter]:
+    """Names under construction, under their name when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_store(path, {"encoding": "utf-8"}) as group:
+        writer = NamesWriter(group)
+        yield writer
+        writer.close()
+
+
+class Names:
+    """Opened names, numbered from zero. Raises StoreError where there are none, or they are damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            group = zarr.open_group(path, mode="r")
+            self._bytes, self._ends = (ChunkedArray(group[name]) for name in ("bytes", "ends"))  # type: ignore[arg-type]
+        except (FileNotFoundError, ValueError, KeyError, zarr.errors.GroupNotFoundError):
+            raise StoreError(f"{path} holds no names: the store is damaged; make it again") from None
+
+    def __len__(self) -> int:
+        return self._ends.size
+
+    def read(self, start: int, stop: int) -> list[str]:
+        """Names [start, stop)."""
+        return [name.decode() for name in self.read_bytes(start, stop)]
+
+    def read_bytes(self, start: int, stop: int) -> list[bytes]:
+        """Names [start, stop) in UTF-8."""
+        if start >= stop:
+            return []
+        ends = self._bounds(start, stop)
+        blob = self._bytes.read(ends[0], ends[-1]).tobytes()
+        return [blob[a - ends[0] : b - ends[0]] for a, b in itertools.pairwise(ends)]
+
+    def _bounds(self, start: int, stop: int) -> list[int]:
+        """Where name `start` begins and where it and those before `stop` end."""
+        ends = self._ends.read(max(start - 1, 0), stop).tolist()
+        return ends if start else [0, *ends]
+
+    def windows(self) -> Iterator[list[bytes]]:
+        """All names in UTF-8, some thousands at a time."""
+        start = 0
+        while start < len(self):
+            ends = self._bounds(start, min(start + WINDOW, len(self)))
+            n = int(np.searchsorted(ends, ends[0] + _WINDOW_BYTES, side="right")) - 1
+            stop = start + max(1, n)
+            yield self.read_bytes(start, stop)
+            start = stop
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode() for window in self.windows() for name in window)
+
+    def take(self, ids: NDArray[np.int64]) -> list[str]:
+        """The names of ascending ids without repetition, in one sweep."""
+        ones = np.ones(len(ids), np.int64)
+        begins, ends = np.zeros(len(ids), np.int64), np.empty(len(ids), np.int64)
+        self._ends.read_ranges(ids, ones, ends)
+        inner = ids > 0
+        gathered = np.empty(int(inner.sum()), np.int64)
+        self._ends.read_ranges(ids[inner] - 1, ones[inner], gathered)
+        begins[inner] = gathered
+        lengths = ends - begins
+        blob_array = np.empty(int(lengths.sum()), np.uint8)
+        self._bytes.read_ranges(begins, lengths, blob_array)
+        blob = blob_array.tobytes()
+        stops = np.cumsum(lengths).tolist()
+        return [blob[b - n : b].decode() for b, n in zip(stops, lengths.tolist(), strict=True)]
+
+
+def open_names(store: Path, kind: str) -> Names | None:
+    """The names of `kind` ("features" or "labels") that a dataset or model keeps, or None."""
+    path = store / "names" / kind
+    return Names(path) if path.exists() else None
+
+
+@contextmanager
+def new_vectorizer(path: Path, options: Mapping[str, Any]) -> Iterator[ArrayWriter]:
+    """A vectorizer under construction; what is given takes its idf (D,), float64, in turn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_store(path, options) as group:
+        idf = ArrayWriter(group, "idf", np.float64, CHUNK_BYTES)
+        yield idf
+        idf.close()
+
+
+def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
+    """Options and idf of the vectorizer that a dataset or model keeps, or None."""
+    path = store / "vectorizer"
+    if not path.exists():
+        return None
+    try:
+        group = zarr.open_group(path, mode="r")
+        return dict(group.attrs), ChunkedArray(group["idf"])  # type: ignore[arg-type]
+    except (FileNotFoundError, ValueError, KeyError, zarr.errors.GroupNotFoundError):
+        raise StoreError(f"{path} is not a vectorizer: the store is damaged; make it again") from None
+
+
+def copy_vocabulary(source: Path, target: Path) -> None:
+    """Copy vectorizer and names from one store into another under construction, where they replace what is there."""
+    for name in ("vectorizer", "names"):
+        shutil.rmtree(target / name, ignore_errors=True)
+        if (source / name).exists():
+            shutil.copytree(source / name, target / name)
+            fsync_tree(target / name)
