@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import gzip
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_svmlight_file
 from sklearn.svm import LinearSVC
 
 from xmc_stream.errors import InputError
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.jobs.check import check_jobs
+from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
+from xmc_stream.store.encoding import folder_bytes
 
 ROOT = Path(__file__).parent.parent
 TOOL = ROOT / "tools" / "make_synthetic.py"
@@ -97,6 +102,67 @@ def test_text_and_store_agree(tmp_path: Path, suffix: str) -> None:
     )
 
 
+def test_libsvm_text_is_read_by_others(tmp_path: Path) -> None:
+    X, Y = dense(open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=700, **SMALL)))
+    text = tool.make_synthetic(tmp_path / "a.svm.gz", n_samples=700, **SMALL)
+    got, labels = load_svmlight_file(str(text), n_features=2000, multilabel=True, zero_based=False, dtype=np.float32)
+    np.testing.assert_array_equal(got.toarray(), X)
+    assert [[int(label) - 1 for label in row] for row in labels] == [list(np.flatnonzero(row)) for row in Y]
+
+
+def test_words_of_json_lines_are_the_features(tmp_path: Path) -> None:
+    X, Y = dense(open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=300, **SMALL)))
+    text = tool.make_synthetic(tmp_path / "a.jsonl", n_samples=300, **SMALL)
+    rows = [json.loads(line) for line in text.read_text().splitlines()]
+    assert [row["target_ind"] for row in rows] == [list(np.flatnonzero(y)) for y in Y]
+    words = [[int(word[1:]) for word in row["content"].split()] for row in rows]
+    assert [sorted(set(row)) for row in words] == [list(np.flatnonzero(x)) for x in X]
+    assert sum(map(len, words)) > 1.02 * np.count_nonzero(X)  # some stand more than once
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_threads_do_not_show(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(tool, "THREADS", threads)
+        contents.append(tool.make_synthetic(tmp_path / name, n_samples=5000, overwrite=True, **SMALL).read_bytes())
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_a_logical_store_is_its_rows_repeated_on_the_disk_of_one(tmp_path: Path) -> None:
+    sizes = {"n_features": 3000, "n_labels": 50, "features_per_sample": 300}
+    done: dict[str, Any] = {}
+    path = tool.make_synthetic(
+        tmp_path / "a.xmc", size="60MB", logical="180MB", n_test_samples=9, summary=done, **sizes
+    )
+    data = open_dataset(path)
+    n = data.n_samples // 3
+    x, y = data.X_rows().block(0, n), data.Y_rows().block(0, n)
+    assert (data.X_rows().nnz, len(x.indices)) == (3 * 2**23, 2**23)
+    assert (done["n_samples"], done["nnz_features"], done["nnz_labels"]) == (3 * n, 3 * 2**23, 3 * len(y.indices))
+    # the bytes are those of a store that was written without links
+    attributes = {key: data.attributes[key] for key in ("source", "normalize")}
+    with new_dataset(tmp_path / "b.xmc", 3000, 50, attributes) as writer:
+        for _ in range(3):
+            writer.append(x.indptr, x.indices, x.values, y.indptr, y.indices)
+    names = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    assert names == sorted(f.relative_to(tmp_path / "b.xmc") for f in (tmp_path / "b.xmc").rglob("*") if f.is_file())
+    assert filecmp.cmpfiles(path, tmp_path / "b.xmc", map(str, names), shallow=False)[0] == list(map(str, names))
+    for job in check_jobs(data):
+        job.run()
+    assert sum(block.n for block in data.X_rows().blocks(2**24)) == 3 * n
+    on_disk = {s.st_ino: s.st_size for s in (file.stat() for file in path.rglob("*"))}
+    assert sum(on_disk.values()) < 1.1 * 8 * 2**23 < 0.4 * folder_bytes(path)
+    # and its rows are the beginning of those of any other set, the last one cut and of length one again
+    shutil.rmtree(tmp_path / "b.xmc")
+    few = open_dataset(tool.make_synthetic(tmp_path / "few.xmc", n_samples=n, **sizes)).X_rows()
+    last = int(x.indptr[-2])
+    np.testing.assert_array_equal(few.block(0, n - 1).values, x.values[:last])
+    np.testing.assert_array_equal(few.block(0, n).indices[: 2**23], x.indices)
+    assert np.linalg.norm(x.values[last:]) == pytest.approx(1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a-test.xmc", "a.xmc", "few.xmc"]
+
+
 def test_rows_are_sorted_unique_and_normalised(tmp_path: Path) -> None:
     data = open_dataset(tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, **SMALL))
     for matrix in (data.X_rows(), data.Y_rows()):
@@ -160,6 +226,12 @@ def test_a_linear_model_learns(tmp_path: Path) -> None:
         ({"labels_per_sample": 0.5}, "--labels-per-sample 0.5 is not"),
         ({"n_features": 10**6, "features_per_sample": 2 * 10**5}, "lower --features-per-sample"),
         ({"seed": -1}, "--seed -1 is not"),
+        ({"format": "libsvm"}, "--format libsvm does not go"),
+        ({"format": "csv"}, "--format csv does not go"),
+        ({"logical": "3"}, "needs --size"),
+        ({"logical": "0", "size": "1MB", "n_samples": None}, "--logical 0 is 0 times"),
+        ({"logical": "9000TB", "size": "1MB", "n_samples": None}, "not 1 to"),
+        ({"logical": "many", "size": "1MB", "n_samples": None}, "many"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -17,7 +17,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.errors import InputError, MemoryLimitError, StoreError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
 from xmc_stream.store.encoding import new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
@@ -29,7 +29,6 @@ from xmc_stream.store.predictions import (
     finish_predictions,
     write_predictions,
 )
-from xmc_stream.store.transpose import transpose
 
 N, D, K = 300, 70, 40
 ATTRIBUTES = {"source": "train.txt", "normalisation": "l2"}
@@ -131,28 +130,12 @@ def test_X_by_columns_is_made_when_first_asked_for_and_then_kept(tmp_path: Path,
     assert kept.stat().st_mtime_ns == before
 
 
-def test_a_transposition_in_many_passes_writes_the_same_bytes_as_in_one(tmp_path: Path, X: Any, Y: Any) -> None:
-    dataset = make(tmp_path / "d.xmc", X, Y, max_bytes=600)
-    rows, columns = dataset.X_rows(), []
-    for name, max_bytes in (("one", 2**26), ("many", 600)):
-        with new_store(tmp_path / name, {}) as group:
-            before = rows.bytes_read
-            transpose(rows, dataset.feature_counts(), group, max_bytes)
-            columns.append(rows.bytes_read - before)
-    assert columns[1] > 5 * columns[0]  # it read the rows again and again
-    assert files(tmp_path / "one") == files(tmp_path / "many")
-    assert files(make(tmp_path / "e.xmc", X, Y).path) == files(dataset.path)
-    assert dataset.X_columns(600).attributes == SparseMatrix(tmp_path / "one").attributes
-
-
-def test_a_column_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
-    X = sp.csr_matrix(np.ones((1000, 1), np.float32))
-    dataset = make(tmp_path / "d.xmc", X, X)
-    with pytest.raises(MemoryLimitError) as caught:
-        dataset.X_columns(max_bytes=8000)
-    one_line(caught, "8 kB", "--memory-limit", dataset.path)
-    assert [p.name for p in (dataset.path / "X").iterdir() if p.is_dir()] == ["rows"]
-    equal(loaded(dataset.X_columns(max_bytes=12_000)), X.tocsc())
+def test_rows_whose_chunks_are_not_full_are_not_linked(tmp_path: Path, X: Any, Y: Any) -> None:
+    small = make(tmp_path / "a.xmc", X, Y)
+    with pytest.raises(StoreError) as caught, new_dataset(tmp_path / "b.xmc", D, K, {}) as writer:
+        writer.link(small)
+    one_line(caught, small.path, "cannot be linked")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.xmc"]
 
 
 @settings(max_examples=4, deadline=None)

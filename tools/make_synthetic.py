@@ -1,9 +1,11 @@
-"""Synthetic XMC data of any size, straight into a dataset store or an XMLRepo text file, in bounded memory.
+"""Synthetic XMC data of any size, straight into a dataset store or a text file, in bounded memory.
 
 A sample mentions some labels and is given all but one, which keeps what any model can reach under 100 %. A quarter of
 its words are features that those labels own, the rest follow a power law; values are (1 + log tf) idf, l2-normalised.
+With --logical a store repeats its rows by hard links to its chunk files, for proofs of scale without the disk.
 
     python tools/make_synthetic.py big.xmc --size 2GB --features 200000 --labels 8192 --test-samples 20000
+    python tools/make_synthetic.py huge.xmc --size 10GB --logical 100GB --features 200000 --labels 8192
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +29,19 @@ from tqdm import tqdm
 
 from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.memory import parse_size, peak_resident
-from xmc_stream.store.dataset import new_dataset
+from xmc_stream.store.dataset import new_dataset, open_dataset
+from xmc_stream.store.encoding import CHUNK_BYTES
 
 BLOCK_CELLS = 2**17  # draws of a block, few enough for the cache; its rows follow from them and the parameters alone
 OWNED = 24  # characteristic features of a label
 SIGNAL = 4  # every fourth draw is of a characteristic feature
 HELD_BACK = 0.2  # share of samples that are not given the label they mention most; the others lose the least mentioned
+THREADS = 2  # that draw blocks; results do not depend on it
+FULL_CHUNK = CHUNK_BYTES // 4  # values
+MOST_LINKS = 60_000  # to a file, on common file systems
 TOP_LABEL, TOP_FEATURE = 0.04, 0.35  # share of the samples with the most frequent label, and background feature
+
+Rows = tuple[NDArray[Any], ...]  # indptr, indices, data of X; indptr, indices of Y
 
 
 def _rng(seed: int, *key: int) -> np.random.Generator:
@@ -68,10 +78,22 @@ class _PowerLaw:
 
 
 class _Generator:
-    """Blocks of rows, each from (seed, split, block) and the parameters alone; tables of 8 D + 4 K bytes."""
+    """Blocks of rows, each from (seed, split, block) and the parameters alone; tables of 8 D + 4 K bytes.
 
-    def __init__(self, n_features: int, n_labels: int, per_sample: float, labels_per_sample: float, seed: int) -> None:
+    weighted: values are TF-IDF weights, else tf itself.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_labels: int,
+        per_sample: float,
+        labels_per_sample: float,
+        seed: int,
+        weighted: bool = True,
+    ) -> None:
         self.n_features, self.n_labels, self.mean_labels, self.seed = n_features, n_labels, labels_per_sample, seed
+        self._weighted = weighted
         self._features = _PowerLaw(n_features, TOP_FEATURE / per_sample)
         self._labels = _PowerLaw(n_labels, TOP_LABEL / labels_per_sample)
         self.top_label = min(1, 1.2 * labels_per_sample * math.log1p(1 / self._labels.offset) / self._labels.scale)
@@ -87,7 +109,7 @@ class _Generator:
             self.block_rows = max(1, min(8192, BLOCK_CELLS // int(1.5 * self._draws + 2 * labels_per_sample)))
             self._draws *= per_sample * self.block_rows / len(self._rows(_rng(seed, 4))[1])
 
-    def _rows(self, rng: np.random.Generator) -> tuple[NDArray[Any], ...]:
+    def _rows(self, rng: np.random.Generator) -> Rows:
         n = self.block_rows
         # from half the mean to one and a half: a grid in random order, so that every block has the same mean
         lengths = np.maximum(1, ((rng.permutation(n) + 0.5) / n + 0.5) * self._draws).astype(np.int64)
@@ -112,49 +134,109 @@ class _Generator:
         indices, tf = indices[indices < self.n_features], tf[indices < self.n_features]
         distinct = np.count_nonzero(new, axis=1) - (lengths < cells.shape[1])
         indptr = np.concatenate([[0], np.cumsum(distinct)])
-        data = (1 + np.log(np.arange(1, tf.max() + 1, dtype=np.float32)))[tf - 1] * self._idf[indices]
-        norms = np.sqrt(np.add.reduceat(data * data, indptr[:-1], dtype=np.float64))
-        data *= np.repeat((1 / norms).astype(np.float32), distinct)
+        data = tf.astype(np.float32)
+        if self._weighted:
+            data = (1 + np.log(np.arange(1, tf.max() + 1, dtype=np.float32)))[tf - 1] * self._idf[indices]
+            norms = np.sqrt(np.add.reduceat(data * data, indptr[:-1], dtype=np.float64))
+            data *= np.repeat((1 / norms).astype(np.float32), distinct)
         given = np.ones(len(labels), np.bool_)
         given[np.where(rng.random(n) < HELD_BACK, firsts, firsts + mentioned - 1)] = False
         pairs = np.unique((np.repeat(np.arange(n), mentioned) * self.n_labels + labels)[given])
         y_indptr = np.searchsorted(pairs, np.arange(n + 1) * self.n_labels)
         return indptr, indices, data, y_indptr, (pairs % self.n_labels).astype(np.int32)
 
-    def blocks(self, split: int, n_samples: int) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The first n_samples rows of split 0 (train) or 1 (test): indptr, indices, data of X; indptr, indices of Y."""
-        with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._rows, _rng(self.seed, split, 0))  # a block is drawn while the last is written
+    def blocks(self, split: int, n_samples: int, form: Callable[[Rows], Any] = lambda rows: rows) -> Iterator[Any]:
+        """The first n_samples rows of split 0 (train) or 1 (test), in blocks, each in the form that `form` gives it."""
+
+        def block(start: int) -> Any:
+            x_indptr, x_indices, x_data, y_indptr, y_indices = self._rows(
+                _rng(self.seed, split, start // self.block_rows)
+            )
+            n = min(self.block_rows, n_samples - start)
+            x, y = x_indptr[n], y_indptr[n]
+            return form((x_indptr[: n + 1], x_indices[:x], x_data[:x], y_indptr[: n + 1], y_indices[:y]))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            ahead: deque[Future[Any]] = deque()
             for start in range(0, n_samples, self.block_rows):
-                x_indptr, x_indices, x_data, y_indptr, y_indices = ahead.result()
-                ahead = pool.submit(self._rows, _rng(self.seed, split, start // self.block_rows + 1))
-                n = min(self.block_rows, n_samples - start)
-                x, y = x_indptr[n], y_indptr[n]
-                yield x_indptr[: n + 1], x_indices[:x], x_data[:x], y_indptr[: n + 1], y_indices[:y]
+                ahead.append(pool.submit(block, start))
+                if len(ahead) > 2 * THREADS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+
+def _cut(blocks: Iterator[Rows], nnz: int) -> Iterator[Rows]:
+    """Rows with `nnz` values in X together: the last row keeps the first of its values, scaled to length one."""
+    for rows in blocks:
+        x_indptr, x_indices, x_data, y_indptr, y_indices = rows
+        if x_indptr[-1] < nnz:
+            nnz -= int(x_indptr[-1])
+            yield rows
+            continue
+        n = int(np.searchsorted(x_indptr, nnz))  # rows that are needed, the last one whole or not
+        x_indptr, x_data = np.append(x_indptr[:n], nnz), x_data[:nnz].copy()
+        last = x_data[x_indptr[-2] :]
+        last /= np.linalg.norm(last)
+        yield x_indptr, x_indices[:nnz], x_data, y_indptr[: n + 1], y_indices[: y_indptr[n]]
+        return
+
+
+def _lines(rows: Rows, base: int) -> NDArray[np.uint8]:
+    """Rows as lines of text; base: added to the features."""
+    from xmc_stream.datasets.text import text_bytes
+    from xmc_stream.kernels.format import write_rows
+
+    x_indptr, x_indices, x_data, y_indptr, y_indices = rows
+    out = np.empty(text_bytes(len(x_indptr), len(x_indices), len(y_indices), 2**31, 2**31), np.uint8)
+    x_indptr, y_indptr = np.asarray(x_indptr, np.int64), np.asarray(y_indptr, np.int64)
+    return out[: write_rows(x_indptr, x_indices, x_data, y_indptr, y_indices, base, out)]
+
+
+def _jsonl(rows: Rows) -> bytes:
+    """Rows as JSON lines: {"content": "w7 w7 w12", "target_ind": [3, 8]}; words as often as the data say."""
+    x_indptr, x_indices, x_data, y_indptr, y_indices = rows
+    words = [f"w{j} " * tf for j, tf in zip(x_indices.tolist(), x_data.astype(int).tolist(), strict=True)]
+    lines = []
+    for i, (x, y) in enumerate(zip(x_indptr[1:], y_indptr[1:], strict=True)):
+        content = "".join(words[x_indptr[i] : x]).rstrip()
+        lines.append(f'{{"content": "{content}", "target_ind": {y_indices[y_indptr[i] : y].tolist()}}}\n')
+    return "".join(lines).encode()
+
+
+# by name: rows with their text; None of the store
+FORMATS: dict[str, Any] = {
+    "store": None,
+    "xmlrepo": lambda rows: (rows, _lines(rows, 0)),
+    "libsvm": lambda rows: (rows, _lines(rows, 1)),  # features from one, as LIBSVM's own sets have them
+    "jsonl": lambda rows: (rows, _jsonl(rows)),
+}
+ENDINGS = {".xmc": "store", ".txt": "xmlrepo", ".svm": "libsvm", ".jsonl": "jsonl"}
+ENDINGS |= {f"{ending}.gz": name for ending, name in ENDINGS.items() if name != "store"}
 
 
 @contextmanager
-def _text(path: Path, n_samples: int, n_features: int, n_labels: int) -> Iterator[Callable[..., None]]:
-    """A function that appends rows to an XMLRepo file, which gets its name when the block ends well."""
+def _text(path: Path, header: str) -> Iterator[Any]:
+    """A file to write text into, compressed if the name ends in .gz; it gets its name when the block ends well."""
     work = path.with_name(path.name + ".partial")
     try:
         with open(work, "wb") as raw, ExitStack() as stack:
             file: Any = raw
             if path.suffix == ".gz":  # no name or time inside: equal data make equal files
                 file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
-            file.write(f"{n_samples} {n_features} {n_labels}\n".encode())
-
-            def append(x_indptr: Any, x_indices: Any, x_data: Any, y_indptr: Any, y_indices: Any) -> None:
-                # nine digits: float32 comes back unchanged
-                pairs = [f"{j}:{value:.9g}" for j, value in zip(x_indices.tolist(), x_data.tolist(), strict=True)]
-                labels = y_indices.astype(str)
-                for i, (x, y) in enumerate(zip(x_indptr[1:], y_indptr[1:], strict=True)):
-                    file.write(f"{','.join(labels[y_indptr[i] : y])} {' '.join(pairs[x_indptr[i] : x])}\n".encode())
-
-            yield append
+            file.write(header.encode())
+            yield file
         work.replace(path)
     finally:
         work.unlink(missing_ok=True)
+
+
+def _factor(logical: str, base_bytes: int) -> int:
+    """How often a logical store repeats its base: a plain number, or as often as gives a size of X."""
+    times = int(logical) if logical.isdecimal() else math.ceil(parse_size(logical) / base_bytes)
+    if not 1 <= times <= MOST_LINKS:
+        raise InputError(f"--logical {logical} is {times} times the base, not 1 to {MOST_LINKS}: change it or --size")
+    return times
 
 
 def make_synthetic(
@@ -168,13 +250,17 @@ def make_synthetic(
     n_test_samples: int = 0,
     size: str | float | None = None,
     seed: int = 0,
+    format: str | None = None,
+    logical: str | None = None,
     overwrite: bool = False,
     summary: dict[str, Any] | None = None,
 ) -> Path:
-    """Write synthetic data to `target` (.xmc, .txt or .txt.gz) and, if asked for, test data beside it; returns target.
+    """Write synthetic data to `target` and, if asked for, test data beside it; returns target.
 
-    size: in place of n_samples, the bytes of X at 8 a non-zero. summary: gets what --json prints. A row does not depend
-    on how many there are: a smaller set is the beginning of a larger one.
+    size: in place of n_samples, the bytes of X at 8 a non-zero. format: a key of FORMATS, by default from the name.
+    logical: repeat the rows so often, or up to a size of X, by hard links; `size` is that of the rows made, and rounded so
+    that they fill chunks. summary: gets what --json prints. A row does not depend on how many there are: a smaller set is
+    the beginning of a larger one.
     """
     began = time.perf_counter()
     for name, value, low, high in (
@@ -192,33 +278,61 @@ def make_synthetic(
         raise InputError("the number of samples is not clear: give either --samples or --size")
     n_train = n_samples or max(1, int(parse_size(size or 0) / (8 * features_per_sample)))
     path = Path(target)
-    suffix = next((s for s in (".xmc", ".txt.gz", ".txt") if path.name.endswith(s)), None)
-    if suffix is None or not path.parent.is_dir():
-        raise InputError(f"{target} does not end in .xmc, .txt or .txt.gz, or its folder does not exist: change it")
-    paths = path, path.with_name(path.name.removesuffix(suffix) + "-test" + suffix)
+    ending = next((e for e in ENDINGS if path.name.endswith(e)), None)
+    if ending is None or not path.parent.is_dir():
+        raise InputError(f"{target} ends in none of {', '.join(ENDINGS)}, or its folder does not exist: change it")
+    format = format or ENDINGS[ending]
+    if format not in FORMATS or (format == "store") != (ending == ".xmc"):
+        raise InputError(f"--format {format} does not go with {target}: leave it out, or change the ending")
+    if logical and (format != "store" or size is None):
+        raise InputError("--logical is for a store and needs --size, of the rows that it repeats: change them")
+    paths = path, path.with_name(path.name.removesuffix(ending) + "-test" + ending)
     for p in paths[: 1 + bool(n_test_samples)]:
-        if p.exists() and not (overwrite and p.is_dir() == (suffix == ".xmc")):
+        if p.exists() and not (overwrite and p.is_dir() == (format == "store")):
             raise InputError(f"{p} exists: give another name, or --overwrite to replace one of the same kind")
-    generator = _Generator(n_features, n_labels, features_per_sample, labels_per_sample, seed)
-    nnz = np.zeros((2, 2), np.int64)  # of X, Y in train, test
+    base_nnz = max(1, round(parse_size(size or 1) / (8 * FULL_CHUNK))) * FULL_CHUNK
+    times = _factor(logical, 8 * base_nnz) if logical else 1
+    weighted = format != "jsonl"
+    generator = _Generator(n_features, n_labels, features_per_sample, labels_per_sample, seed, weighted)
+    source = {"generator": "make_synthetic", "seed": seed, **({"logical": times} if logical else {})}
+    sizes = np.zeros((2, 3), np.int64)  # train, test: rows, non-zeros of X and Y
     for split, n in enumerate((n_train, n_test_samples)[: 1 + bool(n_test_samples)]):
+        repeated = bool(logical) and split == 0
         with ExitStack() as stack:
-            if suffix == ".xmc":
-                attributes = {"source": {"generator": "make_synthetic", "seed": seed}, "normalisation": "l2"}
-                most = max(2**24, int(8 * n * generator.top_label))  # transposing Y takes the largest column at once
-                writer = new_dataset(paths[split], n_features, n_labels, attributes, most, overwrite)
-                append: Callable[..., None] = stack.enter_context(writer).append
-            else:
-                append = stack.enter_context(_text(paths[split], n, n_features, n_labels))
             bar = stack.enter_context(tqdm(total=n, unit="row", desc=paths[split].name, disable=None))  # on terminals
-            for rows in generator.blocks(split, n):
-                append(*rows)
-                nnz[split] += (len(rows[1]), len(rows[4]))
+
+            def counted(rows: Rows, split: int = split, bar: Any = bar) -> Rows:
+                sizes[split] += (len(rows[0]) - 1, len(rows[1]), len(rows[4]))
                 bar.update(len(rows[0]) - 1)
+                return rows
+
+            if format != "store":
+                header = f"{n} {n_features} {n_labels}\n" if format == "xmlrepo" else ""
+                file = stack.enter_context(_text(paths[split], header))
+                for rows, text in generator.blocks(split, n, FORMATS[format]):
+                    counted(rows)
+                    file.write(text)
+                continue
+            attributes = {"source": source, "normalize": "l2"}
+            writer = stack.enter_context(
+                new_dataset(paths[split], n_features, n_labels, attributes, overwrite=overwrite)
+            )
+            if not repeated:
+                for rows in generator.blocks(split, n):
+                    writer.append(*counted(rows))
+                continue
+            base = path.with_name(path.name + ".partial") / "base"  # in the work folder: gone with it
+            with new_dataset(base, n_features, n_labels, {}) as first:
+                for rows in _cut(generator.blocks(0, 2**40), base_nnz):
+                    first.append(*counted(rows))
+            for _ in range(times):
+                writer.link(open_dataset(base))
+            shutil.rmtree(base)
+            sizes[0] *= times
     if summary is not None:
-        summary.update(dataset=str(path), test=str(paths[1]) if n_test_samples else None, n_samples=n_train)
+        summary.update(dataset=str(path), test=str(paths[1]) if n_test_samples else None, n_samples=int(sizes[0, 0]))
         summary.update(n_test_samples=n_test_samples, n_features=n_features, n_labels=n_labels)
-        summary.update(nnz_features=int(nnz[0, 0]), nnz_labels=int(nnz[0, 1]), nnz_test_features=int(nnz[1, 0]))
+        summary.update(nnz_features=int(sizes[0, 1]), nnz_labels=int(sizes[0, 2]), nnz_test_features=int(sizes[1, 1]))
         summary.update(seconds=round(time.perf_counter() - began, 3), peak_rss=peak_resident())
     return path
 
@@ -227,6 +341,8 @@ def make_synthetic(
 @click.argument("target")
 @click.option("--samples", "n_samples", type=int, help="Rows to make.")
 @click.option("--size", help="Instead of --samples: as many rows as fill X with this, such as 2GB.")
+@click.option("--logical", help="Repeat the rows by hard links: so many times, or up to such a size of X (100GB).")
+@click.option("--format", type=click.Choice(list(FORMATS)), help="Instead of what the ending of TARGET says.")
 @click.option("--features", "n_features", type=int, required=True)
 @click.option("--labels", "n_labels", type=int, required=True)
 @click.option("--features-per-sample", type=float, default=100, help="Mean non-zeros of a row.")
@@ -236,7 +352,11 @@ def make_synthetic(
 @click.option("--overwrite", is_flag=True, help="Replace what has the name.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(as_json: bool, **options: Any) -> None:
-    """Make a learnable synthetic data set TARGET: a store (.xmc) or XMLRepo text (.txt, .txt.gz)."""
+    """Make a learnable synthetic data set TARGET.
+
+    A store (.xmc), XMLRepo text (.txt), LIBSVM text with ids from one (.svm) or JSON lines of words (.jsonl), texts also
+    with .gz.
+    """
     done: dict[str, Any] = {}
     try:
         make_synthetic(**options, summary=done)

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 from xmc_stream.convert import convert
 
 if TYPE_CHECKING:
+    from xmc_stream.datasets.export import export as export
+    from xmc_stream.datasets.split import split as split
+    from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
     from xmc_stream.models import Execution as Execution
@@ -36,9 +39,15 @@ _HOME = {
     "predict": "xmc_stream.models",
     "Dataset": "xmc_stream.store.dataset",
     "open_dataset": "xmc_stream.store.dataset",
+    "export": "xmc_stream.datasets.export",
+    "split": "xmc_stream.datasets.split",
+    "verify": "xmc_stream.datasets.verify",
 }
 
-__all__ = ["Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "load_model", "open_dataset", "predict"]
+__all__ = [
+    "Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "export", "load_model", "open_dataset", "predict",
+    "split", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli import data, learn
+from xmc_stream.cli import data, datasets, learn
 from xmc_stream.errors import XmcStreamError
 
 
@@ -42,6 +42,7 @@ def main() -> None:
 
 
 for _command in (
-    data.convert, data.info, learn.plan, learn.train, learn.predict, learn.evaluate, learn.demo,
+    data.convert, datasets.info, datasets.verify, datasets.split, datasets.export,
+    learn.plan, learn.train, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)

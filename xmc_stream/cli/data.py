@@ -1,4 +1,4 @@
-"""Commands on data sets: convert, info."""
+"""The command that makes data sets: convert."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, executed, plain, show, with_options
+from xmc_stream.cli.options import PATH, common, executed, show, with_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo"]
+FORMATS = ["xmlrepo", "libsvm"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",
@@ -99,26 +99,3 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
         f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
         f"peak memory {format_size(figures['peak_rss'])}",
     ])  # fmt: skip
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
-@common
-def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
-    """Say what the dataset or model at PATH is."""
-    from xmc_stream.models import describe, is_model, load_model
-    from xmc_stream.store.dataset import open_dataset
-    from xmc_stream.store.encoding import folder_bytes
-
-    if is_model(path):
-        model = load_model(path)
-        figures = {"kind": "model", **describe(model)}
-        if digest:
-            figures["digest"] = model.digest()
-    else:
-        dataset = open_dataset(path)
-        figures = {"kind": "dataset", **dataset.attributes, "bytes_on_disk": folder_bytes(path)}
-        if digest:
-            figures["digest"] = dataset.fingerprint
-    show(figures, as_json, [f"{name:16} {plain(value)}" for name, value in figures.items()])

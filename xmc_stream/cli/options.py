@@ -51,6 +51,9 @@ def show(figures: dict[str, Any], as_json: bool, lines: list[str]) -> None:
 
 
 def plain(value: Any) -> str:
+    """A value as people read it; of a long list the beginning."""
     if isinstance(value, dict):
         return ", ".join(f"{name}={plain(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(plain, value[:10])) + (f" and {len(value) - 10:,} more" if len(value) > 10 else "")
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

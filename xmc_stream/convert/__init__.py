@@ -113,8 +113,8 @@ def taken_over(like: str | Path | Dataset) -> Like:
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    base = int(train.attributes.get("base", 0))
-    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base)
+    bases = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
+    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, *bases)
 
 
 def opened_source(

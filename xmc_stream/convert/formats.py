@@ -7,12 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.convert.parser import bom_length
 from xmc_stream.convert.source import Like, Options, Source
 from xmc_stream.convert.text import HEAD, Buffers, TextRange
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
-_MODULES = ("xmlrepo", "npz", "numpy_arrays", "anndata")
+_MODULES = ("npz", "numpy_arrays", "anndata", "xmlrepo", "libsvm")
 
 
 def formats() -> dict[str, Any]:
@@ -31,6 +32,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
         raise InputError(f"format {format!r} is not known: it is one of {', '.join(known)}")
     if format is None:
         head = _head(paths[0])
+        bom_length(str(paths[0]), head)
         format = next((name for name, module in known.items() if module.recognises(paths[0], head)), None)
         if format is None:
             shown = head[:40].split(b"\n")[0].decode("utf-8", "backslashreplace")

@@ -109,7 +109,8 @@ class LoadJob:
         """Compile or load."""
         import numpy as np
 
-        from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2, scatter_lines
+        from xmc_stream.kernels.csr import count_indices, row_norms, scale_rows_l2
+        from xmc_stream.store import transpose
         from xmc_stream.store.encoding import index_dtype
 
         ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
@@ -118,7 +119,6 @@ class LoadJob:
             count_indices(np.empty(0, index_dtype(bound)), ends)
         row_norms(ends, none, none)
         scale_rows_l2(ends, none)
-        y_indices = np.empty(0, index_dtype(bounds[1]))
-        scatter_lines(ends, y_indices, none, 0, 0, 0, ends, np.empty(0, index_dtype(n_samples)), none)
+        transpose.load_kernels(n_samples, index_dtype(bounds[1]))
         self.source.load_kernels()
         return {}

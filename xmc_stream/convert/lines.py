@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.convert.parser import Parser
+from xmc_stream.convert.parser import LISTED, XMLREPO, Dialect, Parser
 from xmc_stream.convert.sides import positives
 from xmc_stream.convert.source import Like, Rows
 from xmc_stream.convert.text import Buffers, TextRange
@@ -25,16 +25,17 @@ class LinesPart:
     sides: tuple[str, ...]
     bounds: tuple[int, ...]
     like: Like | None
+    dialect: Dialect = XMLREPO
 
     def parser(self, name: str, first_line: Any = 1) -> Parser:
         """What reads the lines."""
         noun = "label" if self.sides == ("Y",) else "feature"
         n_labels = self.bounds[1] if len(self.bounds) == 2 else None
-        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun)
+        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun, self.dialect)
 
     def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
-        """The rows; notes: rows, bytes_read. Raises InputError with file and line, MemoryLimitError."""
-        notes |= {"rows": 0, "bytes_read": 0}
+        """The rows; notes: bytes_read, and those of the parser. Raises InputError with file and line, MemoryLimitError."""
+        notes["bytes_read"] = 0
         with self.text.open(self.buffers) as file:
             parser = self.parser(file.name, file.first_line)
             for piece in file.pieces():
@@ -46,4 +47,18 @@ class LinesPart:
                         yield ((x_indptr, x_indices, x_data),)
                     else:
                         yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
-                file.lines = notes["rows"] = parser.n_rows
+                file.lines = parser.lines
+            notes |= parser.notes()
+
+
+def counted(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What the parts of a source counted, as attributes of the dataset. read: a part's file, for people, and its notes."""
+    names = ("skipped", "dropped_features", "dropped_labels", "summed_duplicates", "blank_lines")
+    totals: dict[str, Any] = dict.fromkeys(names, 0)
+    rows: list[list[Any]] = []
+    for file, notes in read:
+        for name in names:
+            totals[name] += notes[name]
+        rows += [[file, *row] for row in notes["skipped_rows"][: LISTED - len(rows)]]
+    counts = {name: count for name, count in totals.items() if count}
+    return {**counts, "skipped_rows": rows} if rows else counts

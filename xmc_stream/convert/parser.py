@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,42 @@ if TYPE_CHECKING:
 # x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
 ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
 
+LISTED = 1000  # skipped rows that are listed with their reasons
+UNKNOWN = 2**31 - 1  # in place of a number of features or labels that only reading tells: ids below fit int32
+
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
 _SHOWN = 40  # characters of a token in a message
+_NEWLINE = 10
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How lines are read.
+
+    libsvm: `#` begins a comment, lines without anything else are no rows; else every line is a row. x_base, y_base: the
+    first id of features and of labels, None where only the whole input tells. skip, sum_duplicates, drop_unseen: as in
+    `Options`.
+    """
+
+    libsvm: bool = False
+    x_base: int | None = 0
+    y_base: int | None = 0
+    skip: bool = False
+    sum_duplicates: bool = False
+    drop_unseen: bool = False
+
+
+XMLREPO = Dialect()
 
 
 class Parser:
     """Lines of text to blocks of rows, and what is wrong in them to words.
 
-    name: of the file, for messages; ids must be below n_features and n_labels, which come from `like` if it is given.
-    n_labels: None where lines are `id:value id:value ...` alone; noun: what those ids are of, then.
-    n_rows counts rows so far; position is where the block given last ends in its text.
+    name: of the file, for messages; n_features, n_labels: D and K, which come from `like` if it is given, or UNKNOWN;
+    ids stay as they are read, whatever the base. n_labels: None where lines are `id:value id:value ...` alone; noun:
+    what those ids are of, then. first_line: the number of the first line of the first text, or what tells it, which is
+    asked when something is wrong.
+    n_rows counts rows so far, lines the lines behind us; position is where the block given last ends in its text.
     """
 
     def __init__(
@@ -37,7 +64,9 @@ class Parser:
         like: Like | None = None,
         first_line: int | Callable[[], int] = 2,
         noun: str = "feature",
+        dialect: Dialect = XMLREPO,
     ) -> None:
+        from xmc_stream.kernels import parse
         from xmc_stream.store.encoding import index_dtype
 
         self.name = name
@@ -48,15 +77,57 @@ class Parser:
         self._like = like
         self._first_line = first_line
         self._noun = noun
-        self._x_dtype = index_dtype(n_features)
-        self._y_dtype = index_dtype(n_labels or 0)
+        self._dialect = dialect
+        self._skipped: list[tuple[int, str]] = []
+        self._state = parse.new_state()
+        # where the base is not known, D + 1 features may come, and the whole input tells whether they do
+        x_base, y_base = (1 if base is None else base for base in (dialect.x_base, dialect.y_base))
+        x_stop, y_stop = _stop(n_features, x_base), -1 if n_labels is None else _stop(n_labels, y_base)
+        self._bounds = np.array([dialect.x_base or 0, x_stop, dialect.y_base or 0, y_stop])
+        self._x_dtype = index_dtype(x_stop)
+        self._y_dtype = index_dtype(max(0, y_stop))
         self._allocate(0)
 
     @property
     def bytes_per_byte(self) -> float:
-        """Bytes of arrays a byte of text: a quarter of an entry of X, half an entry of Y, indptrs, the writer's sums."""
+        """Bytes of arrays a byte of text.
+
+        A quarter of an entry of X, half an entry of Y, indptrs, the writer's sums, a copy of a line without its newline.
+        """
         labels = 0.0 if self.n_labels is None else self._y_dtype.itemsize / 2
-        return (self._x_dtype.itemsize + 4) / 4 + labels + 6 * 8 / _LINE_BYTES
+        return (self._x_dtype.itemsize + 4) / 4 + labels + 6 * 8 / _LINE_BYTES + 1
+
+    @property
+    def lines(self) -> int:
+        """Lines behind the last block, or behind the text when its blocks have ended."""
+        from xmc_stream.kernels import parse
+
+        return int(self._state[parse.LINES])
+
+    def notes(self) -> dict[str, Any]:
+        """What was counted so far, as JSON values.
+
+        rows, lines, blank_lines; skipped, and skipped_rows (line, reason) of the first 1000; dropped_features,
+        dropped_labels, summed_duplicates (entries that one of the same id took in); x_ids, y_ids: the least and the
+        largest id, None without any. Where lines are of labels alone, theirs are named x_ids and dropped_features too.
+        """
+        from xmc_stream.kernels import parse
+
+        state = self._state
+        bounds = (state[parse.X_LEAST : parse.X_MOST + 1], state[parse.Y_LEAST : parse.Y_MOST + 1])
+        x_ids, y_ids = (None if most < 0 else [int(least), int(most)] for least, most in bounds)
+        return {
+            "rows": self.n_rows,
+            "lines": self.lines,
+            "blank_lines": int(state[parse.BLANK_LINES]),
+            "skipped": int(state[parse.SKIPPED]),
+            "skipped_rows": [list(row) for row in self._skipped],
+            "dropped_features": int(state[parse.DROPPED_FEATURES]),
+            "dropped_labels": int(state[parse.DROPPED_LABELS]),
+            "summed_duplicates": int(state[parse.SUMMED]),
+            "x_ids": x_ids,
+            "y_ids": y_ids,
+        }
 
     def _allocate(self, length: int) -> None:
         """Arrays that hold what `length` bytes of text can hold; rows apart, which are parsed in as many steps."""
@@ -69,20 +140,38 @@ class Parser:
         self._y_indices = np.empty(0 if self.n_labels is None else length // 2 + 1, self._y_dtype)
 
     def blocks(self, text: NDArray[np.uint8]) -> Iterator[ParsedRows]:
-        """The rows of a text of whole lines. Raises InputError with file and line."""
-        from xmc_stream.kernels import parse
+        """The rows of a text of whole lines, the last with or without its newline. Raises InputError with file and line.
+
+        A block is gone when the next one comes.
+        """
+        end = len(text)
+        if end and text[-1] != _NEWLINE:
+            end = _behind_last_newline(text)
+        if end or not len(text):
+            for block, position in self._blocks(text[:end]):
+                self.position = position
+                yield block
+        if end < len(text):
+            for block, _ in self._blocks(np.append(text[end:], np.uint8(_NEWLINE))):
+                self.position = len(text)
+                yield block
+
+    def _blocks(self, text: NDArray[np.uint8]) -> Iterator[tuple[ParsedRows, int]]:
+        """The rows of whole lines, each with its newline, and where they end."""
+        from xmc_stream.kernels import parse, tokens
 
         if len(text) > self._capacity:
             self._allocate(len(text))
-        state = np.zeros(parse.STATE_SIZE, np.int64)
+        state = self._state
+        parse.start_text(state)
         no_data = np.empty(0, np.float32)
         code = parse.FULL
-        while code != parse.DONE:
+        while code != tokens.DONE:
             code = parse.parse_lines(
                 text,
                 state,
-                self.n_features,
-                self.n_labels or 0,
+                self._flags(),
+                self._bounds,
                 self._x_indptr,
                 self._x_indices,
                 self._x_data,
@@ -90,70 +179,149 @@ class Parser:
                 self._y_indices,
                 no_data,
             )
-            if code == parse.SLOW:
+            if code == tokens.SLOW:
                 code = self._take_slowly(text, state)
-            if code not in (parse.DONE, parse.FULL, parse.SLOW):
-                raise self._error(code, text, state)
-            if code in (parse.DONE, parse.FULL) and state[parse.ROW]:
+            if code not in (tokens.DONE, parse.FULL, tokens.SLOW):
+                self._bad_line(code, text)
+            elif code != tokens.SLOW and state[parse.ROW]:
                 n, nx, ny = (int(state[at]) for at in (parse.ROW, parse.X_END, parse.Y_END))
                 self.n_rows += n
-                self.position = int(state[parse.POSITION])
-                yield (
-                    self._x_indptr[: n + 1],
-                    self._x_indices[:nx],
-                    self._x_data[:nx],
-                    self._y_indptr[: n + 1],
-                    self._y_indices[:ny],
-                )
-                state[[parse.ROW, parse.X_END, parse.Y_END]] = 0
+                x = self._x_indptr[: n + 1], self._x_indices[:nx], self._x_data[:nx]
+                yield (*x, self._y_indptr[: n + 1], self._y_indices[:ny]), int(state[parse.POSITION])
+                parse.start_block(state)
+
+    def _flags(self) -> int:
+        from xmc_stream.kernels import parse
+
+        flags = parse.LIBSVM * self._dialect.libsvm + parse.SUM * self._dialect.sum_duplicates
+        return flags + parse.DROP * self._dialect.drop_unseen + parse.SKIP * (len(self._skipped) >= LISTED)
 
     def _take_slowly(self, text: NDArray[np.uint8], state: NDArray[np.int64]) -> int:
         """Store a number so near to the middle of two float32 values that only float() can tell; returns the code."""
-        from xmc_stream.kernels import parse
+        from xmc_stream.kernels import parse, tokens
 
         value = float(text[state[parse.CULPRIT] : state[parse.POSITION]].tobytes())
         with np.errstate(over="ignore"):
             rounded = np.float32(value)
         if np.isinf(rounded):
-            return parse.VALUE_RANGE
-        self._x_data[state[parse.X_END]] = rounded
-        state[parse.X_END] += 1
-        return parse.SLOW
+            return tokens.VALUE_RANGE
+        if state[parse.ID] < self._bounds[1]:
+            self._x_data[state[parse.X_END]] = rounded
+            state[parse.X_END] += 1
+        else:
+            state[parse.X_DROPPED] += 1
+        return tokens.SLOW
 
-    def _error(self, code: int, text: NDArray[np.uint8], state: NDArray[np.int64]) -> InputError:
+    def _bad_line(self, code: int, text: NDArray[np.uint8]) -> None:
+        """Raise an InputError, or leave the line out and say why."""
         from xmc_stream.kernels import parse
 
-        first = self._first_line if isinstance(self._first_line, int) else self._first_line()
-        where = f"{self.name}:{first + self.n_rows + int(state[parse.ROW])}: "
-        culprit = int(state[parse.CULPRIT])
-        if self.n_labels is None and code in (parse.BAD_LABEL, parse.LABEL_RANGE):
+        if not self._dialect.skip:
+            raise InputError(f"{self.name}:{self._line()}: {self._reason(code, text)}")
+        self._state[parse.SKIPPED] += 1
+        self._state[parse.WHERE] = parse.LEAVE
+        if len(self._skipped) < LISTED:
+            self._skipped.append((self._line(), self._reason(code, text)))
+
+    def _line(self) -> int:
+        """The number of the line that is being parsed."""
+        if not isinstance(self._first_line, int):
+            self._first_line = self._first_line()
+        return self._first_line + self.lines
+
+    def _reason(self, code: int, text: NDArray[np.uint8]) -> str:
+        """What is wrong in a line, and what to do."""
+        from xmc_stream.kernels import parse, tokens
+
+        culprit, number = int(self._state[parse.CULPRIT]), int(self._state[parse.ID])
+        if self.n_labels is None and code == parse.BAD_LABEL:
             code = parse.BAD_FEATURE
-        kind = "label" if code in (parse.BAD_LABEL, parse.LABEL_RANGE, parse.LABEL_TWICE) else self._noun
+        about_labels = (parse.BAD_LABEL, parse.LABEL_RANGE, parse.LABEL_TWICE, parse.LABEL_BELOW)
+        kind = "label" if code in about_labels else self._noun
         if code in (parse.LABEL_TWICE, parse.FEATURE_TWICE):
             advice = "leave one of them out" if kind == "label" else "add up the values, or leave one out"
-            return InputError(f"{where}{kind} {culprit} stands twice in the row: {advice}")
+            return f"{kind} {number} stands twice in the row: {advice} (or --duplicates=sum)"
+        if code == parse.SUM_RANGE:
+            return (
+                f"the values of {kind} {number}, which stands more than once, add up beyond float32: correct the line"
+            )
+        if code in (parse.LABEL_BELOW, parse.FEATURE_BELOW):
+            base = self._dialect.y_base if code == parse.LABEL_BELOW else self._dialect.x_base
+            origin = f", as in --like {self._like.name}" if self._like else ""
+            return f"{kind} id {number} is below {base}: ids count from {base} here{origin}; use --zero-based if they do not"
         token = re.match(rb"[^ \t\n]*", text[culprit : culprit + 1000].tobytes())[0]  # type: ignore[index]
         said = shown(token)
         if b"\0" in token:
-            return InputError(f"{where}there is a NUL byte in {said}: the file is damaged or not a text")
-        if code in (parse.BAD_VALUE, parse.VALUE_RANGE):
-            number = int(self._x_indices[state[parse.X_END]])
-            why = "is not a finite decimal number" if code == parse.BAD_VALUE else "is too large for float32"
-            return InputError(f"{where}value {said} of {kind} {number} {why}: correct the line")
+            return f"there is a NUL byte in {said}: the file is damaged or not a text"
+        if b"\r" in token.removesuffix(b"\r") or (code == parse.BAD_FEATURE and token.startswith(b"\r")):
+            return f"there is a carriage return in {said}: lines must end in LF or CRLF"
+        if code in (tokens.BAD_VALUE, tokens.VALUE_RANGE):
+            why = "is not a finite decimal number" if code == tokens.BAD_VALUE else "is too large for float32"
+            return f"value {said} of {kind} {number} {why}: correct the line"
         if code in (parse.LABEL_RANGE, parse.FEATURE_RANGE):
-            size = "K" if kind == "label" else "D"
-            bound = self.n_labels if code == parse.LABEL_RANGE else self.n_features
-            digits = re.match(rb"\d{1,40}", token)[0].decode()  # type: ignore[index]
-            origin = f"which comes from --like {self._like.name}" if self._like else "which comes from the header"
-            return InputError(f"{where}{kind} id {digits} is not below {size} = {bound}, {origin}: ids count from 0")
+            return self._beyond(kind, code == parse.LABEL_RANGE, re.match(rb"\+?\d{1,40}", token)[0].decode())  # type: ignore[index]
+        return self._no_token(kind, code == parse.BAD_LABEL, token, said)
+
+    def _beyond(self, kind: str, of_labels: bool, digits: str) -> str:
+        """The reason for an id that is too large."""
+        size, bound = ("K", self.n_labels) if kind == "label" else ("D", self.n_features)
+        if not of_labels:
+            bound = self.n_features
+        if bound == UNKNOWN:
+            option = "--labels-count" if kind == "label" else "--features"
+            return f"{kind} id {digits} is 2^31 or more: if there are so many {kind}s, say how many by {option}"
+        base = self._dialect.y_base if of_labels else self._dialect.x_base
+        if self._like:
+            origin = f"which comes from --like {self._like.name}"
+        else:
+            origin = "as was given" if self._dialect.libsvm else "which comes from the header"
+        above = f"not below {size}" if base == 0 else f"above {size}"
+        counts = "" if base is None else f": ids count from {base}"
+        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}"
+
+    def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:
+        """The reason for what is no label or no feature."""
+        if self._dialect.libsvm and re.match(rb"qid:", token):
+            return f"{said} is a query of ranking data, which have no classes: take such tokens out to read the rest"
+        if self._dialect.libsvm and of_labels and re.match(rb"-\d", token):
+            return f"label {said} is negative: labels are ids of classes from 0 or 1; write -1 and +1 as 0 and 1"
         if re.match(rb"-\d", token):
-            return InputError(f"{where}{kind} id in {said} is negative: ids count from 0")
-        if code == parse.BAD_LABEL:
-            if not token.strip(b"\r"):
-                return InputError(f"{where}the list of labels ends in a comma: a label is missing")
-            return InputError(f"{where}{said} is not a list of label ids: write them as 1,2,3, before the features")
+            return f"{kind} id in {said} is negative: ids count from 0"
+        if of_labels and re.match(rb"\+?\d*\.\d|\+?\d+[eE]", token):
+            return f"label {said} is not a whole number: labels are ids of classes, and values to fit are not for this"
+        if of_labels and not token.strip(b"\r"):
+            return "the list of labels ends in a comma: a label is missing"
+        if of_labels:
+            return f"{said} is not a list of label ids: write them as 1,2,3, before the features"
         apart = "" if self.n_labels is None else ", commas labels"
-        return InputError(f"{where}{said} is not a {kind} id:value: blanks separate {kind}s{apart}")
+        return f"{said} is not a {kind} id:value: blanks separate {kind}s{apart}"
+
+
+def _stop(n: int, base: int) -> int:
+    """The number behind the last of n ids."""
+    return n if n == UNKNOWN else n + base
+
+
+def _behind_last_newline(text: NDArray[np.uint8]) -> int:
+    """Where the last line begins."""
+    end = len(text)
+    while end:
+        start = max(0, end - 2**16)
+        newline = text[start:end].tobytes().rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def bom_length(name: str, head: bytes) -> int:
+    """Bytes of the byte order mark that a text begins with, to be left out: 3 or 0. name: of the file.
+
+    Raises InputError for UTF-16 and UTF-32, known by theirs.
+    """
+    if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
+        raise InputError(f"{name}:1: this is UTF-16 or UTF-32, by its byte order mark: save the file as UTF-8 or ASCII")
+    return 3 if head.startswith(b"\xef\xbb\xbf") else 0
 
 
 def shown(token: bytes) -> str:

@@ -25,7 +25,8 @@ Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
 class Like:
     """What a test set takes over from its training set, or from a model.
 
-    name: as the user wrote it, for messages; path: of the dataset or model; base: of the ids in its text, 0 or 1.
+    name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
+    ids of features and of labels in its text, 0 or 1.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Like:
     n_labels: int
     normalize: str
     base: int = 0
+    label_base: int = 0
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,9 @@ class TextFile:
     @property
     def bytes_read(self) -> int:
         """Bytes of the file, compressed ones if it is, that are read; of a pipe, of its text."""
-        return int(self._file.tell()) if self.compression and self.size is not None else self._read - self._start
+        if self.compression and self.size is not None:
+            return int(self._file.tell())
+        return self._read - self._start
 
     def close(self) -> None:
         """Close the file."""

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.convert.compression import SUFFIXES
-from xmc_stream.convert.lines import LinesPart
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.lines import LinesPart, counted
+from xmc_stream.convert.parser import Dialect, bom_length, shown
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
 from xmc_stream.convert.text import Buffers, TextRange, file_identity, ranges
 from xmc_stream.errors import InputError
@@ -27,6 +27,7 @@ from xmc_stream.jobs.job import Phase, Receipt
 NAME = "xmlrepo"
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")
+_LEAST_HEAD = 4  # bytes that tell UTF-16
 _FORM = "'N D K' (numbers of rows, features, labels), or 'N D' where the labels have a file of their own"
 _LABELS_FORM = "'N K' (numbers of rows, labels)"
 _FEATURES_NAME = re.compile(r"(.*_X_)Xf\.txt(\.\w+)?")  # the labels beside it: Y for Xf
@@ -86,7 +87,12 @@ class XMLRepoText:
             raise InputError(f"{first.name} holds its labels itself, by its header of three numbers: leave out labels")
         if like:
             self.n_features, self.n_labels = like.n_features, like.n_labels
-        self._like, self._options = like, options
+        self._like = like
+        bases = (like.base, like.label_base) if like and options.base is None else (options.base or 0,) * 2
+        self._dialect = Dialect(
+            x_base=bases[0], y_base=bases[1], skip=options.skip, sum_duplicates=options.sum_duplicates,
+            drop_unseen=options.drop_unseen,
+        )  # fmt: skip
         everything = [file for side in self._sides.values() for file in side]
         kinds = ", ".join(dict.fromkeys(file.compression for file in everything if file.compression))
         self.attributes["source_format"] = "XMLRepo text" + (f", {kinds}" if kinds else "")
@@ -124,7 +130,7 @@ class XMLRepoText:
 
     def _part(self, side: str, text: TextRange) -> LinesPart:
         sizes = {"X": self.n_features or 0, "Y": self.n_labels or 0}
-        return LinesPart(text, self._buffers, tuple(side), tuple(sizes[s] for s in side), self._like)
+        return LinesPart(text, self._buffers, tuple(side), tuple(sizes[s] for s in side), self._like, self._dialect)
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""
@@ -157,21 +163,26 @@ class XMLRepoText:
         yield from ()
         behind = iter(parts)
         pieces: dict[str, list[Any]] = {"X": [], "Y": []}
+        notes: list[tuple[str, dict[str, Any]]] = []
         for side, files in self._sides.items():
             for file in files:
                 read = [next(behind) for _ in ranges(file.path, file.first, file.size)]
-                n_rows = sum(part.notes["rows"] for part in read)
-                if n_rows != file.n_rows:
-                    line = 1 if n_rows > file.n_rows else n_rows + 1
+                lines = sum(part.notes["lines"] for part in read)
+                notes += [(file.name, part.notes) for part in read]
+                if lines != file.n_rows:
+                    line = 1 if lines > file.n_rows else lines + 1
                     raise InputError(
-                        f"{file.name}:{line}: the header promises {file.n_rows} rows and {n_rows} follow: fetch the file "
+                        f"{file.name}:{line}: the header promises {file.n_rows} rows and {lines} follow: fetch the file "
                         "again, or correct the header"
                     )
                 for one in side:
                     pieces[one] += [part.pieces[one] for part in read]
         n_features, n_labels = self.n_features or 0, self.n_labels or 0
-        said = f"{self.attributes['source_format']}, ids from 0, {self.n_samples:,} rows"
-        return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, attributes={"base": 0})
+        base, label_base = self._dialect.x_base or 0, self._dialect.y_base or 0
+        bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"
+        said = f"{self.attributes['source_format']}, {bases}, {self.n_samples:,} rows"
+        attributes = {"base": base, "label_base": label_base, **counted(notes)}
+        return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
     def close(self) -> None:
         """Nothing is open between parts."""
@@ -186,6 +197,7 @@ def _opened(path: Path, form: str) -> _Input:
     """A file and the two or three numbers of its header, which should have this form."""
     text = TextRange(path).open(Buffers())
     try:
+        bom_length(text.name, text.head(_LEAST_HEAD))
         line, first = text.header()
         match = _HEADER.fullmatch(line)
         if match is None:

@@ -95,22 +95,76 @@ def scatter_lines(
     indices: NDArray[Any],
     data: NDArray[Any],
     first_line: int,
-    low: int,
-    high: int,
-    ends: NDArray[np.int64],
+    places: NDArray[np.int64],
     out_indices: NDArray[Any],
     out_data: NDArray[Any],
 ) -> None:
-    """Transposition: put the entries with index in [low, high) into their columns.
+    """Transposition: put the entries of lines from first_line on into their columns.
 
-    ends (high - low,): where the next entry of each column goes, moved on. data, out_data: empty for a matrix of ones.
+    places (n_columns,): where the next entry of each column goes, moved on. data, out_data: empty for a matrix of ones.
     """
     for i in range(len(indptr) - 1):
         for p in range(indptr[i], indptr[i + 1]):
-            j = indices[p]
-            if low <= j < high:
-                q = ends[j - low]
-                ends[j - low] = q + 1
-                out_indices[q] = first_line + i
-                if len(data):
-                    out_data[q] = data[p]
+            q = places[indices[p]]
+            places[indices[p]] = q + 1
+            out_indices[q] = first_line + i
+            if len(data):
+                out_data[q] = data[p]
+
+
+@kernel
+def sort_by_bucket(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[Any],
+    bucket_of: NDArray[np.int32],
+    bounds: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out_columns: NDArray[np.uint16],
+    out_lines: NDArray[np.uint16],
+    out_data: NDArray[Any],
+) -> None:
+    """Sort the entries of at most 2^16 lines by bucket; entries of a bucket stay in the order of lines.
+
+    bucket_of (n_columns,); bounds (n_buckets + 1,): runs of at most 2^16 columns, from whose first those written are
+    counted. starts (n_buckets + 1,): gets where each bucket begins, and the end of the last. data, out_data: empty for
+    a matrix of ones.
+    """
+    starts[:] = 0
+    for p in range(len(indices)):
+        starts[bucket_of[indices[p]] + 1] += 1
+    for b in range(1, len(starts)):
+        starts[b] += starts[b - 1]
+    places = starts.copy()
+    for i in range(len(indptr) - 1):
+        for p in range(indptr[i], indptr[i + 1]):
+            b = bucket_of[indices[p]]
+            q = places[b]
+            places[b] = q + 1
+            out_columns[q] = indices[p] - bounds[b]
+            out_lines[q] = i
+            if len(data):
+                out_data[q] = data[p]
+
+
+@kernel
+def scatter_entries(
+    columns: NDArray[np.uint16],
+    lines: NDArray[np.uint16],
+    data: NDArray[Any],
+    first_line: int,
+    places: NDArray[np.int64],
+    out_indices: NDArray[Any],
+    out_data: NDArray[Any],
+) -> None:
+    """Transposition: put entries of a bucket (in the order of lines) into their columns.
+
+    columns: from the bucket's first; lines: from first_line. places (n_columns of the bucket,): where the next entry of
+    each column goes, moved on. data, out_data: empty for a matrix of ones.
+    """
+    for p in range(len(columns)):
+        q = places[columns[p]]
+        places[columns[p]] = q + 1
+        out_indices[q] = first_line + lines[p]
+        if len(data):
+            out_data[q] = data[p]

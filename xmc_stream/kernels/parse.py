@@ -1,6 +1,10 @@
-"""XMLRepo text to compressed sparse rows: lines `l1,l2,... f:v f:v ...`, ids from zero.
+"""Lines of text to compressed sparse rows: `l1,l2,... f:v f:v ...`, in XMLRepo's dialect or libsvm's.
 
-What is wrong is returned as a code and a position; the caller words it. Every access is bounded by the text's length.
+XMLRepo: every line is a row, also an empty one. libsvm: `#` begins a comment, lines without anything else are no rows,
+blanks may precede the labels, a label may be written `+1` or `1.0`.
+
+What is wrong is returned as a code and a position; the caller words it. A text ends in a newline, which every scan stops
+at: no access is beyond it.
 """
 
 from __future__ import annotations
@@ -11,154 +15,92 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.tokens import (
+    COLON,
+    COMMA,
+    DONE,
+    HASH,
+    NO_COMMENT,
+    SLOW,
+    at,
+    ends_line,
+    ends_token,
+    next_line,
+    read_id,
+    read_label,
+    read_plain,
+    read_value,
+    skip_blanks,
+)
 
 # what parse_lines returns
-DONE = 0  # the whole text is parsed
-FULL = 1  # no row left in the arrays: take the rows out, set ROW, X_END and Y_END to zero and call again
-SLOW = 2  # text[CULPRIT:POSITION] is a decimal number: store its value in x_data[X_END], add 1 to X_END and call again
+# DONE: the whole text is parsed; BAD_VALUE, VALUE_RANGE: of ID; SLOW: text[CULPRIT:POSITION] is a decimal number: store
+# its value in x_data[X_END] and add 1 to X_END, or, where ID is beyond the last feature, to X_DROPPED; and call again
+FULL = 1  # no row left in the arrays: take the rows out, call start_block and call again
 BAD_LABEL = 3  # not digits, or nothing after a comma
 BAD_FEATURE = 4  # not digits and a colon
-BAD_VALUE = 5  # not a decimal number
 LABEL_RANGE = 6
 FEATURE_RANGE = 7
-VALUE_RANGE = 8  # beyond float32
-LABEL_TWICE = 9  # CULPRIT is the id
-FEATURE_TWICE = 10  # CULPRIT is the id
+LABEL_TWICE = 9
+FEATURE_TWICE = 10
+SUM_RANGE = 11  # the values of ID add up beyond float32
+LABEL_BELOW = 12  # ID is below the first one
+FEATURE_BELOW = 13
 
 # what stands where in the state
 POSITION = 0  # of the next byte
 ROW = 1  # rows filled; while INSIDE, the row being filled
 X_END = 2  # entries filled in x_indices and x_data
 Y_END = 3  # entries filled in y_indices
-INSIDE = 4  # 1 while the labels of a row are read and its features not yet all
+WHERE = 4  # in a line: one of the three below
 CULPRIT = 5  # where the bad or slow token begins
-STATE_SIZE = 6
+ID = 6  # of the feature whose value is bad or slow; the one twice in the row or below the first
+X_DROPPED = 7  # of the row being filled, as the next two
+Y_DROPPED = 8
+ROW_SUMMED = 9
+# counters, which go on from text to text
+LINES = 10  # behind us
+BLANK_LINES = 11
+SKIPPED = 12  # rows left out without a word
+DROPPED_FEATURES = 13
+DROPPED_LABELS = 14
+SUMMED = 15  # entries that another one of the same id took in
+X_LEAST, X_MOST, Y_LEAST, Y_MOST = 16, 17, 18, 19  # ids in the rows
+STATE_SIZE = 20
 
-_TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _COMMA, _MINUS, _DOT, _COLON = 9, 10, 13, 32, 43, 44, 45, 46, 58
-_MAX_ID = 10**17  # ids are read up to here; the next digit could leave int64
-_MAX_DIGITS = 18  # of a mantissa in int64
-_MAX_EXPONENT = 10**15  # further digits of an exponent change nothing
-_EXACT_MANTISSA = 2**53
-_EXACT_POWER = 22  # 10^22 is the last power of ten that a double holds exactly
-_LARGEST_POWER = 70
-_POWERS = np.array([float(f"1e{p}") for p in range(_LARGEST_POWER + 1)])
-_ROUNDS_TO_INFINITY = float(2**128 - 2**103)  # the least double that float32 cannot hold
-_SLACK = 2.0**-50  # more than the relative error of a truncated mantissa, a rounded power and a division
+BEGIN, INSIDE, LEAVE = 0, 1, 2  # its begin; its features; anywhere: it is bad and is to be left out
+
+# flags
+LIBSVM = 1
+SKIP = 2  # leave out bad rows without a word
+SUM = 4  # add up values of a feature that stands twice in a row, count a label that does once
+DROP = 8  # leave out features and labels beyond the last
+
 _SHORT_ROW = 16
 
 
-@kernel
-def _is_digit(c: int) -> bool:
-    return 48 <= c <= 57
+def new_state() -> NDArray[np.int64]:
+    """The state before the first text."""
+    state = np.zeros(STATE_SIZE, np.int64)
+    state[[X_LEAST, Y_LEAST]] = 2**62
+    state[[X_MOST, Y_MOST]] = -1
+    return state
+
+
+def start_text(state: NDArray[np.int64]) -> None:
+    """Before each text."""
+    state[:LINES] = 0
+
+
+def start_block(state: NDArray[np.int64]) -> None:
+    """When the rows were taken out."""
+    state[[ROW, X_END, Y_END]] = 0
 
 
 @kernel
-def _is_blank(c: int) -> bool:
-    return c in (_SPACE, _TAB)
-
-
-@kernel
-def _ends_token(c: int) -> bool:
-    return c in (_SPACE, _NEWLINE, _TAB, _RETURN)
-
-
-@kernel
-def _at(text: NDArray[np.uint8], p: int) -> int:
-    """The byte at p; behind the text, a newline."""
-    return int(text[p]) if p < len(text) else _NEWLINE
-
-
-@kernel
-def _read_id(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
-    """The digits from p on as a number, no further than needed to know that it is too large; where they end."""
-    number = 0
-    c = _at(text, p)
-    while _is_digit(c):
-        if number < _MAX_ID:
-            number = number * 10 + (c - 48)
-        p += 1
-        c = _at(text, p)
-    return number, p
-
-
-@kernel
-def _read_value(text: NDArray[np.uint8], p: int) -> tuple[int, int, float]:
-    """The decimal number from p on: (code, where it ends, value), the value such that float32 of it is exact.
-
-    Up to 2^53 and 10^22, one multiplication or division of exact doubles rounds as float() does. Else the result is
-    known within _SLACK, and if both bounds round to the same float32, so does float()'s, rounding being monotone.
-    """
-    negative = False
-    c = _at(text, p)
-    if c in (_MINUS, _PLUS):
-        negative = c == _MINUS
-        p += 1
-        c = _at(text, p)
-    mantissa = 0
-    power = 0
-    n_digits = 0  # of the mantissa
-    some = False
-    truncated = False
-    while _is_digit(c):
-        some = True
-        if n_digits < _MAX_DIGITS:
-            mantissa = mantissa * 10 + (c - 48)
-            n_digits += mantissa != 0
-        else:
-            power += 1
-            truncated = truncated or c != 48
-        p += 1
-        c = _at(text, p)
-    if c == _DOT:
-        p += 1
-        c = _at(text, p)
-        while _is_digit(c):
-            some = True
-            if n_digits < _MAX_DIGITS:
-                mantissa = mantissa * 10 + (c - 48)
-                n_digits += mantissa != 0
-                power -= 1
-            else:
-                truncated = truncated or c != 48
-            p += 1
-            c = _at(text, p)
-    if not some:
-        return BAD_VALUE, p, 0.0
-    if c == 69 or c == 101:  # E e
-        p += 1
-        c = _at(text, p)
-        down = c == _MINUS
-        if c in (_MINUS, _PLUS):
-            p += 1
-            c = _at(text, p)
-        if not _is_digit(c):
-            return BAD_VALUE, p, 0.0
-        exponent = 0
-        while _is_digit(c):
-            if exponent < _MAX_EXPONENT:
-                exponent = exponent * 10 + (c - 48)
-            p += 1
-            c = _at(text, p)
-        power += -exponent if down else exponent
-    if not _ends_token(c):
-        return BAD_VALUE, p, 0.0
-
-    code = DONE
-    value = 0.0
-    if mantissa == 0 or power < -_LARGEST_POWER:  # 10^18 * 10^-71 is far below what float32 holds
-        value = 0.0
-    elif power > 39:
-        code = VALUE_RANGE
-    else:
-        value = np.float64(mantissa) / _POWERS[-power] if power < 0 else np.float64(mantissa) * _POWERS[power]
-        exact = not truncated and mantissa <= _EXACT_MANTISSA and -_EXACT_POWER <= power <= _EXACT_POWER
-        low = value if exact else value * (1.0 - _SLACK)
-        high = value if exact else value * (1.0 + _SLACK)
-        if low >= _ROUNDS_TO_INFINITY:
-            code = VALUE_RANGE
-        elif high >= _ROUNDS_TO_INFINITY or np.float32(low) != np.float32(high):
-            code = SLOW
-    return code, p, -value if negative else value
+def _before(indices: NDArray[Any], data: NDArray[Any], a: int, b: int) -> bool:
+    """The order of entries: by index, then by value, so that equal ones are the same."""
+    return indices[a] < indices[b] or (indices[a] == indices[b] and len(data) > 0 and data[a] < data[b])
 
 
 @kernel
@@ -173,9 +115,9 @@ def _sink(indices: NDArray[Any], data: NDArray[Any], start: int, root: int, size
     """Restore the heap of `size` entries from `start` on below one of its nodes."""
     while 2 * root + 1 < size:
         child = 2 * root + 1
-        if child + 1 < size and indices[start + child] < indices[start + child + 1]:
+        if child + 1 < size and _before(indices, data, start + child, start + child + 1):
             child += 1
-        if indices[start + root] >= indices[start + child]:
+        if not _before(indices, data, start + root, start + child):
             return
         _swap(indices, data, start + root, start + child)
         root = child
@@ -195,7 +137,7 @@ def _sort(indices: NDArray[Any], data: NDArray[Any], start: int, stop: int) -> i
     if stop - start <= _SHORT_ROW:
         for p in range(start + 1, stop):
             q = p
-            while q > start and indices[q - 1] > indices[q]:
+            while q > start and _before(indices, data, q, q - 1):
                 _swap(indices, data, q - 1, q)
                 q -= 1
     else:
@@ -224,11 +166,36 @@ def sort_rows(indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[An
 
 
 @kernel
+def _sum_up(indices: NDArray[Any], data: NDArray[Any], start: int, stop: int) -> int:
+    """Add up sorted entries of the same index, in their order; returns where they end then."""
+    end = start
+    for p in range(start + 1, stop):
+        if indices[p] == indices[end]:
+            if len(data):
+                data[end] += data[p]
+        else:
+            end += 1
+            indices[end] = indices[p]
+            if len(data):
+                data[end] = data[p]
+    return end + 1
+
+
+@kernel
+def _infinite(data: NDArray[Any], start: int, stop: int) -> int:
+    """The first place in [start, stop) of what is no finite value, or -1."""
+    for p in range(start, stop):
+        if not np.isfinite(data[p]):
+            return p
+    return -1
+
+
+@kernel
 def parse_lines(
     text: NDArray[np.uint8],
     state: NDArray[np.int64],
-    n_features: int,
-    n_labels: int,
+    flags: int,
+    bounds: NDArray[np.int64],
     x_indptr: NDArray[np.int64],
     x_indices: NDArray[Any],
     x_data: NDArray[np.float32],
@@ -238,97 +205,141 @@ def parse_lines(
 ) -> int:
     """Parse lines until the text ends, the rows are full or a line is bad; returns one of the codes above.
 
-    text (n,): whole lines; the last may lack its newline. state (STATE_SIZE,): zeros to begin with, moved on.
-    x_indptr, y_indptr (rows + 1,), whose [0] is set to 0; x_indices, x_data (n // 4 + 1,) and y_indices (n // 2 + 1,)
-    cannot overflow. no_data: empty.
+    text (n,): whole lines, the last with its newline too. state (STATE_SIZE,): of `new_state`, moved on; after a bad line
+    it can be left out by WHERE = LEAVE. bounds (4,): the first feature id and the one behind the last, the same of
+    labels; no labels are read if the last is -1. x_indptr, y_indptr (rows + 1,), whose [0] is set to 0; x_indices, x_data
+    (n // 4 + 1,) and y_indices (n // 2 + 1,) cannot overflow. no_data: empty.
     """
     p, row, nx, ny = state[POSITION], state[ROW], state[X_END], state[Y_END]
-    inside = state[INSIDE] != 0
+    where, culprit, number = state[WHERE], state[CULPRIT], state[ID]
+    x_dropped, y_dropped, summed = state[X_DROPPED], state[Y_DROPPED], state[ROW_SUMMED]
+    x_first, x_stop, y_first, y_stop = bounds[0], bounds[1], bounds[2], bounds[3]
+    drop = flags & DROP != 0
+    comment = HASH if flags & LIBSVM else NO_COMMENT
     x_indptr[0] = 0
     y_indptr[0] = 0
     code = DONE
-    culprit = p
-    while p < len(text) or inside:
-        if not inside:
+    while True:
+        if where == LEAVE:
+            nx, ny = x_indptr[row], y_indptr[row]
+            p = next_line(text, p)
+            state[LINES] += 1
+            where = BEGIN
+        if where == BEGIN:
+            if p == len(text):
+                break
             if row == len(x_indptr) - 1:
                 code = FULL
                 break
+            if comment == HASH:
+                p = skip_blanks(text, p)
+                if ends_line(text, p, comment):
+                    p = next_line(text, p)
+                    state[LINES] += 1
+                    state[BLANK_LINES] += 1
+                    continue
+            where = INSIDE
+            x_dropped = y_dropped = summed = 0
             first = p
-            c = _at(text, p)
-            more = not _ends_token(c)
+            more = not ends_token(at(text, p), comment)
             while more:
                 culprit = p
-                label, p = _read_id(text, p)
-                c = _at(text, p)
-                if c == _COLON and culprit == first and p > first:  # the line begins with a feature
+                some, number, p = read_label(text, p, comment)
+                c = at(text, p)
+                if c == COLON and culprit == first and p > first:  # the line begins with a feature
                     p = first
                     break
-                more = c == _COMMA
-                if p == culprit or not (more or _ends_token(c)):
+                more = c == COMMA
+                if y_stop < 0 or not some or not (more or ends_token(c, comment)):
                     code = BAD_LABEL
                     break
-                if label >= n_labels:
+                if number < y_stop:
+                    y_indices[ny] = number
+                    ny += 1
+                elif drop:
+                    y_dropped += 1
+                else:
                     code = LABEL_RANGE
                     break
-                y_indices[ny] = label
-                ny += 1
                 if more:
-                    p += 1
-                    c = _at(text, p)
-                    while _is_blank(c):
-                        p += 1
-                        c = _at(text, p)
-            if code != DONE:
-                break
-            twice = _sort(y_indices, no_data, y_indptr[row], ny)
-            if twice >= 0:
-                code = LABEL_TWICE
-                culprit = int(y_indices[twice])
-                break
-        inside = True
-        while True:
-            c = _at(text, p)
-            while _is_blank(c):
-                p += 1
-                c = _at(text, p)
-            if c == _RETURN and _at(text, p + 1) == _NEWLINE:
-                p += 1
-                c = _NEWLINE
-            if c == _NEWLINE:
-                p += 1
-                break
+                    p = skip_blanks(text, p + 1)
+            if code == DONE and ny > y_indptr[row]:
+                twice = _sort(y_indices, no_data, y_indptr[row], ny)
+                number = y_indices[y_indptr[row]]
+                if number < y_first:
+                    code = LABEL_BELOW
+                elif twice >= 0 and flags & SUM:
+                    end = _sum_up(y_indices, no_data, y_indptr[row], ny)
+                    summed += ny - end
+                    ny = end
+                elif twice >= 0:
+                    number = y_indices[twice]
+                    code = LABEL_TWICE
+        while code == DONE:
+            p = skip_blanks(text, p)
             culprit = p
-            feature, p = _read_id(text, p)
-            if p == culprit or _at(text, p) != _COLON:
+            number, p = read_id(text, p)
+            if p == culprit and ends_line(text, p, comment):
+                break
+            if p == culprit or at(text, p) != COLON:
                 code = BAD_FEATURE
                 break
-            if feature >= n_features:
+            if number >= x_stop and not drop:
                 code = FEATURE_RANGE
                 break
-            p += 1
-            start = p
-            code, p, value = _read_value(text, p)
-            x_indices[nx] = feature
+            start = p + 1
+            plain, p, value = read_plain(text, start, comment)
+            if not plain:
+                code, p, value = read_value(text, start, comment)
+            if number < x_stop:
+                x_indices[nx] = number
+                x_data[nx] = value
+                nx += code == DONE
+            else:
+                x_dropped += code == DONE
             if code != DONE:
                 culprit = start
-                break
-            x_data[nx] = value
-            nx += 1
+        if code == DONE and nx > x_indptr[row]:
+            twice = _sort(x_indices, x_data, x_indptr[row], nx)
+            number = x_indices[x_indptr[row]]
+            if number < x_first:
+                code = FEATURE_BELOW
+            elif twice >= 0 and flags & SUM:
+                end = _sum_up(x_indices, x_data, x_indptr[row], nx)
+                summed += nx - end
+                nx = end
+                infinite = _infinite(x_data, x_indptr[row], nx)
+                if infinite >= 0:
+                    number = x_indices[infinite]
+                    code = SUM_RANGE
+            elif twice >= 0:
+                number = x_indices[twice]
+                code = FEATURE_TWICE
+        if code == SLOW:
+            break
         if code != DONE:
-            break
-        twice = _sort(x_indices, x_data, x_indptr[row], nx)
-        if twice >= 0:
-            code = FEATURE_TWICE
-            culprit = int(x_indices[twice])
-            break
-        inside = False
+            if not flags & SKIP:
+                break
+            code = DONE
+            state[SKIPPED] += 1
+            where = LEAVE
+            continue
+        p = next_line(text, p)
+        where = BEGIN
+        if nx > x_indptr[row]:
+            state[X_LEAST] = min(state[X_LEAST], x_indices[x_indptr[row]])
+            state[X_MOST] = max(state[X_MOST], x_indices[nx - 1])
+        if ny > y_indptr[row]:
+            state[Y_LEAST] = min(state[Y_LEAST], y_indices[y_indptr[row]])
+            state[Y_MOST] = max(state[Y_MOST], y_indices[ny - 1])
+        state[LINES] += 1
+        state[DROPPED_FEATURES] += x_dropped
+        state[DROPPED_LABELS] += y_dropped
+        state[SUMMED] += summed
         row += 1
         x_indptr[row] = nx
         y_indptr[row] = ny
-    state[POSITION] = min(p, len(text))
-    state[ROW] = row
-    state[X_END] = nx
-    state[Y_END] = ny
-    state[INSIDE] = 1 if inside else 0
-    state[CULPRIT] = culprit
+    state[POSITION], state[ROW], state[X_END], state[Y_END] = p, row, nx, ny
+    state[WHERE], state[CULPRIT], state[ID] = where, culprit, number
+    state[X_DROPPED], state[Y_DROPPED], state[ROW_SUMMED] = x_dropped, y_dropped, summed
     return code

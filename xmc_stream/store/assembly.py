@@ -18,6 +18,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import FORMAT, VERSION
 from xmc_stream.store.encoding import ArrayWriter, finish_matrix, index_dtype
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.transpose import transpose
 
@@ -102,8 +103,11 @@ def make_columns(path: Path, side: Side, max_bytes: int) -> None:
     counts = read_small(zarr.open_group(path / "statistics", mode="r"), _COUNTS[side])
     group = zarr.create_group(path / side / "columns", overwrite=True)
     transpose(SparseMatrix(path / side / "rows"), counts, group, max_bytes)
+    if side == "X":  # may be made later, and is sealed apart
+        seal(path / "X/columns")
 
 
 def finish(path: Path, attributes: Mapping[str, Any]) -> None:
     """Make the folder a dataset. attributes: its sizes, and what was converted from what."""
     zarr.open_group(path, mode="r+").update_attributes({"format": FORMAT, "version": VERSION, **attributes})
+    seal(path)

@@ -208,6 +208,14 @@ class ChunkedArray:
         return values
 
 
+def open_array(path: Path) -> ChunkedArray:
+    """The array in a folder. Raises StoreError where there is none."""
+    try:
+        return ChunkedArray(zarr.open_array(path, mode="r"))
+    except (FileNotFoundError, KeyError, ValueError) as error:
+        raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
+
+
 def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
     """A whole array that is known to be small, compared with its checksums. Raises StoreError where it is damaged."""
     array = ChunkedArray(group[name])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,16 @@ from xmc_stream.store.chunks import ChunkedArray, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
+    local_folder,
     new_store,
 )
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
+_COPY_BYTES = 2**24  # labels or norms that are copied at a time
 
 
 class Dataset:
@@ -74,6 +78,7 @@ class Dataset:
         if not path.exists():
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
+                seal(path.with_name(path.name + ".partial"))
         return SparseMatrix(path)
 
     def feature_counts(self) -> NDArray[np.int64]:
@@ -129,6 +134,26 @@ class DatasetWriter:
         count_indices(x_indices, self._feature_counts)
         count_indices(y_indices, self._label_counts)
 
+    def link(self, other: Dataset) -> None:
+        """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
+
+        Raises StoreError where the last chunks of X, there or here, are not full.
+        """
+        self.X.link(other.X_rows())
+        for block in other.Y_rows().blocks(_COPY_BYTES):
+            self.Y.append(np.diff(block.indptr), block.indices)
+        step = _COPY_BYTES // 4
+        for start in range(0, other.n_samples, step):
+            self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
+        self._feature_counts += other.feature_counts()
+        self._label_counts += other.label_counts()
+
+    def copy_beside(self, source: Dataset) -> None:
+        """Copy what a dataset of the same features and labels has beside matrices and statistics: names, vectorizer."""
+        for part in source.path.iterdir():
+            if part.is_dir() and part.name not in ("X", "Y", "statistics"):
+                shutil.copytree(part, local_folder(self._group) / part.name)
+
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
         self.X.close()
@@ -182,6 +207,7 @@ def new_dataset(
         work = path.with_name(path.name + ".partial")
         sizes = writer.finish(work, max_bytes)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
+        seal(work)
 
 
 __all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

@@ -23,6 +23,8 @@ from numpy.typing import DTypeLike, NDArray
 from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.matrix import SparseMatrix
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
@@ -75,6 +77,20 @@ class ArrayWriter:
             view = view[n:]
             if self._filled == self._chunk_bytes:
                 self._end_chunk()
+
+    def link(self, source: ChunkedArray) -> None:
+        """Add all values of a stored array by hard links to its chunk files.
+
+        Raises StoreError where chunks differ in size or type, or are not full, there or here.
+        """
+        same = source.dtype == self.dtype and source.chunk * self.dtype.itemsize == self._chunk_bytes
+        if not same or self._file is not None or source.size % source.chunk:
+            raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
+        for k in range(source.n_chunks):
+            os.link(source.chunk_file(k), self._folder / "c" / str(self._chunks))
+            self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
+        for start in range(0, source.size, CHUNK_STEP):
+            self._hash.update(source.read(start, min(start + CHUNK_STEP, source.size)).data)
 
     def _put(self, view: NDArray[np.uint8]) -> None:
         if self._file is not None:
@@ -171,7 +187,10 @@ class MatrixWriter:
         self.fingerprint = ""
 
     def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
-        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn."""
+        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn.
+
+        The indices and values of a long line may follow in pieces, with no lengths.
+        """
         ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
         self._indptr.append(ends)
         self._indices.append(indices)
@@ -179,6 +198,17 @@ class MatrixWriter:
             self._data.append(data)
         self.lines += len(lengths)
         self.nnz += len(indices)
+
+    def link(self, source: SparseMatrix) -> None:
+        """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
+        for start in range(1, source.n_lines + 1, CHUNK_STEP):
+            ends = source.indptr.read(start, min(start + CHUNK_STEP, source.n_lines + 1))
+            self._indptr.append(ends + self.nnz)
+        self._indices.link(source.indices)
+        if self._data is not None and source.data is not None:
+            self._data.link(source.data)
+        self.lines += source.n_lines
+        self.nnz += source.nnz
 
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
@@ -208,11 +238,16 @@ def finish_matrix(
     if len(hashes) == 2:
         # readers see ones: the fill value of chunks that do not exist
         create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
-    fingerprint = hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
+    fingerprint = fingerprint_of(encoding, shape, hashes)
     group.update_attributes(
         {"encoding-type": encoding, "encoding-version": "0.1.0", "shape": list(shape), "fingerprint": fingerprint}
     )
     return fingerprint
+
+
+def fingerprint_of(encoding: str, shape: tuple[int, int], hashes: list[str]) -> str:
+    """What "the same matrix" means: a hash of shape and values, these by the sha256 of indptr, indices and data."""
+    return hashlib.sha256(repr((encoding, shape, hashes)).encode()).hexdigest()
 
 
 def folder_bytes(path: Path) -> int:

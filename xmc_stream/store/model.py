@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 
 FORMAT = "xmc_stream model"
@@ -75,6 +76,7 @@ def begin_model(path: Path) -> None:
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
     zarr.open_group(work, mode="a", attributes={"format": FORMAT, "version": VERSION, **attributes})
+    seal(work)
     publish(work, path)
 
 

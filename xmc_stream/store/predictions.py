@@ -14,6 +14,7 @@ from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.encoding import index_dtype, publish
+from xmc_stream.store.inventory import seal
 
 FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one
@@ -98,4 +99,5 @@ def finish_predictions(work: Path, path: Path, attributes: Mapping[str, Any], ov
     """Give the predictions their name. Raises InputError as `refuse_to_replace` does."""
     refuse_to_replace(path, overwrite)
     zarr.open_group(work, mode="r+").update_attributes({"format": FORMAT, **attributes})
+    seal(work)
     publish(work, path)

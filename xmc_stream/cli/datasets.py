@@ -1,0 +1,182 @@
+"""Commands on finished stores: verify, info, split, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
+from xmc_stream.errors import StoreError
+from xmc_stream.memory import format_size
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@executed
+@common
+def verify(
+    path: Path, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool
+) -> None:
+    """Check that the dataset, model or predictions at PATH are whole and true; exit code 1 if not.
+
+    \b
+    Compared are: the files there with those that must be; every file with its checksum; sizes and fingerprints with the
+    attributes; order and range of all indices; rows with columns; counts and norms with the values. --json lists
+    all damage found (the first 100).
+    """
+    from xmc_stream.datasets.verify import verify as verify_store
+    from xmc_stream.models import Execution
+
+    figures = verify_store(path, Execution(memory_limit, threads, scheduler, True))
+    if figures["sound"] or as_json:
+        show(figures, as_json, [
+            f"{path}: {figures['kind']}, sound: {figures['n_files']:,} files, {format_size(figures['bytes_read'])} read "
+            f"in {figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}"
+        ])  # fmt: skip
+    if not figures["sound"]:
+        more = figures["n_damage"] - 1
+        raise StoreError(
+            f"{path} is damaged: {figures['damage'][0]}"
+            + (f" (and {more:,} more: --json lists them)" if more else "")
+            + ": make it again"
+        )
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
+@common
+def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
+    """Say what the dataset or model at PATH is: sizes, sparsity, label frequencies, bytes, where it came from.
+
+    Nothing passes over the data: figures a row are of a sample of the rows where there are more than a million.
+    """
+    from xmc_stream.datasets.summary import summarise
+    from xmc_stream.models import describe, is_model, load_model
+    from xmc_stream.store.dataset import open_dataset
+
+    if is_model(path):
+        model = load_model(path)
+        figures = {"kind": "model", **describe(model)}
+        if digest:
+            figures["digest"] = model.digest()
+        lines = [f"{name:16} {plain(value)}" for name, value in figures.items()]
+    else:
+        dataset = open_dataset(path)
+        figures = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
+        if digest:
+            figures["digest"] = dataset.fingerprint
+        lines = _summary_lines(path, figures)
+    show(figures, as_json, lines)
+
+
+@click.command()
+@click.argument("data", type=PATH)
+@click.argument("train", type=PATH)
+@click.argument("valid", type=PATH)
+@click.option(
+    "--fraction",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Share of the samples, and of each label's positives, that goes to VALID.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--rows", type=PATH, metavar="FILE", help="Instead: the samples of VALID, numbers from 0, one a line.")
+@click.option("--overwrite", is_flag=True, help="Replace TRAIN and VALID if they exist.")
+@limited
+@common
+def split(
+    data: Path, train: Path, valid: Path, fraction: float, seed: int, rows: Path | None, overwrite: bool,
+    memory_limit: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Split the dataset DATA into the datasets TRAIN and VALID, the same way every time.
+
+    Each sample belongs to its rarest label, and of each label's samples the fraction goes to VALID, but never the last
+    positive of a label; so labels with few positives make VALID smaller than the fraction.
+    """
+    from xmc_stream.datasets.split import split as split_dataset
+
+    figures = split_dataset(
+        data, train, valid, fraction=fraction, seed=seed, rows=rows, memory_limit=memory_limit, overwrite=overwrite,
+        progress=True,
+    )  # fmt: skip
+    show(figures, as_json, [
+        f"{train}: {figures['n_train']:,} samples",
+        f"{valid}: {figures['n_valid']:,} samples ({figures['share']:.2%}), with {figures['labels_in_valid']:,} of "
+        f"{figures['labels_in_data']:,} labels",
+        f"{figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@click.command()
+@click.argument("data", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
+@click.option("--base", type=click.IntRange(0, 1), help="The first feature's number in libsvm text. [default: 1]")
+@click.option("--labels", type=PATH, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def export(
+    data: Path, out: Path, format_: str | None, base: int | None, labels: Path | None, overwrite: bool,
+    memory_limit: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Write the dataset DATA as text or scipy matrices, or the weights of a model as a scipy matrix.
+
+    \b
+    OUT says as what by its name:
+      NAME.npz    X for scipy.sparse.load_npz, and Y in NAME-labels.npz; of a model: D x K weights, and `bias`
+      any other   XMLRepo text, or with --format libsvm lines without a header; .gz is compressed
+    Values are written so that the same float32 is read back.
+    """
+    from xmc_stream.datasets.export import export as export_to
+
+    figures = export_to(
+        data, out, format=format_, base=base, labels=labels, memory_limit=memory_limit, overwrite=overwrite,
+        progress=True,
+    )  # fmt: skip
+    also = f" and {figures['labels']}" if "labels" in figures else ""
+    blank = figures.get("blank_lines") if figures["format"] == "libsvm" else 0
+    show(figures, as_json, [
+        f"{out}{also}: {format_size(figures['bytes_out'])} in {figures['seconds']:.1f} s, "
+        f"peak memory {format_size(figures['peak_rss'])}",
+        *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
+    ])  # fmt: skip
+
+
+def _summary_lines(path: Path, figures: dict[str, Any]) -> list[str]:
+    """Attributes and figures of a dataset, for people."""
+    f = dict(figures)
+    n, read = f.pop("n_samples"), f.pop("rows_read")
+    of = "" if read == n else f" of {read:,} rows looked at"
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in f.pop("bytes_by_part").items())
+    lines = [
+        ("samples", f"{n:,}"),
+        ("features", f"{f.pop('n_features'):,}; {f.pop('nnz_features'):,} values, density {f.pop('density'):.3g}"),
+        ("labels", f"{f.pop('n_labels'):,}; {f.pop('nnz_labels'):,} positives"),
+        ("features a row", _words(f.pop("features_per_row")) + f"; {f.pop('rows_without_features'):,} without{of}"),
+        ("labels a row", _words(f.pop("labels_per_row")) + f"; {f.pop('rows_without_labels'):,} without{of}"),
+        ("label frequency", _words(f.pop("label_frequency"))),
+        ("head", f"the {f.pop('head_labels'):,} most frequent labels have {f.pop('head_share'):.1%} of the positives"),
+        (
+            "tail",
+            f"{f.pop('labels_up_to_5'):,} labels have at most 5 positives, {f.pop('labels_once'):,} one, "
+            f"{f.pop('labels_without'):,} none",
+        ),
+        ("mean row norm", f"{f.pop('mean_row_norm'):.6g}{of}"),
+        ("on disk", f"{format_size(f.pop('bytes_on_disk'))}: {parts}"),
+    ]
+    skipped = f.pop("skipped_rows", None)
+    lines += [(name, plain(value)) for name, value in f.items() if name not in ("kind", "format", "metadata_sha256")]
+    if skipped:
+        lines += [("skipped", ":".join(map(str, row[:2])) + f": {row[2]}") for row in skipped[:10]]
+        lines += [("", f"and {len(skipped) - 10:,} more, in --json")] if len(skipped) > 10 else []
+    return [f"{path}: {f['kind']}", *(f"  {name:16} {value}" for name, value in lines)]
+
+
+def _words(spread: dict[str, float]) -> str:
+    rest = ", ".join(f"{name} {value:,}" for name, value in spread.items() if name != "mean")
+    return f"{spread['mean']:.4g} on average ({rest})"

@@ -1,0 +1,211 @@
+"""Datasets as XMLRepo or libsvm text or scipy matrices, models as scipy matrices: streamed, in bounded memory."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from xmc_stream.datasets.text import text_bytes, text_writer
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.plan import MIB
+from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.models import is_model
+from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.encoding import index_dtype
+from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.model import StoredModel, n_units
+
+_FORMATS = ("xmlrepo", "libsvm", "npz")
+_WINDOW = 1 << 18  # items of an array that are passed on at a time
+_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_FIRST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # equal data make equal files
+
+Values = Iterator[NDArray[Any]]
+
+
+def export(
+    data: str | Path | Dataset,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    base: int | None = None,
+    labels: str | Path | None = None,
+    memory_limit: str | float | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Write a dataset as text or scipy matrices, or the weights of a model as a scipy matrix; returns figures.
+
+    out: NAME.npz holds X as scipy.sparse.save_npz writes it, with Y in `labels` (NAME-labels.npz), or a model's weights
+    (D x K, csc) and a member `bias` (K,); any other name is text, compressed where it ends in .gz. format: "xmlrepo"
+    (header, ids from 0), "libsvm" (no header, features from `base`, 1 by default; labels as they are) or "npz". Raises
+    InputError where something stands at `out` and overwrite is not set, or is no file; MemoryLimitError.
+    """
+    began = time.perf_counter()
+    return_freed_memory()
+    limit, out = MemoryLimit.of(memory_limit), Path(out)
+    of_model = not isinstance(data, Dataset) and is_model(Path(data))
+    format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
+    if format not in _FORMATS:
+        raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
+    if base not in (None, 0, 1) or (base == 1 and format != "libsvm"):
+        raise InputError(f"ids from {base} are not of the format {format}: give --format libsvm for ids from 1")
+    if (format == "npz") != (out.suffix == ".npz") or (of_model and format != "npz"):
+        raise InputError(f"{out}: scipy matrices, and models, go to a name that ends in .npz, text to any other")
+    targets = [out]
+    if format == "npz" and not of_model:
+        targets.append(out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels))
+    elif labels is not None:
+        raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
+    for target in targets:
+        if target.exists() and not (overwrite and target.is_file()):
+            raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
+    figures: dict[str, Any]
+    if of_model:
+        figures = _model_npz(StoredModel(Path(data)), out, limit, progress)  # type: ignore[arg-type]
+    else:
+        dataset = data if isinstance(data, Dataset) else open_dataset(data)
+        figures = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
+        figures |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
+        if format == "npz":
+            limit.check({"windows": 4 * 8 * _WINDOW}, "export")
+            for matrix, target in zip((dataset.X_rows(), dataset.Y_rows()), targets, strict=True):
+                _matrix_npz(matrix, target, progress)
+        else:
+            base = (1 if format == "libsvm" else 0) if base is None else base
+            figures["blank_lines"] = _text(dataset, out, format, base, limit, progress)
+    return {
+        "exported": str(out),
+        "format": format,
+        **({"labels": str(targets[1])} if len(targets) > 1 else {}),
+        **figures,
+        "bytes_out": sum(target.stat().st_size for target in targets),
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": peak_resident(),
+    }
+
+
+def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimit, progress: bool) -> int:
+    """Write the rows; returns how many have neither labels nor features."""
+    from xmc_stream.kernels.format import write_rows
+
+    X, Y = dataset.X_rows(), dataset.Y_rows()
+    none = np.zeros(1, np.int64), np.empty(0, X.indices.dtype), np.empty(0, np.float32)
+    write_rows(*none, none[0], np.empty(0, Y.indices.dtype), 0, np.empty(0, np.uint8))  # loaded before the plan
+    budget = limit.budget()
+    x_bytes = max(MIB, min(_BLOCK, budget // 16))
+    y_bytes = x_bytes // 4
+    values, positives = x_bytes // X.entry_bytes, y_bytes // Y.entry_bytes
+    text = text_bytes(y_bytes // 8, values, positives, X.shape[1] + 1, Y.shape[1])
+    limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
+    blank = 0
+    with (
+        text_writer(out, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append,
+        _bar(dataset.n_samples, "row", out, progress) as bar,
+    ):
+        for x, y in stream((X, Y), (x_bytes, y_bytes), 0, dataset.n_samples):
+            append(x.indptr, x.indices, x.values, y.indptr, y.indices)
+            blank += int(((np.diff(x.indptr) == 0) & (np.diff(y.indptr) == 0)).sum())
+            bar.update(x.n)
+    return blank
+
+
+def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
+    """A matrix as scipy.sparse.save_npz writes it, uncompressed."""
+
+    def ones() -> Values:
+        for start in range(0, matrix.nnz, _WINDOW):
+            yield np.ones(min(_WINDOW, matrix.nnz - start), np.float32)
+
+    data = ones() if matrix.data is None else _windows(matrix.data)
+    _npz(
+        out, matrix.encoding[:3], matrix.shape, matrix.nnz, _windows(matrix.indptr), _windows(matrix.indices), data,
+        {}, progress,
+    )  # fmt: skip
+
+
+def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
+    """All units one after another, an array at a time."""
+    limit.check({"windows": 4 * 8 * _WINDOW}, "export")
+    units = range(n_units(model.n_labels))
+    nnz = sum(model.unit_weights(unit).nnz for unit in units)
+
+    def ends() -> Values:
+        before = np.zeros(1, np.int64)
+        yield before
+        for unit in units:
+            matrix = model.unit_weights(unit)
+            yield matrix.indptr.read(1, matrix.n_lines + 1) + before
+            before = before + matrix.nnz
+
+    def indices() -> Values:
+        for unit in units:
+            yield from _windows(model.unit_weights(unit).indices)
+
+    def data() -> Values:
+        for unit in units:
+            array = model.unit_weights(unit).data
+            if array is not None:
+                yield from _windows(array)
+
+    bias = {"bias": (model.n_labels, np.dtype(np.float32), (model.unit_array(unit) for unit in units))}
+    _npz(out, "csc", model.shape, nnz, ends(), indices(), data(), bias, progress)
+    return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": nnz}
+
+
+def _npz(
+    out: Path, kind: str, shape: tuple[int, int], nnz: int, indptr: Values, indices: Values, data: Values,
+    others: Mapping[str, tuple[int, np.dtype[Any], Values]], progress: bool,
+) -> None:  # fmt: skip
+    """Write a zip of .npy members, an array at a time; indptr and indices of one type, as scipy wants them."""
+    index = index_dtype(max(nnz, *shape))
+    lines = shape[0] if kind == "csr" else shape[1]
+    members = {
+        "indices": (nnz, index, indices),
+        "indptr": (lines + 1, index, indptr),
+        "data": (nnz, np.dtype(np.float32), data),
+        **others,
+    }
+    work = out.with_name(out.name + ".partial")
+    total = sum(size * dtype.itemsize for size, dtype, _ in members.values())
+    try:
+        with zipfile.ZipFile(work, "w") as file, _bar(total, "B", out, progress) as bar:
+            for name, value in (("format", np.array(kind.encode())), ("shape", np.array(shape))):
+                with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w") as member:
+                    npy.write_array(member, value)
+            for name, (size, dtype, windows) in members.items():
+                with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w", force_zip64=True) as member:
+                    about = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
+                    npy.write_array_header_1_0(member, about)
+                    for window in windows:
+                        member.write(window.astype(dtype, copy=False).data)
+                        bar.update(window.size * dtype.itemsize)
+        work.replace(out)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _windows(array: ChunkedArray) -> Values:
+    for start in range(0, array.size, _WINDOW):
+        yield array.read(start, min(start + _WINDOW, array.size))
+
+
+@contextmanager
+def _bar(total: int, unit: str, out: Path, progress: bool) -> Iterator[Any]:
+    with tqdm(
+        total=total, unit=unit, unit_scale=True, desc=f"export {out.name}", delay=2, disable=None if progress else True
+    ) as bar:
+        yield bar
+
+
+__all__ = ["export"]

@@ -1,0 +1,179 @@
+"""A training and a validation set of one dataset: the same cut whatever the memory, and labels keep their shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.plan import MIB
+from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
+from xmc_stream.store.matrix import Block, stream
+
+_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_MAX_TRANSPOSITION = 256 * MIB
+_WRITERS = 8 * MIB  # buffers of the files that are being written
+_OWN = ("format", "version", "n_samples", "nnz_features", "nnz_labels", "metadata_sha256")  # attributes not handed on
+
+Choose = Callable[[Block], NDArray[np.bool_]]
+
+
+def split(
+    data: str | Path | Dataset,
+    train: str | Path,
+    valid: str | Path,
+    *,
+    fraction: float = 0.1,
+    seed: int = 0,
+    rows: str | Path | None = None,
+    memory_limit: str | float | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Write two datasets that together are `data`, rows in their order, in one pass; returns figures.
+
+    Each row belongs to its rarest label; of each label's rows, and of those without labels, `fraction` goes to `valid`,
+    evenly spaced from a place drawn by `seed` and label. No label loses its last positive in `train`: where labels are
+    few-shot, less than `fraction` is reached. rows: instead, a file with the numbers of the rows of `valid`, from 0, one
+    a line. What the dataset has beside rows (attributes, names, vectorizer) is in both. Raises InputError, and
+    MemoryLimitError.
+    """
+    began = time.perf_counter()
+    return_freed_memory()
+    limit = MemoryLimit.of(memory_limit)
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    train, valid = Path(train), Path(valid)
+    if not 0 < fraction < 1:
+        raise InputError(f"fraction must be between 0 and 1. Got {fraction}.")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed must be 0 or more. Got {seed}.")
+    places = {path.absolute() for path in (train, valid, dataset.path)}
+    if len(places) < 3:
+        raise InputError(f"{dataset.path} is split into two other datasets: give three different names")
+    for path in (train, valid):
+        check_target(path, overwrite)
+    _load_kernels(dataset)
+    budget = limit.budget()
+    x_bytes = max(MIB, min(_BLOCK, budget // 32))
+    max_bytes = max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4))
+    # counts of each writer, and of what is chosen
+    held = 2 * 8 * (dataset.n_features + dataset.n_labels) + (
+        dataset.n_samples if rows is not None else 5 * 8 * dataset.n_labels
+    )
+    needs = {"blocks of rows": 5 * x_bytes + 8 * MIB, "writers": _WRITERS, "counts": held}
+    limit.check({**needs, "labels by columns": max_bytes + 4 * 8 * dataset.n_labels}, "split", budget)
+    provenance: dict[str, Any] = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
+    if rows is None:
+        provenance |= {"fraction": fraction, "seed": seed}
+        choose = _by_labels(dataset, fraction, seed)
+    else:
+        provenance |= {"rows": Path(rows).name}
+        choose = _listed(Path(rows), dataset.n_samples)
+    kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
+    sizes = kept.pop("n_features"), kept.pop("n_labels")
+    n_valid = 0
+    with (
+        new_dataset(
+            train, *sizes, {**kept, "split": {**provenance, "part": "train"}}, max_bytes, overwrite
+        ) as train_writer,
+        new_dataset(
+            valid, *sizes, {**kept, "split": {**provenance, "part": "valid"}}, max_bytes, overwrite
+        ) as valid_writer,
+        tqdm(
+            total=dataset.n_samples, unit="row", unit_scale=True, desc="split", delay=2,
+            disable=None if progress else True,
+        ) as bar,
+    ):  # fmt: skip
+        for writer in (train_writer, valid_writer):
+            writer.copy_beside(dataset)
+        matrices = dataset.X_rows(), dataset.Y_rows()
+        for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
+            chosen = choose(y)
+            _append(train_writer, x, y, ~chosen)
+            _append(valid_writer, x, y, chosen)
+            n_valid += int(chosen.sum())
+            bar.update(x.n)
+    return {
+        "train": str(train),
+        "valid": str(valid),
+        "n_train": dataset.n_samples - n_valid,
+        "n_valid": n_valid,
+        "share": n_valid / max(dataset.n_samples, 1),
+        "labels_in_valid": int((open_dataset(valid).label_counts() > 0).sum()),
+        "labels_in_data": int((dataset.label_counts() > 0).sum()),
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": peak_resident(),
+    }
+
+
+def _load_kernels(dataset: Dataset) -> None:
+    """What the run calls is loaded before it is planned."""
+    from xmc_stream.kernels.csr import count_indices, row_norms, scatter_lines
+    from xmc_stream.kernels.split import choose_rows
+    from xmc_stream.store.encoding import index_dtype
+
+    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
+    labels = np.empty(0, index_dtype(dataset.n_labels))
+    for indices in (labels, np.empty(0, index_dtype(dataset.n_features))):
+        count_indices(indices, ends)
+    row_norms(ends, none, none)
+    scatter_lines(ends, labels, none, 0, 0, 0, ends, np.empty(0, index_dtype(dataset.n_samples)), none)
+    choose_rows(ends, labels, ends[:0], ends[:0], ends, ends, 0.1, 0, np.empty(0, np.bool_))
+
+
+def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
+    """Chooses a share of the rows of every label."""
+    from xmc_stream.kernels.split import choose_rows
+
+    counts = dataset.label_counts()
+    left = counts.copy()
+    seen, taken = (np.zeros(len(counts) + 1, np.int64) for _ in range(2))
+
+    def choose(y: Block) -> NDArray[np.bool_]:
+        chosen = np.empty(y.n, np.bool_)
+        choose_rows(y.indptr, y.indices, counts, left, seen, taken, fraction, seed, chosen)
+        return chosen
+
+    return choose
+
+
+def _listed(path: Path, n_samples: int) -> Choose:
+    """Chooses the rows that a file lists. Raises InputError for a line that is not the number of another row."""
+    chosen = np.zeros(n_samples, np.bool_)
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(64), b""), 1):
+                text = line.strip()
+                if not text:
+                    continue
+                row = int(text) if text.isdigit() else n_samples
+                if row >= n_samples or chosen[row]:
+                    what = "listed twice" if row < n_samples else f"no row number from 0 to {n_samples - 1}"
+                    shown = text[:30].decode(errors="replace")
+                    raise InputError(f"{path}:{number}: {shown!r} is {what}: write each row once, one a line")
+                chosen[row] = True
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
+    return lambda y: chosen[y.start : y.start + y.n]
+
+
+def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) -> None:
+    """Append the rows that are marked."""
+    parts: list[NDArray[Any]] = []
+    for block in (x, y):
+        lengths = np.diff(block.indptr)
+        entries = np.repeat(kept, lengths)
+        parts += [np.concatenate([[0], np.cumsum(lengths[kept])]), block.indices[entries]]
+        if block.data is not None:
+            parts.append(block.data[entries])
+    writer.append(*parts)
+
+
+__all__ = ["split"]

@@ -1,0 +1,70 @@
+"""What a dataset is, in figures that cost no pass over it: from counts, row ends and norms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import folder_bytes
+
+_ALL = 1 << 20  # rows up to which the figures a row are of all rows
+_WINDOWS, _WINDOW = 128, 1 << 12  # runs of rows that are looked at where there are more, and rows of a run
+_QUANTILES = {"min": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "99%": 0.99, "max": 1.0}
+_HEAD = 100  # the head is one label in so many, at least one
+
+
+def summarise(dataset: Dataset) -> dict[str, Any]:
+    """Figures of a dataset, beside its attributes; shares are of one.
+
+    density of X; features_per_row, labels_per_row and mean_row_norm of rows_read rows: of all up to 2^20, beyond that of
+    2^19 in 128 evenly spaced runs; label_frequency: positives of a label; head_labels: the most frequent 1 % of labels;
+    head_share: their share of the positives; labels_without, labels_once, labels_up_to_5: how many labels have so many.
+    """
+    n, d = dataset.n_samples, dataset.n_features
+    runs = [(0, n)] if n <= _ALL else [(start, start + _WINDOW) for start in _starts(n)]
+    x, y = dataset.X_rows(), dataset.Y_rows()
+    features = np.concatenate([np.diff(x.indptr.read(a, b + 1)) for a, b in runs])
+    labels = np.concatenate([np.diff(y.indptr.read(a, b + 1)) for a, b in runs])
+    norms = [dataset.row_norms(a, b) for a, b in runs]
+    counts = np.sort(dataset.label_counts())
+    head = max(1, len(counts) // _HEAD)
+    return {
+        "density": x.nnz / (n * d) if n and d else 0.0,
+        "rows_read": len(features),
+        "features_per_row": _spread(features),
+        "labels_per_row": _spread(labels),
+        "rows_without_features": int((features == 0).sum()),
+        "rows_without_labels": int((labels == 0).sum()),
+        "mean_row_norm": float(np.concatenate(norms).mean(dtype=np.float64)) if n else 0.0,
+        "label_frequency": _spread(counts),
+        "head_labels": min(head, len(counts)),
+        "head_share": float(counts[-head:].sum() / counts.sum()) if y.nnz else 0.0,
+        "labels_without": int((counts == 0).sum()),
+        "labels_once": int((counts == 1).sum()),
+        "labels_up_to_5": int((counts <= 5).sum()),
+        "bytes_on_disk": folder_bytes(dataset.path),
+        "bytes_by_part": {name: folder_bytes(part) for name, part in _parts(dataset.path)},
+    }
+
+
+def _starts(n: int) -> list[int]:
+    return [(n - _WINDOW) * i // (_WINDOWS - 1) for i in range(_WINDOWS)]
+
+
+def _spread(numbers: NDArray[np.int64]) -> dict[str, float]:
+    """Mean and quantiles: numbers that occur."""
+    if not len(numbers):
+        return {"mean": 0.0, **dict.fromkeys(_QUANTILES, 0)}
+    quantiles = np.quantile(numbers, list(_QUANTILES.values()), method="lower")
+    return {"mean": float(numbers.mean()), **{name: int(q) for name, q in zip(_QUANTILES, quantiles, strict=True)}}
+
+
+def _parts(path: Path) -> list[tuple[str, Path]]:
+    """Matrices and what else lies in a dataset."""
+    sides = [part for side in ("X", "Y") for part in sorted((path / side).iterdir()) if part.is_dir()]
+    others = [part for part in sorted(path.iterdir()) if part.is_dir() and part.name not in ("X", "Y")]
+    return [(str(part.relative_to(path)), part) for part in [*sides, *others]]

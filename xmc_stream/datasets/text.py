@@ -1,0 +1,62 @@
+"""Writing XMLRepo and libsvm text, plain or compressed by gzip."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Append = Callable[[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]], None]
+
+
+@contextmanager
+def text_writer(
+    path: Path, n_samples: int, n_features: int, n_labels: int, header: bool = True, base: int = 0
+) -> Iterator[Append]:
+    """A function that appends rows, two CSR triples with indptr from 0, to a text that gets its name at a good end.
+
+    header: XMLRepo's first line `N D K`; base: added to the features. A path that ends in .gz is compressed, with no
+    name or time inside. Values are the shortest decimals that give back the same float32.
+    """
+    from xmc_stream.kernels.format import write_rows
+
+    work = path.with_name(path.name + ".partial")
+    buffer = np.empty(0, np.uint8)
+
+    def append(x_indptr: Any, x_indices: Any, x_data: Any, y_indptr: Any, y_indices: Any) -> None:
+        nonlocal buffer
+        need = text_bytes(len(x_indptr) - 1, len(x_indices), len(y_indices), n_features, n_labels)
+        if need > len(buffer):
+            buffer = np.empty(need, np.uint8)
+        n = write_rows(
+            np.asarray(x_indptr, np.int64), x_indices, x_data, np.asarray(y_indptr, np.int64), y_indices, base, buffer
+        )
+        file.write(buffer[:n].data)
+
+    try:
+        with open(work, "wb") as raw, ExitStack() as stack:
+            file: Any = raw
+            if path.suffix == ".gz":
+                file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
+            if header:
+                file.write(f"{n_samples} {n_features} {n_labels}\n".encode())
+            yield append
+        work.replace(path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_labels: int) -> int:
+    """Bytes of so many rows as text, at most."""
+    from xmc_stream.kernels.format import VALUE_BYTES
+
+    feature, label = len(str(n_features)), len(str(n_labels))
+    return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
+
+
+__all__ = ["Append", "text_bytes", "text_writer"]

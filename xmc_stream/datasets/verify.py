@@ -1,0 +1,246 @@
+"""Whether a store is what was written, and whether what was written can be true.
+
+Rows and columns of a matrix are compared by the sum, modulo 2^64, of a hash of (row, column, value) over their entries.
+It does not depend on the order, so each job adds up its own lines in any amount of memory. The hash is keyed anew in
+every run, so what it overlooks is up to chance and not to the data: entries are unique in each order (checked), so the
+two sides differ by sums of single hashes, and agree although they differ with odds of 2^-64. Feature counts are compared
+by the sum of a hash of each entry's feature against the hashes of all features times their counts; where every count is
+wrong by a multiple of 2^t, which damage has no reason to do, the odds are 2^(t-64).
+
+Not checked: the logs of the run in a model's folder, and free words in attributes before the store was sealed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs
+from xmc_stream.errors import StoreError
+from xmc_stream.jobs.job import Notes, Phase, Receipt
+from xmc_stream.memory import peak_resident
+from xmc_stream.models import Execution, planned
+from xmc_stream.store.dataset import FORMAT as DATASET
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import fingerprint_of
+from xmc_stream.store.inventory import Inventory, seal_damage, take_inventory
+from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.model import FORMAT as MODEL
+from xmc_stream.store.model import StoredModel, n_units, unit_path, unit_range
+from xmc_stream.store.predictions import FORMAT as PREDICTIONS
+from xmc_stream.store.predictions import Predictions
+
+_KINDS = {DATASET: "dataset", MODEL: "model", PREDICTIONS: "predictions"}
+_NOTHING = hashlib.sha256().hexdigest()
+
+
+def verify(path: str | Path, execution: Execution | None = None) -> dict[str, Any]:
+    """Check a dataset, model or predictions: every file, and all that must hold of what is in them.
+
+    Returns figures: sound, damage (a line each, 100 at most), n_damage, kind, n_files, bytes_read, seconds, peak_rss.
+    Raises StoreError where there is no store, MemoryLimitError.
+    """
+    began = time.perf_counter()
+    path = Path(path)
+    if not (path / "zarr.json").is_file():
+        raise StoreError(f"{path} has no zarr.json: it is damaged, or not a dataset, a model or predictions at all")
+    execution = execution or Execution()
+    limit = execution.limit()
+    with planned(execution, limit, _Warm()) as (engine, plan):
+        plan.refuse_unless({"reading": (plan.threads + 1) * JOB_BYTES}, f"verifying on {plan.threads} threads")
+        check = StoreCheck(path.absolute(), take_inventory(path.absolute()), secrets.randbits(64))
+        figures = engine.run(check.loop(), Notes())
+        peak = max(engine.peak, peak_resident())
+    seconds = round(time.perf_counter() - began, 3)
+    return {"path": str(path), **figures, "seconds": seconds, "peak_rss": peak, "memory_limit": limit.limit}
+
+
+@dataclass
+class StoreCheck:
+    """One store, by its absolute path. damage: found so far; hashes: sha256 of an array's values, by its folder."""
+
+    path: Path
+    inventory: Inventory
+    hash_key: int
+    damage: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    n_hidden: int = 0
+    bytes_read: int = 0
+
+    def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
+        """All files, then what is in those that are whole."""
+        self.damage += [*seal_damage(self.path), *self.inventory.damage]
+        for receipt in (yield Phase("verify: files", files_jobs(self.inventory.arrays))):
+            self.hashes |= receipt["hashes"]
+            self.damage += receipt["damage"]
+            self.n_hidden += receipt["n_damage"] - len(receipt["damage"])
+            self.bytes_read += receipt["bytes_read"]
+        kind = self._kind()
+        try:
+            if kind == "dataset":
+                yield from self._dataset()
+            elif kind == "model":
+                yield from self._model()
+            elif kind == "predictions":
+                self._predictions()
+            else:
+                self.damage.append(f"{self.path} does not say that it is a dataset, a model or predictions")
+        except (StoreError, KeyError, ValueError, TypeError) as error:  # attributes that are not what they must be
+            self.damage.append(f"{self.path} cannot be opened as {kind}: {error}")
+        return {
+            "kind": kind,
+            "sound": not self.damage,
+            "n_damage": len(self.damage) + self.n_hidden,
+            "damage": self.damage[:MOST],
+            "n_files": self.inventory.n_files,
+            "bytes_read": self.bytes_read,
+        }
+
+    def _kind(self) -> str | None:
+        try:
+            attributes = json.loads((self.path / "zarr.json").read_bytes())["attributes"]
+            return _KINDS.get(attributes["format"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _whole(self, folder: Path) -> bool:
+        """Whether all files under a folder are there and as they were written."""
+        return not any(line.startswith(f"{folder}/") for line in self.damage)
+
+    def _expect(self, what: str, stored: Any, true: Any) -> None:
+        if stored != true:
+            self.damage.append(f"{self.path}: {what} is {stored}, not {true}")
+
+    def _matrix(self, folder: Path, shape: tuple[int, int], encoding: str) -> SparseMatrix | None:
+        """A matrix whose files are whole and whose sizes and fingerprint are right, else None."""
+        if not self._whole(folder):
+            return None
+        before = len(self.damage)
+        try:
+            matrix = SparseMatrix(folder)
+        except StoreError as error:
+            self.damage.append(str(error))
+            return None
+        self._expect(f"the shape of {folder}", list(matrix.shape), list(shape))
+        self._expect(f"the encoding of {folder}", matrix.encoding, encoding)
+        names = ["indptr", "indices", *(["data"] if matrix.data is not None else [])]
+        hashes = [self.hashes.get(str(folder / name), _NOTHING) for name in names]
+        true = fingerprint_of(matrix.encoding, matrix.shape, hashes)
+        self._expect(f"the fingerprint of {folder}", matrix.attributes.get("fingerprint"), true)
+        return matrix if len(self.damage) == before else None
+
+    def _dataset(self) -> Generator[Phase, list[Receipt], None]:
+        dataset = Dataset(self.path)
+        x_shape, y_shape = (dataset.n_samples, dataset.n_features), (dataset.n_samples, dataset.n_labels)
+        statistics = self.path / "statistics"
+        arrays = {name: statistics / name for name in ("row_norms", "feature_counts", "label_counts")}
+        for (name, folder), n in zip(arrays.items(), (dataset.n_samples, *x_shape[1:], *y_shape[1:]), strict=True):
+            self._expect_size(folder, n, name)
+        norms, features, labels = (str(folder) if self._whole(folder) else "" for folder in arrays.values())
+        wanted = [
+            ("X/rows", x_shape, "csr_matrix", norms, ""),
+            ("Y/rows", y_shape, "csr_matrix", "", ""),
+            ("Y/columns", y_shape, "csc_matrix", "", labels),
+        ]
+        if (self.path / "X" / "columns").exists():
+            wanted.append(("X/columns", x_shape, "csc_matrix", "", features))
+            self.damage += seal_damage(self.path / "X" / "columns")
+        jobs, nnz = {}, {}
+        for name, shape, encoding, norm, counts in wanted:
+            matrix = self._matrix(self.path / name, shape, encoding)
+            if matrix is not None:
+                jobs[name] = lines_jobs(matrix, self.hash_key, norm, counts)
+                nnz[name] = matrix.nnz
+        sums = yield from self._lines(jobs)
+        for name, of in (("nnz_features", "X/rows"), ("nnz_labels", "Y/rows")):
+            if of in nnz:
+                self._expect(f"the attribute {name}", dataset.attributes.get(name), nnz[of])
+        for side in ("X", "Y"):
+            rows, columns = sums.get(f"{side}/rows"), sums.get(f"{side}/columns")
+            if rows and columns and (nnz[f"{side}/rows"] != nnz[f"{side}/columns"] or rows[0] != columns[0]):
+                self.damage.append(f"{self.path / side}: rows and columns do not hold the same entries")
+        if features and "X/rows" in sums and sums["X/rows"][1] != index_counts_sum(Path(features), self.hash_key):
+            self.damage.append(f"{features}: the counts are not those of the features in X/rows")
+
+    def _expect_size(self, folder: Path, n: int, name: str) -> None:
+        from xmc_stream.store.chunks import open_array
+
+        if self._whole(folder):
+            self._expect(f"the size of {name}", open_array(folder).size, n)
+
+    def _lines(self, jobs: dict[str, Any]) -> Generator[Phase, list[Receipt], dict[str, tuple[int, int]]]:
+        """Run all jobs in one phase; returns the sums of each matrix whose lines could all be told apart."""
+        receipts = iter((yield Phase("verify: content", [job for some in jobs.values() for job in some])))
+        sums = {}
+        for name, some in jobs.items():
+            mine = [next(receipts) for _ in some]
+            for receipt in mine:
+                self.damage += receipt["damage"]
+                self.bytes_read += receipt["bytes_read"]
+            if all(receipt["sums"] for receipt in mine):
+                pairs, indices = (sum(receipt["sums"][i] for receipt in mine) % 2**64 for i in range(2))
+                sums[name] = (pairs, indices)
+        return sums
+
+    def _model(self) -> Generator[Phase, list[Receipt], None]:
+        model = StoredModel(self.path)
+        jobs, nnz = {}, 0
+        for unit in range(n_units(model.n_labels)):
+            first, last = unit_range(unit, model.n_labels)
+            folder = unit_path(self.path, unit)
+            if not folder.exists():
+                self.damage.append(f"{folder} is missing")
+                continue
+            matrix = self._matrix(folder / "weights", (model.n_features, last - first), "csc_matrix")
+            if matrix is not None:
+                jobs[str(unit)] = lines_jobs(matrix, self.hash_key)
+                nnz += matrix.nnz
+            if self._whole(folder / "bias"):
+                bias = model.unit_array(unit)
+                if len(bias) != last - first or not np.isfinite(bias).all():
+                    self.damage.append(f"{folder / 'bias'} is not a finite number for each of {last - first} classes")
+        yield from self._lines(jobs)
+        if len(jobs) == n_units(model.n_labels):
+            self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)
+
+    def _predictions(self) -> None:
+        if not (self._whole(self.path / "labels") and self._whole(self.path / "scores")):
+            return
+        predictions = Predictions(self.path)
+        for start, labels, scores in predictions.blocks():
+            # places without a label come last
+            falling = (labels[:, 1:] < 0) | ((labels[:, :-1] >= 0) & (scores[:, :-1] >= scores[:, 1:]))
+            wrong = np.flatnonzero((labels < -1).any(1) | ~falling.all(1))
+            if len(wrong):
+                self.damage.append(f"{self.path}: row {start + wrong[0]} is not a list of labels by falling score")
+
+
+@dataclass(frozen=True)
+class _Warm:
+    """Loads what the jobs call."""
+
+    key: str = "warm"
+
+    def run(self) -> Receipt:
+        """Check nothing, of both types of indices."""
+        from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
+
+        ends, none = np.zeros(0, np.int64), np.empty(0, np.float32)
+        for dtype in (np.int32, np.int64):
+            check_entries(
+                ends, 0, 0, np.empty(0, dtype), none, none.view(np.uint32), 0, False, np.uint64(0),
+                np.zeros(N_STATE, np.int64), np.zeros(2, np.uint64), np.zeros(0),
+            )  # fmt: skip
+        sum_of_counts(0, ends, np.uint64(0))
+        return {}
+
+
+__all__ = ["verify"]

@@ -1,0 +1,242 @@
+"""Bytes of text to tokens: blanks, ends of lines, ids and decimal numbers.
+
+A text ends in a newline, which every scan stops at: no access is beyond it. comment: the byte that begins a comment, or
+NO_COMMENT.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+
+# what read_value returns, and more codes in parse.py
+DONE = 0
+SLOW = 2  # only float() can tell
+BAD_VALUE = 5  # not a decimal number
+VALUE_RANGE = 8  # beyond float32
+
+COMMA, COLON, HASH = 44, 58, 35
+NO_COMMENT = -1  # in place of the byte that begins one
+
+_TAB, _NEWLINE, _RETURN, _SPACE, _PLUS, _MINUS, _DOT, _ZERO = 9, 10, 13, 32, 43, 45, 46, 48
+_MAX_ID = 10**17  # ids are read up to here; the next digit could leave int64
+_MAX_DIGITS = 18  # of a mantissa in int64
+_MAX_EXPONENT = 10**15  # further digits of an exponent change nothing
+_EXACT_MANTISSA = 2**53
+_EXACT_POWER = 22  # 10^22 is the last power of ten that a double holds exactly
+_LARGEST_POWER = 70
+_POWERS = np.array([float(f"1e{p}") for p in range(_LARGEST_POWER + 1)])
+_ROUNDS_TO_INFINITY = float(2**128 - 2**103)  # the least double that float32 cannot hold
+_TENS = np.array([10**p for p in range(17)])
+_ONE = np.uint64(1)
+_HIGH_BITS, _LOW_BITS = np.uint64(0x8080808080808080), np.uint64(0x0101010101010101)
+_SLACK = 2.0**-50  # more than the relative error of a truncated mantissa, a rounded power and a division
+
+
+@kernel
+def at(text: NDArray[np.uint8], p: int) -> int:
+    """The byte at p (an unsigned place is spared the question whether it counts from the end)."""
+    return np.int64(text[np.uint64(p)])  # type: ignore[return-value]
+
+
+@kernel
+def _is_digit(c: int) -> bool:
+    return 48 <= c <= 57
+
+
+@kernel
+def _is_blank(c: int) -> bool:
+    return c in (_SPACE, _TAB)
+
+
+@kernel
+def ends_token(c: int, comment: int) -> bool:
+    return c in (_SPACE, _NEWLINE, _TAB, _RETURN, comment)
+
+
+@kernel
+def skip_blanks(text: NDArray[np.uint8], p: int) -> int:
+    while _is_blank(at(text, p)):
+        p += 1
+    return p
+
+
+@kernel
+def next_line(text: NDArray[np.uint8], p: int) -> int:
+    while at(text, p) != _NEWLINE:
+        p += 1
+    return p + 1
+
+
+@kernel
+def ends_line(text: NDArray[np.uint8], p: int, comment: int) -> bool:
+    """Whether a newline, CRLF or a comment is at p."""
+    c = at(text, p)
+    return c in (_NEWLINE, comment) or (c == _RETURN and at(text, p + 1) == _NEWLINE)
+
+
+@kernel
+def _digits(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
+    """How many of the bytes p to p + 7 are digits before the first that is none, and the number they write.
+
+    The bytes are one word (compiled to one load), the first one lowest, all compared at once; neighbouring digits are
+    joined to pairs, these to fours, these to eight: no branch depends on how many there are.
+    """
+    word = np.uint64(0)
+    for i in range(8):
+        word |= np.uint64(text[np.uint64(p + i)]) << np.uint64(8 * i)
+    word ^= np.uint64(0x3030303030303030)  # digits are 0 to 9 now
+    others = (((word & np.uint64(0x7F7F7F7F7F7F7F7F)) + np.uint64(0x7676767676767676)) | word) & _HIGH_BITS
+    below = (others & (~others + _ONE)) - _ONE  # ones below the first high bit that is set, all if none is
+    n = np.int64((((below >> np.uint64(7)) & _LOW_BITS) * _LOW_BITS) >> np.uint64(56))
+    if n == 0:
+        return 0, 0
+    word <<= np.uint64(64 - 8 * n)  # zeros before the digits
+    word = (word * np.uint64(10) + (word >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+    word = (word * np.uint64(100) + (word >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+    return n, np.int64((word * np.uint64(10000) + (word >> np.uint64(32))) & np.uint64(0xFFFFFFFF))  # type: ignore[return-value]
+
+
+@kernel
+def read_id(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
+    """The digits from p on as a number, no further than needed to know that it is too large; where they end."""
+    if p + 8 <= len(text):
+        n, number = _digits(text, p)
+        if n < 8:
+            return number, p + n
+    number = 0
+    c = at(text, p)
+    while _is_digit(c):
+        if number < _MAX_ID:
+            number = number * 10 + (c - _ZERO)
+        p += 1
+        c = at(text, p)
+    return number, p
+
+
+@kernel
+def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int, float]:
+    """The number from p on if it is a short one without an exponent: (is it, where it ends, value); float()'s value."""
+    negative = at(text, p) == _MINUS
+    if negative:
+        p += 1
+    n_digits = 0
+    n_behind = 0
+    mantissa = 0
+    c = at(text, p)
+    while _is_digit(c):
+        mantissa = mantissa * 10 + (c - _ZERO)
+        n_digits += 1
+        p += 1
+        c = at(text, p)
+    if c == _DOT and p + 17 <= len(text):
+        p += 1
+        n_behind, mantissa_behind = _digits(text, p)
+        if n_behind == 8:
+            n, last = _digits(text, p + 8)
+            mantissa_behind = mantissa_behind * _TENS[np.uint64(n)] + last
+            n_behind += n
+        mantissa = mantissa * _TENS[np.uint64(n_behind)] + mantissa_behind
+        n_digits += n_behind
+        p += n_behind
+        c = at(text, p)
+    plain = 0 < n_digits <= _MAX_DIGITS and mantissa <= _EXACT_MANTISSA and ends_token(c, comment)
+    value = np.float64(mantissa) / _POWERS[np.uint64(n_behind)] if plain else 0.0
+    return plain, p, -value if negative else value
+
+
+@kernel
+def read_value(text: NDArray[np.uint8], p: int, comment: int) -> tuple[int, int, float]:
+    """The decimal number from p on: (code, where it ends, value), the value such that float32 of it is exact.
+
+    Up to 2^53 and 10^22, one multiplication or division of exact doubles rounds as float() does. Else the result is
+    known within _SLACK, and if both bounds round to the same float32, so does float()'s, rounding being monotone.
+    """
+    negative = False
+    c = at(text, p)
+    if c in (_MINUS, _PLUS):
+        negative = c == _MINUS
+        p += 1
+        c = at(text, p)
+    mantissa = 0
+    power = 0
+    n_digits = 0  # of the mantissa
+    some = False
+    truncated = False
+    while _is_digit(c):
+        some = True
+        if n_digits < _MAX_DIGITS:
+            mantissa = mantissa * 10 + (c - 48)
+            n_digits += mantissa != 0
+        else:
+            power += 1
+            truncated = truncated or c != 48
+        p += 1
+        c = at(text, p)
+    if c == _DOT:
+        p += 1
+        c = at(text, p)
+        while _is_digit(c):
+            some = True
+            if n_digits < _MAX_DIGITS:
+                mantissa = mantissa * 10 + (c - 48)
+                n_digits += mantissa != 0
+                power -= 1
+            else:
+                truncated = truncated or c != 48
+            p += 1
+            c = at(text, p)
+    if not some:
+        return BAD_VALUE, p, 0.0
+    if c == 69 or c == 101:  # E e
+        p += 1
+        c = at(text, p)
+        down = c == _MINUS
+        if c in (_MINUS, _PLUS):
+            p += 1
+            c = at(text, p)
+        if not _is_digit(c):
+            return BAD_VALUE, p, 0.0
+        exponent = 0
+        while _is_digit(c):
+            if exponent < _MAX_EXPONENT:
+                exponent = exponent * 10 + (c - 48)
+            p += 1
+            c = at(text, p)
+        power += -exponent if down else exponent
+    if not ends_token(c, comment):
+        return BAD_VALUE, p, 0.0
+
+    code = DONE
+    value = 0.0
+    if mantissa == 0 or power < -_LARGEST_POWER:  # 10^18 * 10^-71 is far below what float32 holds
+        value = 0.0
+    elif power > 39:
+        code = VALUE_RANGE
+    else:
+        value = np.float64(mantissa) / _POWERS[-power] if power < 0 else np.float64(mantissa) * _POWERS[power]
+        exact = not truncated and mantissa <= _EXACT_MANTISSA and -_EXACT_POWER <= power <= _EXACT_POWER
+        low = value if exact else value * (1.0 - _SLACK)
+        high = value if exact else value * (1.0 + _SLACK)
+        if low >= _ROUNDS_TO_INFINITY:
+            code = VALUE_RANGE
+        elif high >= _ROUNDS_TO_INFINITY or np.float32(low) != np.float32(high):
+            code = SLOW
+    return code, p, -value if negative else value
+
+
+@kernel
+def read_label(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int, int]:
+    """The label from p on: (whether there are digits, id, where it ends); with comments, also `+1` and `1.0`."""
+    if comment == HASH and at(text, p) == _PLUS:
+        p += 1
+    start = p
+    label, p = read_id(text, p)
+    some = p > start
+    if comment == HASH and some and at(text, p) == _DOT:
+        p += 1
+        while at(text, p) == _ZERO:
+            p += 1
+    return some, label, p
