@@ -60,6 +60,18 @@ def test_raw_text_in_and_names_out(trained_on_text: Path, cli: CLI, tmp_path: Pa
     assert not list(tmp_path.glob(".xmc_stream-*"))
 
 
+def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, cli: CLI, tmp_path: Path) -> None:
+    plain, strange = labelled(20, 2), labelled(20, 2)
+    for document in plain:
+        del document["labels"]
+    for document in strange:
+        document["labels"] = ["never seen"]
+    for name, documents in (("plain", plain), ("strange", strange)):
+        text_files.write_jsonl(tmp_path / f"{name}.jsonl", documents)
+        cli("predict", trained_on_text / "m.model", tmp_path / f"{name}.jsonl", tmp_path / f"{name}.txt")
+    assert (tmp_path / "plain.txt").read_text() == (tmp_path / "strange.txt").read_text()
+
+
 def test_a_dataset_of_text_says_what_its_numbers_mean(trained_on_text: Path) -> None:
     train = xs.open_dataset(trained_on_text / "train.xmc")
     features, labels = train.feature_names(), train.label_names()

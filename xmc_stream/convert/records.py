@@ -365,7 +365,7 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
         missing = next((field for field in fields if field not in first), "of a common name")
         raise InputError(f"{name}:1: no text field {missing}: it has {', '.join(map(repr, first))}: give --text-field")
     label = text.label_field
-    if label is None or (optional and label not in first):
+    if label is None or (label and optional and label not in first):
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
         raise InputError(f"{name}:1: no label field: it has {', '.join(map(repr, first))}: give --label-field")
