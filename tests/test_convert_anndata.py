@@ -180,7 +180,7 @@ def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> 
         convert([whole, other], tmp_path / "f.xmc", label_key="kind")
 
 
-def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any) -> None:
+def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import h5py
 
     X, Y, y = matrices()
@@ -228,6 +228,8 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any) -> None:
     assert "code without category" in message(changed(put("obs/kind/codes", 5, 77)), label_key="obs/kind")
     assert "cannot be read" in message(changed(remove("X/indptr")), label_key="word")
     assert "cannot be read" in message(changed(remove("var")), label_key="word")
+    monkeypatch.setattr(format_module, "_MOST_VALUES", 3)
+    assert "make it a categorical" in message(label_key="word")
     cut = tmp_path / "cut.h5ad"
     cut.write_bytes(path.read_bytes()[:5000])
     assert "cannot be read" in message(cut, label_key="word")

@@ -490,6 +490,10 @@ def test_class_ids_are_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert got_x.nnz == 3  # neither zero nor -0.0 nor what is zero in float32
         assert same(got_x, sparse.csr_array(X.astype(np.float32)))
     assert read(opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=9), tmp_path)[2].n_labels == 9
+    np.save(tmp_path / "y.npy", ids + 2**60)
+    with pytest.raises(MemoryLimitError, match="labels"):
+        convert(tmp_path / "x.npy", tmp_path / "d.xmc", labels=tmp_path / "y.npy")
+    np.save(tmp_path / "y.npy", ids)
     assert "is not below the number of labels K = 5" in refused(
         lambda: opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=5), tmp_path
     )

@@ -28,6 +28,7 @@ from xmc_stream.jobs.job import Phase, Receipt
 NAME = "anndata"
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
 _NAME_BYTES = 400  # of a name while names are found among others
 
 
@@ -138,7 +139,13 @@ def _names(path: Path, column: str) -> Iterator[str]:
         elif encoding(element) == "categorical":
             yield from _values(element["categories"])
         else:
-            found = {value for window in strings(element) for value in window if value is not None}
+            found: set[str] = set()
+            for window in strings(element):
+                found.update(value for value in window if value is not None)
+                if len(found) > _MOST_VALUES:
+                    raise InputError(
+                        f"{path}: {column} has more than {_MOST_VALUES:,} different values: make it a categorical first"
+                    )
             numbers = np.dtype((element["values"] if hasattr(element, "keys") else element).dtype).kind in "iu"
             yield from sorted(found, key=int if numbers else None)
 
@@ -168,7 +175,7 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
         )
     if _same(_names(path, "var"), iter(names)):
         return side
-    return _Renamed(side, path, like)
+    return _Renamed(side, path.absolute(), like)
 
 
 def _label_element(path: Path, key: str | None) -> str:
@@ -198,18 +205,18 @@ def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
             codes = ElementArray.of(path, f"{key}/codes", element["codes"])
             if codes.dtype.kind not in "iu" or codes.width != 1:
                 raise ValueError(f"{key}/codes of type {codes.dtype}")
-            n_rows = codes.n_items
+            n_rows, n_labels = codes.n_items, n_strings(element["categories"])
         elif kind in ("array", "string-array", "nullable-integer", "nullable-boolean", "nullable-string-array"):
             values = element["values"] if hasattr(element, "keys") else element
             if len(values.shape) != 1 or np.dtype(values.dtype).kind not in "biuOST":
                 raise InputError(f"{path}: {key} holds {values.dtype}: labels are categories, strings or integers")
             codes, n_rows = None, int(values.shape[0])
+            n_labels = sum(1 for _ in _names(path, key))
         else:
             raise InputError(f"{path}: {key} is a {kind}: labels are categories, strings or integers")
-    n_labels = sum(1 for _ in _names(path, key))
     if like is not None:
         _label_names(like, path)
-    return _ClassSide(str(path), path, key, n_rows, n_labels, codes, like, drop)
+    return _ClassSide(str(path), path.absolute(), key, n_rows, n_labels, codes, like, drop)
 
 
 def _label_names(like: Like, path: Path) -> Any:

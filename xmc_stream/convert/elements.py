@@ -84,7 +84,7 @@ class ElementArray:
         dtype = np.dtype(array.dtype)
         across = -(-width // int(chunk[1])) * int(chunk[1]) if array.ndim == 2 else 1  # chunks are read whole
         n_bytes = (step * width + 2 * max(rows * across, step * across)) * dtype.itemsize
-        return cls(str(path), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
+        return cls(str(path.absolute()), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
 
     def stream(self, start: int, stop: int) -> Stream:
         """Items [start, stop), which begin and end with a row."""

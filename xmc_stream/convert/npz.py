@@ -226,8 +226,8 @@ def _array(path: Path, member: _Member, stored: bool) -> Array:
     if head.n_bytes + head.n_items * head.dtype.itemsize != info.file_size:
         raise ValueError(f"an array of shape {head.shape} and type {head.dtype} in {info.file_size} bytes")
     if member.offset is None or not stored:
-        return _ZipArray(str(path), info.filename, head.n_bytes, head.dtype, head.n_items)
-    return FileArray(str(path), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
+        return _ZipArray(str(path.absolute()), info.filename, head.n_bytes, head.dtype, head.n_items)
+    return FileArray(str(path.absolute()), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
 
 
 def _small(path: Path, member: _Member) -> NDArray[Any]:

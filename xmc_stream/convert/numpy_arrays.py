@@ -167,9 +167,11 @@ class _FileStream:
         return items
 
     def finish(self) -> list[int]:
+        if not self._array.summed:
+            return []
         while self._left > 0:
             self.take(min(self._left, _WINDOW))
-        return [self._crc, self._n_bytes] if self._array.summed else []
+        return [self._crc, self._n_bytes]
 
 
 @contextmanager
@@ -463,4 +465,4 @@ def _array(path: Path) -> tuple[Head, FileArray]:
         except ValueError as error:
             why = " ".join(str(error).split())[:200]
             raise InputError(f"{path} is not an .npy file that can be read ({why}): save it again") from None
-    return head, FileArray(str(path), head.n_bytes, head.dtype, head.n_items)
+    return head, FileArray(str(path.absolute()), head.n_bytes, head.dtype, head.n_items)
