@@ -32,6 +32,7 @@ from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import begin_model, finish_model
+from xmc_stream.store.names import copy_vocabulary
 
 
 class PPDSparse:
@@ -160,7 +161,7 @@ class PPDSparse:
         return plan_training(dataset, self.parameters(), self.seed, execution)
 
     def predict_topk(self, data: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k best classes of each sample of a Dataset or scipy matrix, and their scores: (n, k) each, best first."""
+        """The k best classes of each sample of a Dataset, scipy matrix or list of texts, and their scores: (n, k) each."""
         if not hasattr(self, "model_"):
             raise InputError("this PPDSparse is not fitted yet: call fit first, or load_model for a model on disk")
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress)
@@ -235,7 +236,11 @@ def train(
             **_search_work(ledger, parameters),
         }
         shutil.rmtree(work / "state", ignore_errors=True)
-        attributes = {**model_attributes(dataset, parameters, seed, result), **start}
+        taken: dict[str, Any] = {
+            name: dataset.attributes[name] for name in ("normalize", "base") if name in dataset.attributes
+        }
+        attributes = {**model_attributes(dataset, parameters, seed, result), **start, **taken}
+        copy_vocabulary(dataset.path, work)
         finish_model(work, path, {**attributes, "identity": identity, "run": totals})
         resumed = ledger.resumed
     model = load_model(path)

@@ -19,9 +19,10 @@ from xmc_stream.metrics import (
     leave_out_labels,
     leave_out_predictions,
 )
-from xmc_stream.models import Execution, is_model, load_model, planned, stored_filter
+from xmc_stream.models import Execution, load_model, planned, stored_filter
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
+from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time

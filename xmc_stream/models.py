@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.model import StoredModel, n_units, unit_range
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
@@ -84,16 +84,19 @@ class Model(StoredModel):
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample, and their scores: two arrays (n, k), best first, ties to the lower label.
 
-        score = w_0 + sum_j w_j x_j in float32, in the order of the features. data: a Dataset, or a scipy sparse matrix
-        (n x D). For results that do not fit in memory see `predict`. Raises InputError where the features do not match.
+        score = w_0 + sum_j w_j x_j in float32, in the order of the features. data: a Dataset, a scipy sparse matrix
+        (n x D), or for a model of text a list of texts. For results that do not fit in memory see `predict`. Raises
+        InputError where the features do not match.
         """
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
-            dataset = (
-                data
-                if isinstance(data, Dataset)
-                else _as_dataset(data, self, path / "data.xmc", execution.memory_limit if execution else None)
-            )
+            execution = execution or Execution()
+            if isinstance(data, Dataset):
+                dataset = data
+            elif isinstance(data, Sequence) and all(isinstance(text, str) for text in data):
+                dataset = _texts_as_dataset(data, self, path, execution)
+            else:
+                dataset = _as_dataset(data, self, path / "data.xmc", execution.memory_limit)
             predict(self, dataset, path / "predictions", k, execution)
             labels, scores = Predictions(path / "predictions").rows(0, dataset.n_samples)
         return labels.astype(np.int64), scores
@@ -113,10 +116,55 @@ def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None
     sparse = hasattr(X, "tocsr")
     if not sparse or X.shape[1] != model.n_features:
         got = f"a matrix of {X.shape[1]} features" if sparse else type(X).__name__
-        raise InputError(f"got {got}: give a Dataset or a scipy sparse matrix with {model.n_features} features")
+        raise InputError(f"got {got}: give a Dataset, a scipy sparse matrix with {model.n_features} features, or texts")
     empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
     none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
     return convert(X, path, labels=none, memory_limit=memory_limit)
+
+
+def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
+    """Texts as a dataset without labels, by the model's own vectorizer."""
+    from xmc_stream.convert import convert
+    from xmc_stream.convert.vectorizer import TextOptions
+
+    with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    options = TextOptions(text_fields=("text",), label_field="")
+    return convert(
+        folder / "texts.jsonl",
+        folder / "data.xmc",
+        like=model.path,
+        text=options,
+        format="jsonl",
+        memory_limit=execution.memory_limit,
+        threads=execution.threads,
+    )
+
+
+@contextmanager
+def samples(data: Path, model: Model, folder: Path, execution: Execution) -> Iterator[Dataset]:
+    """The dataset at `data`; anything else is converted for the model, somewhere in `folder`, while the block lasts.
+
+    Labels in it are not read. Raises InputError naming file and line.
+    """
+    if data.is_dir():
+        yield open_dataset(data)
+        return
+    from xmc_stream.convert import convert
+    from xmc_stream.convert.vectorizer import TextOptions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+        yield convert(
+            data,
+            Path(scratch) / f"{data.name}.xmc",
+            like=model.path,
+            text=TextOptions(label_field=""),
+            memory_limit=execution.memory_limit,
+            threads=execution.threads,
+            scheduler=execution.scheduler,
+            progress=execution.progress,
+        )
 
 
 def predict(
@@ -128,7 +176,7 @@ def predict(
     overwrite: bool = False,
     filter: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz or .txt.
+    """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz, .txt or .jsonl.
 
     filter: a file of lines `row label`, pairs that are not predicted: others come up, -1 where fewer than k are left.
     Returns figures of the run (see DESIGN: predict). Raises InputError where the data do not match the model, and
@@ -144,7 +192,7 @@ def predict(
     out = Path(out)
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    as_file = out.suffix in (".npz", ".txt")
+    as_file = out.suffix in (".npz", ".txt", ".jsonl")
     refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out
     with (
@@ -160,7 +208,7 @@ def predict(
         attributes["filter"] = Path(filter).name
     finish_predictions(run.out, store, attributes, overwrite and not as_file)
     if as_file:
-        _export(Predictions(store), out, limit)
+        _export(Predictions(store), out, limit, model)
     seconds = time.perf_counter() - began
     return {
         "predictions": str(out),
@@ -203,14 +251,26 @@ def stored_filter(
         yield str(target)
 
 
-def _export(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
-    """Turn a store of predictions into a .npz file, or lines of `label:score` pairs, best first."""
+def _export(predictions: Predictions, out: Path, limit: MemoryLimit, model: Model) -> None:
+    """Turn a store of predictions into a .npz file, or lines: `label:score` pairs, or objects with names; best first."""
     work = out.with_name(out.name + ".partial")
     if out.suffix == ".npz":
         limit.check({"labels and scores": 24 * predictions.n_samples * predictions.k}, f"writing {out.name}")
         labels, scores = predictions.rows(0, predictions.n_samples)
         with open(work, "wb") as file:
             np.savez(file, labels=labels, scores=scores)
+    elif out.suffix == ".jsonl":
+        names = model.label_names()
+        with open(work, "w", encoding="utf-8") as text:
+            for _, labels, scores in predictions.blocks():
+                ids = np.unique(labels[labels >= 0]).astype(np.int64)
+                called: dict[int, Any] = dict(
+                    zip(ids.tolist(), names.take(ids) if names else ids.tolist(), strict=True)
+                )
+                for row, values in zip(labels.tolist(), scores.tolist(), strict=True):
+                    n = sum(label >= 0 for label in row)  # behind them are -1
+                    best = {"labels": [called[i] for i in row[:n]], "scores": [float(f"{v:.6g}") for v in values[:n]]}
+                    text.write(json.dumps(best, ensure_ascii=False) + "\n")
     else:
         with open(work, "w", encoding="ascii") as text:
             for _, labels, scores in predictions.blocks():
@@ -219,15 +279,6 @@ def _export(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
                     text.write(" ".join(pairs) + "\n")
     work.replace(out)
     shutil.rmtree(predictions.path)
-
-
-def is_model(path: Path) -> bool:
-    """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
-    try:
-        attributes: Mapping[str, Any] = json.loads((path / "zarr.json").read_text())["attributes"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return attributes.get("format") == "xmc_stream model"
 
 
 def describe(model: Model) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Everything here calls the plans that the commands themselves use; nothing is wri
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -195,10 +196,6 @@ def plan_conversion(
         LoadJob(opened).run()
         held = resident()
         threads = threads_for(opened, threads)
-        if threads > 1:
-            import distributed  # noqa: F401
-
-            held = resident()
 
         def plan(size: int) -> ConversionPlan:
             return plan_memory(opened, size - held - MemoryLimit(size).reserve, threads)
@@ -241,13 +238,14 @@ def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float]:
     found = {"X": 0, "Y": 0}
     seen, began = 0, time.perf_counter()
     for part in {part.sides: part for part in reversed(parts)}.values():
-        notes: dict[str, Any] = {}
-        for block in part.blocks(notes):
-            for side, rows in zip(part.sides, block, strict=True):
-                found[side] += len(rows[1])
-            if time.perf_counter() - began > _PROBE_SECONDS:
-                break
-        seen += notes.get("bytes_read", 0)
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+            notes: dict[str, Any] = {"folder": folder}
+            for block in part.blocks(notes):
+                for side, rows in zip(part.sides, block, strict=True):
+                    found[side] += len(rows[1])
+                if time.perf_counter() - began > _PROBE_SECONDS:
+                    break
+            seen += notes.get("bytes_read", 0)
     return seen, found["X"], found["Y"], time.perf_counter() - began
 
 

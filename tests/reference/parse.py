@@ -81,12 +81,12 @@ def read(text: bytes, n_features: int, n_labels: int, rules: Rules) -> Read:
 def _add_row(result: Read, line: bytes, n_features: int, n_labels: int, rules: Rules) -> None:
     """Add a line's row. Raises ValueError where it is none."""
     found = (_LIBSVM_LABELS if rules.libsvm else _LABELS).match(line)
-    labels = [int(label.strip(b" \t").split(b".")[0]) for label in found[0].split(b",")] if found else []
+    labels = [_id(label.strip(b" \t+").split(b".")[0]) for label in found[0].split(b",")] if found else []
     tokens = [token for token in re.split(rb"[ \t]+", line[found.end() if found else 0 :]) if token]
     matches = [_FEATURE.fullmatch(token) for token in tokens]
     if None in matches:
         raise ValueError
-    pairs = [(int(match[1]), _float32(match[2])) for match in matches]
+    pairs = [(_id(match[1]), _float32(match[2])) for match in matches]
     kept_labels = _kept(labels, labels, n_labels, rules.y_base, rules)
     kept_pairs = _kept(pairs, [feature for feature, _ in pairs], n_features, rules.x_base, rules)
     if rules.sum_duplicates:
@@ -118,6 +118,12 @@ def _added(pairs: list[tuple[int, np.float32]]) -> list[tuple[int, np.float32]]:
     if not np.isfinite(list(sums.values())).all():
         raise ValueError
     return list(sums.items())
+
+
+def _id(digits: bytes) -> int:
+    """The number, or one beyond all bounds where Python refuses to read so many digits."""
+    digits = digits.lstrip(b"0")
+    return int(digits or b"0") if len(digits) < 100 else 10**100
 
 
 def _float32(number: bytes) -> np.float32:

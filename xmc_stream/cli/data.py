@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from xmc_stream.cli.options import PATH, common, executed, show, with_options
+from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo", "libsvm"]
+FORMATS = ["xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy", "anndata"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",
@@ -43,6 +44,11 @@ _READING = (  # how the input is read: options by the names of convert.Options, 
     ),
     click.option("--features", "n_features", type=click.IntRange(0), help="D, where SOURCE does not say it."),
     click.option("--labels-count", "n_labels", type=click.IntRange(0), help="K, where SOURCE does not say it."),
+    click.option("--layer", metavar="NAME", help="AnnData: this layer instead of X."),
+    click.option(
+        "--label-key", metavar="KEY",
+        help="AnnData: the column of obs, or the matrix of obsm, that holds the labels; obs/KEY and obsm/KEY say which.",
+    ),
 )  # fmt: skip
 
 
@@ -50,6 +56,7 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
     """The values of the options above as `convert_report` takes them."""
     zero = values.pop("zero_based")
     return {
+        "text": text_options(values),
         "base": None if zero is None else 1 - int(zero),
         "skip": values.pop("on_error") == "skip",
         "sum_duplicates": values.pop("duplicates") == "sum",
@@ -62,6 +69,7 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
 @click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("target", type=PATH)
 @with_options(_READING)
+@with_options(TEXT)
 @click.option(
     "--normalize", type=click.Choice(["none", "l2"]), help="Scale rows. [default: none, l2 of raw text, or as --like]"
 )
@@ -78,6 +86,12 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     A SOURCE is one of these, told by its content; texts may be compressed by gzip, bzip2, xz or zstd:
       XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
+      libsvm text         `label,label feature:value ...` without a first line of sizes; ids from 0 or 1 are told apart
+      JSONL, raw text     an object a line, as {"text": "...", "labels": ["...", "..."]}: features are tf-idf of words
+      Parquet, raw text   columns instead of fields (needs pyarrow: pip install 'xmc-stream[parquet]')
+      .npz of scipy       features (N x D); --labels: labels (N x K)
+      .npy of NumPy       dense features, or a folder with indptr.npy, indices.npy, data.npy; --labels
+      AnnData             .h5ad or a zarr folder, --label-key (needs h5py: pip install 'xmc-stream[anndata]')
 
     A conversion that was killed goes on when the same command is given again. Bad input ends in a line that names
     file and line.

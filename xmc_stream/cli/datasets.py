@@ -54,8 +54,9 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     Nothing passes over the data: figures a row are of a sample of the rows where there are more than a million.
     """
     from xmc_stream.datasets.summary import summarise
-    from xmc_stream.models import describe, is_model, load_model
+    from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.model import is_model
 
     if is_model(path):
         model = load_model(path)
@@ -115,7 +116,9 @@ def split(
 @click.argument("data", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
-@click.option("--base", type=click.IntRange(0, 1), help="The first feature's number in libsvm text. [default: 1]")
+@click.option(
+    "--base", type=click.IntRange(0, 1), help="The first feature's and label's number in libsvm text. [default: 1]"
+)
 @click.option("--labels", type=PATH, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited

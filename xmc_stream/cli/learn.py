@@ -114,13 +114,18 @@ def predict(
     model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, memory_limit: str | None,
     threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz or .txt file by its name."""
-    from xmc_stream.models import Execution, load_model
+    """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
+
+    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text), whose labels are
+    not read. OUT.jsonl has the names of labels where the model knows them.
+    """
+    from xmc_stream.models import Execution, load_model, samples
     from xmc_stream.models import predict as predict_to
-    from xmc_stream.store.dataset import open_dataset
 
     execution = Execution(memory_limit, threads, scheduler, True)
-    figures = predict_to(load_model(model), open_dataset(data), out.absolute(), k, execution, overwrite, pairs)
+    trained, out_path = load_model(model), out.absolute()
+    with samples(data, trained, out_path.parent, execution) as dataset:
+        figures = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs)
     figures["predictions"] = str(out)
     show(figures, as_json, [
         f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
@@ -185,8 +190,9 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
     least --memory-limit that works. Nothing is written. COMMAND: convert, train, predict or evaluate; `plan DATA` is
     for train.
     """
-    from xmc_stream.models import Execution, is_model, load_model
+    from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.model import is_model
 
     commands = context.find_root().command.commands  # type: ignore[attr-defined]
     if command not in commands:  # the dataset to train from; the model has no name yet

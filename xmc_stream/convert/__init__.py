@@ -106,10 +106,15 @@ def convert_report(
 
 
 def taken_over(like: str | Path | Dataset) -> Like:
-    """What a test set takes over from a training set, given by path or opened."""
+    """What a test set takes over from a training set, given by path or opened, or from a model."""
     from xmc_stream.store.dataset import Dataset, open_dataset
+    from xmc_stream.store.model import StoredModel, is_model
 
-    train = like if isinstance(like, Dataset) else open_dataset(like)
+    train: Dataset | StoredModel
+    if isinstance(like, Dataset | StoredModel):
+        train = like
+    else:
+        train = StoredModel(like) if is_model(Path(like)) else open_dataset(like)
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")

@@ -75,6 +75,7 @@ class Decompressing(io.RawIOBase):
         return filled
 
     readinto1 = readinto
+    read1 = io.RawIOBase.read  # which asks `readinto` once
 
     def _next_stream(self) -> bool:
         """Begin with the stream behind the one that has ended; False where the file ends instead."""

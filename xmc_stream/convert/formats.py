@@ -13,7 +13,7 @@ from xmc_stream.convert.text import HEAD, Buffers, TextRange
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
-_MODULES = ("npz", "numpy_arrays", "anndata", "xmlrepo", "libsvm")
+_MODULES = ("npz", "numpy_arrays", "parquet", "anndata", "xmlrepo", "jsonl", "libsvm")
 
 
 def formats() -> dict[str, Any]:

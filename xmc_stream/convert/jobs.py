@@ -28,7 +28,7 @@ class PartJob:
 
     def run(self, watch: Callable[[int], None] | None = None) -> Receipt:
         """Read the part. watch: is told the bytes of input read so far."""
-        notes: dict[str, Any] = {}
+        notes: dict[str, Any] = {"folder": str(Path(self.folder) / f"{self.number:05d}-own")}
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(PieceWriter(Path(self.folder) / f"{self.number:05d}-{side}", side == "X"))

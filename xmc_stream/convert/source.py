@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.jobs.job import Phase, Receipt
+
+if TYPE_CHECKING:
+    from xmc_stream.convert.vectorizer import TextOptions
 
 # Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
 Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
@@ -47,7 +50,7 @@ class Options:
     that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
     labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
     say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
-    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY".
+    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features.
     """
 
     labels: tuple[Path, ...] = ()
@@ -59,6 +62,7 @@ class Options:
     n_labels: int | None = None
     layer: str | None = None
     label_key: str | None = None
+    text: TextOptions | None = None
 
 
 class Part(Protocol):
@@ -74,6 +78,7 @@ class Part(Protocol):
         """The rows, block by block, one matrix a side; a block is gone when the next one comes.
 
         notes: gets what `Source.settle` must know of the part, as small JSON values; complete when the iterator ends.
+        It comes with "folder", the path of a folder that the part may make for files of its own beside its pieces.
         Raises InputError naming file and line (of the whole file), MemoryLimitError.
         """
 

@@ -163,7 +163,7 @@ class TextFile:
         while piece := self._file.read(2**16):
             newline = piece.find(b"\n")
             if newline >= 0:
-                return at + newline + 1
+                return at + int(newline) + 1
             at += len(piece)
         return at
 

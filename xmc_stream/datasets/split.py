@@ -115,8 +115,9 @@ def split(
 
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
-    from xmc_stream.kernels.csr import count_indices, row_norms, scatter_lines
+    from xmc_stream.kernels.csr import count_indices, row_norms
     from xmc_stream.kernels.split import choose_rows
+    from xmc_stream.store import transpose
     from xmc_stream.store.encoding import index_dtype
 
     ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
@@ -124,7 +125,7 @@ def _load_kernels(dataset: Dataset) -> None:
     for indices in (labels, np.empty(0, index_dtype(dataset.n_features))):
         count_indices(indices, ends)
     row_norms(ends, none, none)
-    scatter_lines(ends, labels, none, 0, 0, 0, ends, np.empty(0, index_dtype(dataset.n_samples)), none)
+    transpose.load_kernels(dataset.n_samples, index_dtype(dataset.n_labels))
     choose_rows(ends, labels, ends[:0], ends[:0], ends, ends, 0.1, 0, np.empty(0, np.bool_))
 
 

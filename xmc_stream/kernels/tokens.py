@@ -118,7 +118,7 @@ def read_id(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
 
 @kernel
 def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int, float]:
-    """The number from p on if it is a short one without an exponent: (is it, where it ends, value); float()'s value."""
+    """The number from p on if it is of 18 digits at most, without an exponent: (is it, where it ends, value as below)."""
     negative = at(text, p) == _MINUS
     if negative:
         p += 1
@@ -131,19 +131,27 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
         n_digits += 1
         p += 1
         c = at(text, p)
-    if c == _DOT and p + 17 <= len(text):
+    if c == _DOT:
         p += 1
-        n_behind, mantissa_behind = _digits(text, p)
-        if n_behind == 8:
-            n, last = _digits(text, p + 8)
-            mantissa_behind = mantissa_behind * _TENS[np.uint64(n)] + last
-            n_behind += n
-        mantissa = mantissa * _TENS[np.uint64(n_behind)] + mantissa_behind
-        n_digits += n_behind
-        p += n_behind
+        if p + 16 <= len(text):
+            n_behind, behind = _digits(text, p)
+            if n_behind == 8:
+                n, last = _digits(text, p + 8)
+                behind = behind * _TENS[np.uint64(n)] + last
+                n_behind += n
+            mantissa = mantissa * _TENS[np.uint64(n_behind)] + behind
+            p += n_behind
         c = at(text, p)
-    plain = 0 < n_digits <= _MAX_DIGITS and mantissa <= _EXACT_MANTISSA and ends_token(c, comment)
+        while _is_digit(c):
+            mantissa = mantissa * 10 + (c - _ZERO)
+            n_behind += 1
+            p += 1
+            c = at(text, p)
+        n_digits += n_behind
+    plain = 0 < n_digits <= _MAX_DIGITS and ends_token(c, comment)
     value = np.float64(mantissa) / _POWERS[np.uint64(n_behind)] if plain else 0.0
+    if mantissa > _EXACT_MANTISSA and np.float32(value * (1.0 - _SLACK)) != np.float32(value * (1.0 + _SLACK)):
+        plain = False  # as below
     return plain, p, -value if negative else value
 
 

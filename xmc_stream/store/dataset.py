@@ -23,6 +23,7 @@ from xmc_stream.store.encoding import (
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
@@ -92,6 +93,14 @@ class Dataset:
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
         return read_small(self._group, "statistics/label_counts")
+
+    def feature_names(self) -> Names | None:
+        """What the features are called, where that is known."""
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """What the labels are called, where that is known."""
+        return open_names(self.path, "labels")
 
 
 def open_dataset(path: str | Path) -> Dataset:

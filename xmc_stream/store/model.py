@@ -19,6 +19,7 @@ from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.names import Names, open_names
 
 FORMAT = "xmc_stream model"
 VERSION = 1
@@ -80,6 +81,15 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     publish(work, path)
 
 
+def is_model(path: Path) -> bool:
+    """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
+    try:
+        attributes: Mapping[str, Any] = json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return attributes.get("format") == "xmc_stream model"
+
+
 class StoredModel:
     """An opened model: attributes at once, weights when asked for.
 
@@ -105,6 +115,14 @@ class StoredModel:
     def shape(self) -> tuple[int, int]:
         """(D, K)."""
         return self.n_features, self.n_labels
+
+    def feature_names(self) -> Names | None:
+        """What the features are called, where that is known."""
+        return open_names(self.path, "features")
+
+    def label_names(self) -> Names | None:
+        """What the labels are called, where that is known."""
+        return open_names(self.path, "labels")
 
     def unit_weights(self, unit: int) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""

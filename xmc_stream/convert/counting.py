@@ -1,0 +1,242 @@
+"""Rows of words and of labels as a part counts them, by numbers of its own, and what is wrong with a record in words."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.source import Like, Options, Rows
+from xmc_stream.convert.vectorizer import Terms, TextOptions, counted
+from xmc_stream.convert.vocabulary import LINES, write_run
+
+
+class BadRowError(Exception):
+    """What is wrong with a record."""
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a JSON value in words."""
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a text",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def sound(text: str, field: str) -> str:
+    """The text. Raises BadRowError where it has NUL characters, or cannot be written as UTF-8."""
+    if "\0" in text:
+        raise BadRowError(f"there is a NUL character in field {field!r}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadRowError(f"there is half a surrogate pair in field {field!r}, which is no text") from None
+    return text
+
+
+class _Tally:
+    """In how many rows the numbers of a dictionary occur, and how often."""
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(0, np.int64)
+        self.times = np.zeros(0, np.int64)
+
+    def add(self, ids: NDArray[Any], counts: NDArray[np.float32], n: int) -> None:
+        if n > len(self.rows):
+            more = np.zeros(max(n, 2 * len(self.rows)) - len(self.rows), np.int64)
+            self.rows, self.times = np.concatenate([self.rows, more]), np.concatenate([self.times, more])
+        self.rows[:n] += np.bincount(ids, minlength=n)
+        self.times[:n] += np.bincount(ids, counts, minlength=n).astype(np.int64)
+
+
+class WordRows:
+    """Rows of words, by the numbers of a dictionary."""
+
+    def __init__(self, text: TextOptions) -> None:
+        self._analyse = text.analyse()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._terms = Terms()
+        self._tally = _Tally()
+        self._ids, self._lengths = array("q"), array("q")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the dictionary."""
+        return self._terms.size
+
+    @property
+    def n_tokens(self) -> int:
+        """Words of the rows that are not taken yet."""
+        return len(self._ids)
+
+    def add(self, text: str) -> None:
+        before = len(self._ids)
+        self._ids.extend(map(self._terms.__getitem__, self._analyse(text)))
+        self._lengths.append(len(self._ids) - before)
+
+    def take(self) -> Rows:
+        """The rows since the last call."""
+        rows = counted(np.array(self._ids), np.array(self._lengths))
+        self._ids, self._lengths = array("q"), array("q")
+        self._tally.add(rows[1], rows[2], len(self._terms))
+        return rows
+
+    def write(self, folder: Path) -> int:
+        n = len(self._terms)
+        rows, times = self._tally.rows[:n], self._tally.times[:n]
+        run = write_run(folder, self._terms, {"rows": rows, "times": times, "firsts": np.zeros(n, np.int64)})
+        self._begin()
+        return run.n
+
+
+class HashedRows:
+    """Rows of hashed words, through scikit-learn's FeatureHasher (without signs: tf-idf needs counts)."""
+
+    size = 0
+
+    def __init__(self, text: TextOptions) -> None:
+        from sklearn.feature_extraction import FeatureHasher
+
+        self._analyse = text.analyse()
+        self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
+        self._rows = np.zeros(text.hash_features or 0, np.int64)
+        self._tokens: list[list[str]] = []
+        self.n_tokens = 0
+
+    def add(self, text: str) -> None:
+        tokens = list(self._analyse(text))
+        self._tokens.append(tokens)
+        self.n_tokens += len(tokens)
+
+    def take(self) -> Rows:
+        """The rows since the last call."""
+        X = self._hasher.transform(self._tokens) if self._tokens else None
+        self._tokens, self.n_tokens = [], 0
+        if X is None:
+            return np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        X.sort_indices()
+        np.add.at(self._rows, X.indices, 1)
+        return X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data
+
+    def write(self, folder: Path) -> int:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows.tofile(folder / "rows")
+        return len(self._rows)
+
+
+class LabelRows:
+    """Labels of rows: ids as they stand, or names by the numbers of a dictionary; kind: which, "" before the first."""
+
+    def __init__(
+        self, text: TextOptions, options: Options, like: Like | None, part: int, kind: str, notes: dict[str, Any]
+    ) -> None:
+        self._field = text.label_field or ""
+        self._delimiter = text.label_delimiter
+        self._options, self._notes = options, notes
+        self._bound = like.n_labels if like else options.n_labels
+        self._like = like
+        self._part = part
+        self._base = like.base if like else options.base or 0
+        self.kind = kind
+        self.most = -1
+        notes.update({"dropped_labels": 0, "summed_duplicates": 0})
+        self._begin()
+
+    def _begin(self) -> None:
+        self.terms = Terms()
+        self._tally = _Tally()
+        self._firsts: list[int] = []
+        self._ids, self._lengths = array("q"), array("q")
+
+    @property
+    def n_ids(self) -> int:
+        """Labels of the rows that are not taken yet."""
+        return len(self._ids)
+
+    def add(self, record: Mapping[str, Any], line: int) -> None:
+        """Take the labels of a row. Raises BadRowError, and has taken none then."""
+        labels = self._of(record) if self._field else []
+        if len(set(labels)) < len(labels):
+            if not self._options.sum_duplicates:
+                twice = next(label for i, label in enumerate(labels) if label in labels[:i])
+                raise BadRowError(f"label {twice!r} stands twice in the row: leave one of them out")
+            self._notes["summed_duplicates"] += len(labels) - len(set(labels))
+            labels = list(dict.fromkeys(labels))
+        if labels:
+            kind = "names" if isinstance(labels[0], str) else "ids"
+            if self.kind not in ("", kind):
+                raise BadRowError(f"labels are {kind} here and {self.kind} elsewhere: write them all alike")
+            if kind == "ids":
+                labels = self._in_range(labels)
+                self.most = max(self.most, *labels) if labels else self.most
+            self.kind = kind
+        self._lengths.append(len(labels))
+        if self.kind == "names":
+            before = len(self.terms)
+            self._ids.extend(map(self.terms.__getitem__, labels))
+            self._firsts.extend([self._part << LINES | line] * (len(self.terms) - before))
+        else:
+            self._ids.extend(sorted(labels))
+
+    def _of(self, record: Mapping[str, Any]) -> list[Any]:
+        field = self._field
+        if field not in record:
+            raise BadRowError(f"there is no field {field!r}: name the field of the labels (--label-field)")
+        labels = record[field]
+        if isinstance(labels, str) and self._delimiter is not None:
+            labels = [label.strip() for label in labels.split(self._delimiter)] if labels.strip() else []
+        elif isinstance(labels, str) or (isinstance(labels, int) and not isinstance(labels, bool)):
+            labels = [labels]
+        if not isinstance(labels, list):
+            raise BadRowError(f"field {field!r} is {kind_of(labels)}, not a list of labels")
+        for label in labels:
+            if isinstance(label, bool) or not isinstance(label, str | int) or type(label) is not type(labels[0]):
+                raise BadRowError(
+                    f"field {field!r} has {kind_of(label)} in it: labels are all names or all whole numbers"
+                )
+            if isinstance(label, str) and not sound(label, field):
+                raise BadRowError(f"a label in field {field!r} is empty")
+        return labels
+
+    def _in_range(self, labels: list[int]) -> list[int]:
+        low, high = min(labels), max(labels)
+        if low < self._base or high >= 2**62:
+            bad = low if low < self._base else high
+            raise BadRowError(f"label id {bad} is out of range: ids count from {self._base}")
+        if self._bound is not None and high - self._base >= self._bound:
+            if self._like is None or not self._options.drop_unseen:
+                origin = f"which comes from --like {self._like.name}" if self._like else "as you gave it"
+                raise BadRowError(f"label id {high} is not below K = {self._bound}, {origin}: ids from {self._base}")
+            kept = [label for label in labels if label - self._base < self._bound]
+            self._notes["dropped_labels"] += len(labels) - len(kept)
+            return kept
+        return labels
+
+    def take(self) -> Rows:
+        """The rows since the last call."""
+        ids, lengths = np.array(self._ids), np.array(self._lengths)
+        self._ids, self._lengths = array("q"), array("q")
+        if self.kind == "names":
+            indptr, numbers, counts = counted(ids, lengths)
+            self._tally.add(numbers, counts, len(self.terms))
+            return indptr, numbers.astype(np.int64), None
+        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), ids, None
+
+    def write(self, folder: Path) -> int:
+        n = len(self.terms)
+        rows = np.concatenate([self._tally.rows, np.zeros(max(0, n - len(self._tally.rows)), np.int64)])[:n]
+        run = write_run(folder, self.terms, {"rows": rows, "times": rows, "firsts": np.array(self._firsts, np.int64)})
+        self._begin()
+        return run.n

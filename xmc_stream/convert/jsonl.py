@@ -1,0 +1,115 @@
+"""JSONL: one object a line with a text and labels, as the Extreme Classification Repository's raw form (trn.json.gz).
+
+There, a line is {"uid": ..., "title": ..., "content": ..., "target_ind": [ids from 0], "target_rel": [...]}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.convert.records import Record, TextSource
+from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.text import HEAD, Buffers, TextFile, TextRange, file_identity, ranges
+from xmc_stream.errors import InputError
+
+NAME = "jsonl"
+_PIECE = 2**20  # bytes of lines at hand
+_LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Whether a text begins like an object, or like an array of them (which is refused with what to do)."""
+    begin = head.lstrip()
+    if begin[:1] == b"[":
+        return begin[1:].lstrip()[:1] in (b"{", b"]")
+    return begin[:1] == b"{" and begin[1:].lstrip()[:1] in (b'"', b"}")
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """The objects of some lines."""
+
+    text: TextRange
+
+    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+        """Number in the range, from 1, and object of each line."""
+        with self.text.open(Buffers(min(_PIECE, longest), longest)) as file:
+            for piece in file.pieces():
+                notes["bytes_read"] = file.bytes_read
+                lines = piece.tobytes().split(b"\n")
+                if not lines[-1]:
+                    lines.pop()  # behind the last newline
+                for number, line in enumerate(lines, file.lines + 1):
+                    yield number, _object(line)
+                file.lines += len(lines)
+            notes["bytes_read"] = file.bytes_read
+
+    def where(self, number: int) -> str:
+        """File and line; the lines before the range are counted when it is asked."""
+        if self.text.start == 0:
+            name = "standard input" if self.text.path == Path("-") else str(self.text.path)
+            return f"{name}:{number}"
+        with TextFile(self.text.path, self.text.start, self.text.stop) as file:
+            return f"{file.name}:{file.first_line() + number - 1}"
+
+
+def _object(line: bytes) -> Record:
+    if not line.strip():
+        return None
+    if b"\0" in line:
+        return "there is a NUL byte in the line: the file is damaged or not a text"
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} of the line is not UTF-8: convert the file to UTF-8"
+    except json.JSONDecodeError as error:
+        return f"the line is not a JSON object ({error.msg} at character {error.colno})"
+    except (ValueError, RecursionError) as error:
+        return f"the line is not a usable JSON object ({error})"
+    if isinstance(record, list):
+        return "there is a JSON array, not an object a line: write each of its objects on a line of its own"
+    if not isinstance(record, dict):
+        return "the line is not a JSON object: write {...} with a text and labels"
+    return record
+
+
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> TextSource:
+    """Files of JSONL as one set. Raises InputError where the first line shows no fields of text and labels."""
+    records = []
+    held, first = 0, None
+    for path in paths:
+        file = TextRange(path).open(Buffers())
+        try:
+            first = first or _first(file, options.skip)
+            held = max(held, file.held)
+            size = file.size if file.plain else None
+        except BaseException:
+            file.close()
+            raise
+        file.leave()
+        records += [JsonLines(text) for text in ranges(path, 0, size)]
+    identity = [file_identity(path) for path in paths]
+    alone = not all(path.is_file() for path in paths)
+    return TextSource("JSONL", paths, records, first or {}, options, like, identity, alone, held)
+
+
+def _first(file: TextFile, skip: bool) -> Mapping[str, Any]:
+    """The first object of a file; with skip the first one that is sound."""
+    size = HEAD
+    while True:
+        head = file.head(size)
+        lines = head.split(b"\n")
+        whole = len(head) < size
+        for number, line in enumerate(lines if whole else lines[:-1], 1):
+            record = _object(line)
+            if isinstance(record, Mapping):
+                return record
+            if record is not None and not skip:
+                raise InputError(f"{file.name}:{number}: {record}")
+        if whole or size >= _LONGEST_FIRST:
+            raise InputError(f"{file.name}:1: there is no JSON object: give a file with one a line")
+        size *= 4

@@ -1,0 +1,127 @@
+"""Parquet with columns of text and labels, as `jsonl` has fields; read by pyarrow (the extra `parquet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.convert.records import Record, TextSource
+from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.text import file_identity
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.memory import format_size
+
+NAME = "parquet"
+_MAGIC = b"PAR1"
+_BATCH = 256  # rows at hand
+_PAGES = 2**21  # bytes that a column's reader keeps, and more
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """By the first bytes."""
+    return head.startswith(_MAGIC)
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The rows of a group of a file, of which `first` is the number of its first one, from 1."""
+
+    path: str
+    group: int
+    first: int
+    columns: tuple[str, ...]
+
+    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+        """Number in the group, from 1, and row."""
+        with _opened(Path(self.path)) as file:
+            number = 0
+            size = sum(_sizes(file, self.group, self.columns, compressed=True))
+            n_rows = max(file.metadata.row_group(self.group).num_rows, 1)
+            for batch in _reading(self.path, file.iter_batches(_BATCH, [self.group], list(self.columns))):
+                if batch.nbytes > longest * 4:
+                    raise MemoryLimitError(
+                        f"{self.where(number + 1)}: {batch.num_rows} rows from here on take {format_size(batch.nbytes)}, "
+                        f"and the limit leaves {format_size(longest * 4)}: raise --memory-limit"
+                    )
+                for i in range(batch.num_rows):
+                    number += 1
+                    try:
+                        row = {name: column[i].as_py() for name, column in zip(batch.schema.names, batch, strict=True)}
+                    except UnicodeDecodeError as error:
+                        yield number, f"byte {error.start + 1} of a text is not UTF-8: write the file anew"
+                        continue
+                    yield number, row
+                notes["bytes_read"] = size * number // n_rows
+
+    def where(self, number: int) -> str:
+        """File and row."""
+        return f"{self.path}:{self.first + number - 1}"
+
+
+def _reading(path: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches, with pyarrow's errors in words."""
+    import pyarrow
+
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path} is damaged or not readable ({reason}): write or fetch it again") from None
+        if batch is None:
+            return
+        yield batch
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"{path} is Parquet, which pyarrow reads: pip install 'xmc-stream[parquet]'") from None
+    try:
+        return pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} is not a whole Parquet file ({reason}): write or fetch it again") from None
+
+
+def _sizes(file: Any, group: int, columns: Sequence[str], compressed: bool) -> list[int]:
+    """Bytes of each of the columns in a group."""
+    found = file.metadata.row_group(group)
+    chunks = [found.column(i) for i in range(found.num_columns)]
+    return [
+        chunk.total_compressed_size if compressed else chunk.total_uncompressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.split(".")[0] in columns
+    ]
+
+
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> TextSource:
+    """Files of Parquet as one set. Raises InputError where their columns show no text and labels, or pyarrow lacks."""
+    groups: list[tuple[Path, int, int]] = []
+    first: dict[str, Any] = {}
+    held = 0
+    for path in paths:
+        with _opened(path) as file:
+            names = tuple(file.schema_arrow.names)
+            number = 1
+            for group in range(file.num_row_groups):
+                groups.append((path, group, number))
+                number += file.metadata.row_group(group).num_rows
+                held = max(held, sum(min(size, _PAGES) for size in _sizes(file, group, names, compressed=False)))
+            if not first and number > 1:
+                head = next(_reading(str(path), file.iter_batches(1, [0])))
+                first = head.to_pylist()[0]
+    if not first:
+        raise InputError(f"{paths[0]} has no rows: give a file with columns of text and labels")
+    identity = [file_identity(path) for path in paths]
+
+    def source(columns: tuple[str, ...]) -> TextSource:
+        records = [RowGroup(str(path), group, number, columns) for path, group, number in groups]
+        return TextSource("Parquet", paths, records, first, options, like, identity, held=2 * held)
+
+    text = source(()).text  # which tells the columns to read
+    return source((*text.text_fields, *([text.label_field] if text.label_field else [])))

@@ -1,0 +1,378 @@
+"""Records with a text and labels, whatever file they stand in, to rows: the parts and the source of raw text.
+
+A part counts the words of its rows by numbers of its own, in a dictionary that is written out as a sorted run and begun
+anew when it is full. When all parts are read, the runs are merged into the vocabulary, and the rows get its numbers and
+weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl` and `parquet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, sound
+from xmc_stream.convert.pieces import Piece
+from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
+from xmc_stream.convert.vectorizer import TextOptions, like_options, stored_options
+from xmc_stream.convert.vocabulary import (
+    CHOICE_BYTES,
+    LINES,
+    MERGE_BYTES,
+    MERGED,
+    ChooseFeatures,
+    ChooseLabels,
+    Merge,
+    Run,
+)
+from xmc_stream.convert.weigh import WEIGH_BYTES, Weigh, WeighHashed
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Phase, Receipt
+
+_TOKENS = 2**17  # of rows that are counted together
+_ROWS = 2**14
+_BLOCK_BYTES = 64 * _TOKENS + 2**21
+_HASHED_BYTES = 120 * _TOKENS  # the same, with the words themselves
+_LEAST_LINE, _MOST_LINE = 2**18, 2**24
+_LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
+_SHOWN_ROWS = 1000  # skipped rows that are listed
+TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "description", "sentence")
+LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
+
+
+# what stands in a line: a record, or in words what is wrong with it; None for a blank line
+Record = Mapping[str, Any] | str | None
+
+
+class Records(Protocol):
+    """Records of a part of a file: picklable, small."""
+
+    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+        """Number in the part, and record. longest: bytes of a line that there is room for; notes: gets bytes_read."""
+
+    def where(self, number: int) -> str:
+        """File and line (or row) of a record, for messages."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The rows of some records, numbered by a dictionary of their own.
+
+    number: of the part; text: with all fields resolved; like: whose labels bound ids; dictionary, longest: bytes; kind:
+    of the labels, as in `LabelRows`, "" where any row may tell.
+    """
+
+    number: int
+    records: Records
+    text: TextOptions
+    options: Options
+    like: Like | None
+    dictionary: int
+    longest: int
+    kind: str
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """X and Y, also where there are no labels."""
+        return ("X", "Y")
+
+    def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
+        """The rows; notes gets rows, runs [rows, words, label names] and kind of labels ("names", "ids" or "")."""
+        rows = HashedRows(self.text) if self.text.hash_features else WordRows(self.text)
+        labels = LabelRows(self.text, self.options, self.like, self.number, self.kind, notes)
+        folder = Path(notes["folder"])
+        runs: list[list[int]] = []
+        n_rows = n_run = 0
+        notes.update({"skipped": 0, "skipped_rows": [], "blank_lines": 0})
+        for line, record in self.records.read(self.longest, notes):
+            if record is None:
+                notes["blank_lines"] += 1
+                continue
+            try:
+                if isinstance(record, str):
+                    raise BadRowError(record)
+                text = self._text(record)
+                labels.add(record, line)
+            except BadRowError as error:
+                if not self.options.skip:
+                    raise InputError(f"{self.records.where(line)}: {error}") from None
+                self._skip(notes, line, str(error))
+                continue
+            rows.add(text)
+            n_run += 1
+            full = max(rows.size, labels.terms.size) > self.dictionary
+            if full or rows.n_tokens >= _TOKENS or n_run % _ROWS == 0 or labels.n_ids >= _TOKENS:
+                yield rows.take(), labels.take()
+                if full:
+                    runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
+                    n_rows, n_run = n_rows + n_run, 0
+        yield rows.take(), labels.take()
+        if n_run or not runs:
+            runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
+        notes.update({"rows": n_rows + n_run, "runs": runs, "kind": labels.kind, "most_label": labels.most})
+
+    def _skip(self, notes: dict[str, Any], line: int, why: str) -> None:
+        notes["skipped"] += 1
+        if len(notes["skipped_rows"]) < _SHOWN_ROWS:
+            file, _, number = self.records.where(line).rpartition(":")
+            notes["skipped_rows"].append([file, int(number), why])
+
+    @staticmethod
+    def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
+        """Write what the dictionaries hold as a run, and begin with empty ones."""
+        return rows.write(folder / f"words-{run:04d}"), labels.write(folder / f"labels-{run:04d}")
+
+    def _text(self, record: Mapping[str, Any]) -> str:
+        texts = []
+        for field in self.text.text_fields:
+            try:
+                text = record[field]
+            except KeyError:
+                raise BadRowError(f"there is no field {field!r}: name the fields of the text (--text-field)") from None
+            if not isinstance(text, str):
+                raise BadRowError(f"field {field!r} is {kind_of(text)}, not a text")
+            texts.append(sound(text, field))
+        return "\n".join(texts)
+
+
+class TextSource:
+    """Raw text in files of one kind: what `source.Source` asks for.
+
+    name: of the format, in words; records: of each part, in order; first: a record, which shows the fields; files: what
+    tells them from others; alone: they can be read once; held: bytes that reading them takes beside the parts' own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        paths: Sequence[Path],
+        records: Sequence[Records],
+        first: Mapping[str, Any],
+        options: Options,
+        like: Like | None,
+        files: list[Any],
+        alone: bool = False,
+        held: int = 0,
+    ) -> None:
+        if options.labels:
+            raise InputError(f"{paths[0]} is {name}: its labels stand in a field of it, not in a file of their own")
+        if options.n_features is not None:
+            raise InputError(
+                f"{paths[0]} is {name}: how many features there are, its words tell (max_features bounds them)"
+            )
+        given = options.text or TextOptions()
+        text = like_options(stored_options(like.path, like.name), given, like.name) if like else given
+        self.text, self._chosen = _resolved(text, first, str(paths[0]), like is not None)
+        self._name, self._paths, self._records = name, paths, records
+        self._options, self._like = options, like
+        names = [path.name for path in paths]
+        self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
+        self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
+        self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
+        self.alone = alone
+        self.n_samples = self.x_entries = self.y_entries = None
+        self.n_features = like.n_features if like else self.text.hash_features
+        self.n_labels = like.n_labels if like else None
+        self.held = {"decompression": held} if held else {}
+        self._kind = _kind_of_labels(self.text, first)
+        self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
+
+    def load_kernels(self) -> None:
+        """Import scikit-learn's analysers."""
+        self.text.analyse()("a few words")
+        if self.text.hash_features:
+            HashedRows(replace(self.text, hash_features=2)).add("a few words")
+
+    def fit(self, room: int) -> int:
+        """Dictionary and longest line for `room` bytes: what is left beside the blocks, in halves."""
+        n_hashed = self.text.hash_features or 0
+        fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
+        per_byte = self.text.bytes_per_byte
+        half = (room - fixed) // 2
+        self._longest = max(_LEAST_LINE, min(_MOST_LINE, half // per_byte))
+        rest = room - fixed - self._longest * per_byte
+        self._dictionary = max(_LEAST_DICTIONARY, min(_MOST_DICTIONARY, rest * 9 // 10))
+        reading = fixed + self._longest * per_byte + self._dictionary * 10 // 9
+        weighing = WEIGH_BYTES + max(self._dictionary // 4, 16 * n_hashed) + 40 * self._longest
+        return max(reading, weighing, MERGE_BYTES, CHOICE_BYTES)
+
+    def parts(self) -> list[Part]:
+        """The parts, with the sizes that `fit` chose."""
+        return [
+            TextPart(i, records, self.text, self._options, self._like, self._dictionary, self._longest, self._kind)
+            for i, records in enumerate(self._records)
+        ]
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """Merge the words of all parts into the vocabulary, the names of labels too, and number and weigh the rows."""
+        work = work / "text"
+        notes = [part.notes for part in parts]
+        n_rows = sum(note["rows"] for note in notes)
+        kinds = {note["kind"] for note in notes} - {""}
+        if len(kinds) > 1:
+            raise InputError(
+                f"{self._paths[0]}: labels are numbers in some rows and names in others: write them all alike"
+            )
+        like = str(self._like.path) if self._like else ""
+        folders: dict[str, Path] = {}
+        attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
+        word_maps: list[list[str]] = []
+        words = _runs(notes, "words", 1)
+        features = work / "features"
+        if self.text.hash_features:
+            rows_files = tuple(f"{run.folder}/rows" for run in words)
+            job = WeighHashed("features", rows_files, n_rows, self.text, str(features), like)
+            yield Phase("weigh hashes", [job])
+            n_features = self.text.hash_features
+            said = f"words hashed to {n_features:,} features"
+        else:
+            merged, word_maps = yield from _merged(work, "words", words)
+            choose = ChooseFeatures("features", merged, n_rows, self.text, str(features), like)
+            (receipt,) = yield Phase("choose words", [choose])
+            n_features = receipt["n"]
+            folders["names/features"] = features / "names"
+            if self._like:
+                attributes["unknown_words"] = receipt["unknown_words"]
+                attributes["dropped_features"] = receipt["unknown"]
+                said = f"{receipt['unknown']:,} words that {self._like.name} does not have left out"
+            else:
+                attributes["different_words"] = merged.n
+                said = f"{n_features:,} of {merged.n:,} words"
+        if not n_features and n_rows:
+            raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
+        folders["vectorizer"] = features / "vectorizer"
+        n_labels, label_maps, labels, dropped, labels_said = yield from self._labels(work, notes, kinds, folders)
+        weigh = []
+        at = 0
+        for i, part in enumerate(parts):
+            n_runs = len(part.notes["runs"])
+            here = slice(at, at + n_runs)
+            at += n_runs
+            lengths = [run[0] for run in part.notes["runs"]]
+            weigh.append(
+                Weigh(
+                    f"weigh/{i:05d}",
+                    {side: piece.receipt() for side, piece in part.pieces.items()},
+                    lengths,
+                    [] if self.text.hash_features else list(zip(words[here], word_maps[here], strict=True)),
+                    list(zip(labels[here], label_maps[here], strict=True)),
+                    self.text,
+                    n_features,
+                    n_labels,
+                    str(work),
+                    f"{i:05d}",
+                )
+            )
+        receipts = yield Phase("weigh", weigh)
+        summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
+        summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
+        attributes.update({key: n for key, n in summed.items() if n})
+        if summed["skipped"]:
+            attributes["skipped_rows"] = [row for note in notes for row in note["skipped_rows"]][:_SHOWN_ROWS]
+        return Settled(
+            n_features,
+            n_labels,
+            [Piece.of(receipt["X"]) for receipt in receipts],
+            [Piece.of(receipt["Y"]) for receipt in receipts],
+            f"{self._name}, {n_rows:,} rows, {self._chosen}{labels_said}, {said}",
+            y_base=0 if labels else self._base(),
+            normalize="l2",
+            attributes=attributes,
+            folders=folders,
+        )
+
+    def _base(self) -> int:
+        return self._like.base if self._like else self._options.base or 0
+
+    def _labels(
+        self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
+    ) -> Generator[Phase, list[Receipt], tuple[int, list[list[str]], list[Run], int, str]]:
+        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
+        from xmc_stream.store.names import open_names
+
+        like = self._like
+        if kinds != {"names"}:
+            most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
+            n_labels = like.n_labels if like else max(most, self._options.n_labels or 0, 0)
+            if like and open_names(like.path, "labels") is not None:
+                copied = ChooseLabels(
+                    "labels", (yield from _merged(work, "labels", []))[0], str(work / "labels"), str(like.path)
+                )
+                yield Phase("copy names", [copied])
+                folders["names/labels"] = work / "labels" / "names"
+            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
+        if like and open_names(like.path, "labels") is None:
+            raise InputError(f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too")
+        runs = _runs(notes, "labels", 2)
+        merged, maps = yield from _merged(work, "labels", runs)
+        choose = ChooseLabels("labels", merged, str(work / "labels"), str(like.path) if like else "")
+        (receipt,) = yield Phase("choose labels", [choose])
+        if like and receipt["unknown"] and not self._options.drop_unseen:
+            part, line = receipt["first"] >> LINES, receipt["first"] & (2**LINES - 1)
+            raise InputError(
+                f"{self._records[part].where(line)}: label {receipt['name']!r} does not occur in {like.name}: "
+                "--unseen=drop leaves out such labels"
+            )
+        folders["names/labels"] = work / "labels" / "names"
+        return receipt["n"], maps, runs, receipt["unknown"], " (names)"
+
+    def close(self) -> None:
+        """Nothing stays open between parts."""
+
+
+def _runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[Run]:
+    """The runs of all parts in turn."""
+    return [
+        Run(f"{note['folder']}/{kind}-{i:04d}", run[column]) for note in notes for i, run in enumerate(note["runs"])
+    ]
+
+
+def _merged(work: Path, kind: str, runs: list[Run]) -> Generator[Phase, list[Receipt], tuple[Run, list[list[str]]]]:
+    """All runs in one, in as many levels as there must be; of each run, the maps of the levels."""
+    maps: list[list[str]] = [[] for _ in runs]
+    members = [[i] for i in range(len(runs))]
+    current, level = runs, 0
+    while not level or len(current) > 1:
+        jobs: list[Merge] = []
+        joined = []
+        for first in range(0, max(len(current), 1), MERGED):
+            folder = work / f"merged-{kind}-{level}-{len(jobs):04d}"
+            jobs.append(
+                Merge(f"merge/{kind}/{level}/{len(jobs):04d}", tuple(current[first : first + MERGED]), str(folder))
+            )
+            joined.append([i for group in members[first : first + MERGED] for i in group])
+            for place, group in enumerate(members[first : first + MERGED]):
+                for i in group:
+                    maps[i].append(f"{folder}/map-{place}")
+        receipts = yield Phase(f"merge {kind}", jobs)
+        current, members, level = [Run(**receipt) for receipt in receipts], joined, level + 1
+    return current[0], maps
+
+
+def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: bool) -> tuple[TextOptions, str]:
+    """Options with the fields that this input has, and what was chosen, in words. optional: labels may lack."""
+    fields = text.text_fields
+    if not fields:
+        strings = [field for field in TEXT_FIELDS if isinstance(first.get(field), str)]
+        fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
+    if not fields or any(field not in first for field in fields):
+        missing = next((field for field in fields if field not in first), "of a common name")
+        raise InputError(f"{name}:1: no text field {missing}: it has {', '.join(map(repr, first))}: give --text-field")
+    label = text.label_field
+    if label is None or (optional and label not in first):
+        label = next((field for field in LABEL_FIELDS if field in first), "")
+    if not label and not optional and text.label_field is None:
+        raise InputError(f"{name}:1: no label field: it has {', '.join(map(repr, first))}: give --label-field")
+    said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
+    return replace(text, text_fields=tuple(fields), label_field=label), said
+
+
+def _kind_of_labels(text: TextOptions, first: Mapping[str, Any]) -> str:
+    """What the labels of a record are: "names" or "ids", "" where it has none."""
+    labels = LabelRows(text, Options(), None, 0, "", {})
+    try:
+        labels.add(first, 1)
+    except BadRowError:
+        return ""
+    return labels.kind

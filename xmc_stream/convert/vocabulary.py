@@ -1,0 +1,382 @@
+"""Sorted words on disk: written by the parts as runs, merged, chosen from; all in windows, whatever their number.
+
+A run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
+word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). A run of a part
+also has `ids`, its numbers there. A merge writes for each of its runs `map-I`, the places of its words in the merged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.vectorizer import Terms, TextOptions
+from xmc_stream.errors import StoreError
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.store.encoding import fsync_folder, fsync_tree
+from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
+
+MERGED = 24  # runs merged at a time, which bounds the open files and the memory
+_WINDOW = 2**13  # words read at a time
+_WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
+_COLUMNS = ("rows", "times", "firsts")
+MERGE_BYTES = MERGED * (3 * _WINDOW_BYTES + 160 * _WINDOW) + 2**22
+CHOICE_BYTES = 2 * WRITER_BYTES + 2**23
+LINES = 40  # bits of a line's number in `firsts`, the number of its part above them
+
+
+@dataclass(frozen=True)
+class Run:
+    """Words on disk. folder: absolute path; n: how many."""
+
+    folder: str
+    n: int
+
+    def column(self, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Entries [start, stop) of a column."""
+        return _read(Path(self.folder) / name, start, stop)
+
+    def windows(self) -> Iterator[tuple[int, list[bytes]]]:
+        """The words in turn, some at a time, with the number of the first."""
+        end = start = 0
+        with open(Path(self.folder) / "bytes", "rb", buffering=0) as file:
+            while start < self.n:
+                ends = self.column("ends", start, min(start + _WINDOW, self.n))
+                ends = ends[: max(1, int(np.searchsorted(ends, end + _WINDOW_BYTES, side="right")))]
+                size = int(ends[-1]) - end
+                blob = file.read(size)
+                if len(blob) != size:
+                    raise StoreError(f"{file.name} ends early: convert again with --overwrite")
+                places = [end, *ends.tolist()]
+                yield start, [blob[a - end : b - end] for a, b in itertools.pairwise(places)]
+                start, end = start + len(ends), places[-1]
+
+
+class _RunWriter:
+    """Appends words to a folder under construction."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *more: str) -> None:
+        self._files: dict[str, BinaryIO] = {
+            name: stack.enter_context(open(folder / name, "wb"))  # noqa: SIM115 (closed by the stack)
+            for name in ("bytes", "ends", *_COLUMNS, *more)
+        }
+        self._end = 0
+        self.n = 0
+
+    def append(self, terms: Sequence[bytes], **columns: NDArray[np.int64]) -> None:
+        ends = self._end + np.cumsum(np.fromiter(map(len, terms), np.int64, len(terms)))
+        self._files["bytes"].write(b"".join(terms))
+        for name, values in {"ends": ends, **columns}.items():
+            self._files[name].write(values.tobytes())
+        self._end = int(ends[-1]) if len(ends) else self._end
+        self.n += len(terms)
+
+
+def write_run(folder: Path, terms: Terms, columns: Mapping[str, NDArray[np.int64]]) -> Run:
+    """The words of a dictionary as a run; columns by the numbers that it gave. The folder is made anew, durable."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        writer = _RunWriter(folder, stack, "ids")
+        sorted_terms = sorted(terms)
+        for start in range(0, len(sorted_terms), _WINDOW):
+            window = sorted_terms[start : start + _WINDOW]
+            ids = np.fromiter(map(terms.__getitem__, window), np.int64, len(window))
+            writer.append([term.encode() for term in window], ids=ids, **{n: c[ids] for n, c in columns.items()})
+    fsync_tree(folder)
+    return Run(str(folder), writer.n)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A job: runs into one, in `folder`."""
+
+    key: str
+    runs: tuple[Run, ...]
+    folder: str
+
+    def run(self) -> Receipt:
+        """Merge windows: words up to the least of the windows' last ones are all at hand."""
+        folder = Path(self.folder)
+        work = _begin(folder)
+        with ExitStack() as stack:
+            writer = _RunWriter(work, stack)
+            maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
+            readers = [_Reader(run) for run in self.runs]
+            while any(reader.terms for reader in readers):
+                bound = min((r.terms[-1] for r in readers if r.more), default=None)
+                taken = [reader.take(bound) for reader in readers]
+                union = sorted(set().union(*(terms for terms, _ in taken)))
+                index = dict(zip(union, range(len(union)), strict=True))
+                sums = {name: np.zeros(len(union), np.int64) for name in _COLUMNS}
+                sums["firsts"][:] = np.iinfo(np.int64).max
+                for file, (terms, columns) in zip(maps, taken, strict=True):
+                    places = np.fromiter(map(index.__getitem__, terms), np.int64, len(terms))
+                    file.write((places + writer.n).tobytes())
+                    sums["rows"][places] += columns["rows"]
+                    sums["times"][places] += columns["times"]
+                    sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
+                writer.append(union, **sums)
+        _finish(work, folder)
+        return {"folder": str(folder), "n": writer.n}
+
+
+class _Reader:
+    """A run in a merge: `terms`, those at hand, and whether there are `more` behind them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._windows = run.windows()
+        self._next()
+
+    def _next(self) -> None:
+        self._start, self.terms = next(self._windows, (self._run.n, []))
+        self.more = self._start + len(self.terms) < self._run.n
+
+    def take(self, bound: bytes | None) -> tuple[list[bytes], dict[str, NDArray[np.int64]]]:
+        """Take the words up to `bound` off those at hand, with their columns."""
+        n = len(self.terms) if bound is None else bisect_right(self.terms, bound)
+        taken, self.terms = self.terms[:n], self.terms[n:]
+        columns = {name: self._run.column(name, self._start, self._start + n) for name in _COLUMNS}
+        self._start += n
+        if not self.terms:
+            self._next()
+        return taken, columns
+
+
+@dataclass(frozen=True)
+class ChooseFeatures:
+    """A job: which words are features, their names and idf.
+
+    In `folder`: `ids` (of each merged word, -1 for those left out), `weights` (idf of each), and the stores `names` and
+    `vectorizer`. like: the store whose features these are, "" for none.
+    """
+
+    key: str
+    words: Run
+    n_rows: int
+    text: TextOptions
+    folder: str
+    like: str
+
+    def run(self) -> Receipt:
+        """Choose; the receipt has n, and of words without an id unknown_words (different) and unknown (times)."""
+        folder = Path(self.folder)
+        work = _begin(folder)
+        n = lost = times = 0
+        with ExitStack() as stack:
+            ids_file, weights_file = (stack.enter_context(open(work / name, "wb")) for name in ("ids", "weights"))
+            opened = open_vectorizer(Path(self.like)) if self.like else None
+            chosen = _Joined(Path(self.like) / "names" / "features") if self.like else self._chooser()
+            names = stack.enter_context(new_names(work / "names"))
+            idf = stack.enter_context(new_vectorizer(work / "vectorizer", self.text.attributes()))
+            if opened:  # kept with what is made from it too, so that it can be a training set itself
+                for start in range(0, opened[1].size, _WINDOW):
+                    idf.append(opened[1].read(start, min(start + _WINDOW, opened[1].size)))
+                for window in Names(Path(self.like) / "names" / "features").windows():
+                    names.append(window)
+            for start, terms in self.words.windows():
+                rows, repeated = (self.words.column(name, start, start + len(terms)) for name in ("rows", "times"))
+                ids = chosen.ids(terms, rows, repeated)
+                kept = ids >= 0
+                weights = np.zeros(len(terms))
+                if opened:
+                    if kept.any():
+                        low, high = int(ids[kept][0]), int(ids[kept][-1])
+                        weights[kept] = _gather(lambda a, b: opened[1].read(a, b), ids[kept], low, high)
+                else:
+                    weights[kept] = self.text.weights(rows[kept], self.n_rows)
+                    names.append([term for term, keep in zip(terms, kept.tolist(), strict=True) if keep])
+                    idf.append(weights[kept])
+                ids_file.write(ids.tobytes())
+                weights_file.write(weights.tobytes())
+                lost, times = lost + int((~kept).sum()), times + int(repeated[~kept].sum())
+            n = names.n
+        _finish(work, folder)
+        return {"n": n, "unknown_words": lost, "unknown": times}
+
+    def _chooser(self) -> _Filtered:
+        low, high = self.text.bounds(self.n_rows)
+        return _Filtered(self.words, low, high, self.text.max_features)
+
+
+@dataclass(frozen=True)
+class ChooseLabels:
+    """A job: the ids of label names. In `folder`: `ids` of each merged name, -1 for unknown ones, and the store `names`.
+
+    like: the store whose labels these are, "" for none.
+    """
+
+    key: str
+    words: Run
+    folder: str
+    like: str
+
+    def run(self) -> Receipt:
+        """Choose; the receipt has n, and of unknown labels how many times, the first (part and line) and its name."""
+        folder = Path(self.folder)
+        work = _begin(folder)
+        unknown, first, name = 0, np.iinfo(np.int64).max, ""
+        with open(work / "ids", "wb") as ids_file, new_names(work / "names") as names:
+            joined = _Joined(Path(self.like) / "names" / "labels") if self.like else None
+            if joined:
+                for window in Names(Path(self.like) / "names" / "labels").windows():
+                    names.append(window)
+            for start, terms in self.words.windows():
+                rows, firsts = (self.words.column(name_, start, start + len(terms)) for name_ in ("rows", "firsts"))
+                if joined:
+                    ids = joined.ids(terms, rows, rows)
+                else:
+                    ids = np.arange(names.n, names.n + len(terms), dtype=np.int64)
+                    names.append(terms)
+                ids_file.write(ids.tobytes())
+                lost = np.flatnonzero(ids < 0)
+                if len(lost):
+                    unknown += int(rows[lost].sum())
+                    at = int(lost[np.argmin(firsts[lost])])
+                    if firsts[at] < first:
+                        first, name = int(firsts[at]), terms[at].decode()
+        _finish(work, folder)
+        return {"n": names.n, "unknown": unknown, "first": int(first), "name": name}
+
+
+class _Filtered:
+    """Ids of the words between two numbers of rows, the most frequent ones if there is a bound on how many."""
+
+    def __init__(self, words: Run, low: float, high: float, most: int | None) -> None:
+        self._low, self._high = low, high
+        self._n = 0
+        self._least, self._ties = 0, 0  # times that a word must occur; of those that occur just so often, how many
+        if most is not None:
+            self._least, self._ties = self._threshold(words, most)
+        self._bounded = most is not None
+
+    def _fits(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.asarray((rows >= self._low) & (rows <= self._high))
+
+    def _threshold(self, words: Run, most: int) -> tuple[int, int]:
+        """The `most`-th largest number of times, by bisection over the file, and how many of that number are kept."""
+
+        def above(bound: int) -> int:
+            n = 0
+            for start in range(0, words.n, 2**18):
+                stop = min(start + 2**18, words.n)
+                times = words.column("times", start, stop)
+                n += int(((times >= bound) & self._fits(words.column("rows", start, stop))).sum())
+            return n
+
+        if above(1) <= most:
+            return 0, 0
+        low, high = 1, 2
+        while above(high) > most:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if above(middle) > most else (low, middle)
+        return low, most - above(high)
+
+    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of the next words, -1 for those left out; ties go to the words that sort first."""
+        kept = self._fits(rows)
+        if self._bounded and self._least:
+            tied = kept & (times == self._least)
+            allowed = tied & (np.cumsum(tied) <= self._ties)
+            self._ties -= int(allowed.sum())
+            kept = (kept & (times > self._least)) | allowed
+        ids = np.full(len(terms), -1, np.int64)
+        n = int(kept.sum())
+        ids[kept] = np.arange(self._n, self._n + n)
+        self._n += n
+        return ids
+
+
+class _Joined:
+    """Ids of words in stored names, both sorted."""
+
+    def __init__(self, path: Path) -> None:
+        names = Names(path)
+        self._names = ((i, name) for i, name in enumerate(n for window in names.windows() for n in window))
+        self._id: int
+        self._name: bytes | None
+        self._id, self._name = next(self._names, (0, None))
+
+    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of the next words, -1 for those without a name."""
+        ids = []
+        for term in terms:
+            while self._name is not None and self._name < term:
+                self._id, self._name = next(self._names, (0, None))
+            ids.append(self._id if self._name == term else -1)
+        return np.array(ids, np.int64)
+
+
+def chosen(run: Run, maps: Sequence[str], folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Id and weight by the number that a part gave: of its run, through the maps of the merges, to what was chosen."""
+    places: NDArray[Any] = np.arange(run.n, dtype=np.int64)
+    for path in maps:
+        places = look_up(Path(path), places)
+    numbers = run.column("ids", 0, run.n)
+    ids, weights = np.empty(run.n, np.int64), np.ones(run.n)
+    ids[numbers] = look_up(folder / "ids", places)
+    if (folder / "weights").exists():
+        weights[numbers] = look_up(folder / "weights", places, np.float64)
+    return ids, weights
+
+
+def look_up(path: Path, places: NDArray[np.int64], dtype: Any = np.int64) -> NDArray[Any]:
+    """The entries of a file at ascending places, read in windows."""
+    out = np.empty(len(places), dtype)
+    start = 0
+    while start < len(places):
+        low = int(places[start])
+        stop = int(np.searchsorted(places, low + 2**16))
+        out[start:stop] = _gather(
+            lambda a, b: _read(path, a, b, dtype), places[start:stop], low, int(places[stop - 1])
+        )  # fmt: skip
+        start = stop
+    return out
+
+
+def _gather(read: Any, places: NDArray[np.int64], low: int, high: int) -> NDArray[Any]:
+    """Entries at ascending places from low to high, in windows of what lies between."""
+    out: list[NDArray[Any]] = []
+    for start in range(low, high + 1, 2**16):
+        a, b = np.searchsorted(places, (start, start + 2**16))
+        if b > a:
+            window = read(start, min(start + 2**16, high + 1))
+            out.append(window[places[a:b] - start])
+    return np.concatenate(out)
+
+
+def _read(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[Any]:
+    itemsize = np.dtype(dtype).itemsize
+    values = np.fromfile(path, dtype, stop - start, offset=start * itemsize)
+    if len(values) != stop - start:
+        raise StoreError(f"{path} ends early: convert again with --overwrite")
+    return values
+
+
+def _begin(folder: Path) -> Path:
+    work = folder.with_name(folder.name + ".partial")
+    for path in (work, folder):
+        shutil.rmtree(path, ignore_errors=True)
+    work.mkdir(parents=True)
+    return work
+
+
+def _finish(work: Path, folder: Path) -> None:
+    fsync_tree(work)
+    work.rename(folder)
+    fsync_folder(folder.parent)
+
+
+__all__ = ["CHOICE_BYTES", "LINES", "MERGED", "MERGE_BYTES", "ChooseFeatures", "ChooseLabels", "Merge", "Run", "chosen"]
