@@ -126,8 +126,8 @@ class _ElementStream:
             rows = np.asarray(self._data[at : self._at]).reshape(-1)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise InputError(
-                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({words(error)}): fetch or write "
-                "it again"
+                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({words(error)}): fetch "
+                "or write it again"
             ) from None
         if not len(rows):
             raise InputError(
