@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
@@ -416,7 +417,7 @@ def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
             assert message.startswith(str(path)), message
             assert what in message, message
     assert "missing.npz" in refused(lambda: opened(good, tmp_path / "missing.npz"), tmp_path)
-    assert "not a file of labels" in refused(lambda: opened(good, write("text", b"2 2\n0:1\n")), tmp_path)
+    assert "not a file of labels" in refused(lambda: opened(good, write("text", b"\n0:1\n")), tmp_path)
 
 
 def test_npz_with_a_large_directory_is_refused(tmp_path: Path) -> None:
@@ -545,6 +546,37 @@ def test_bad_npy_files_end_in_one_line(tmp_path: Path) -> None:
     assert "has 3 rows and" in refused(lambda: opened(x, npy("four", np.arange(4))), tmp_path)
     row = npy("row", np.ones((1, 10**5)))
     assert "takes" in refused(lambda: opened(row, npy("one", [0])), tmp_path, MemoryLimitError, room=10**6)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_of_labels_goes_with_matrices(tmp_path: Path, packed: bool) -> None:
+    Y = no_zeros(random_csr(np.random.default_rng(13), 30, 8))
+    rows = [" ".join(f"{j}:1" for j in Y.indices[slice(*Y.indptr[i : i + 2])]) for i in range(30)]
+    x, y = tmp_path / "x.npy", tmp_path / "y.txt"
+    np.save(x, np.ones((30, 2)))
+
+    def write(lines: list[str], header: str = "30 8") -> None:
+        text = "\n".join([header, *lines, ""]).encode()
+        y.write_bytes(gzip.compress(text) if packed else text)
+
+    write(rows)
+    got_x, got_y, settled = read(opened(x, y), tmp_path / "work")
+    assert got_x.nnz == 60
+    assert same(got_y, Y)
+    assert "XMLRepo text" in settled.said
+    write([*rows[:-1], "3:1 3:1 5:0"])
+    assert "y.txt:31: label 3 stands twice" in refused(lambda: opened(x, y), tmp_path / "work")
+    got_x, got_y, settled = read(opened(x, y, sum_duplicates=True), tmp_path / "work")
+    assert got_y[[29]].indices.tolist() == [3]
+    assert settled.attributes == {"summed_duplicates": 1}
+    write(rows[:-1])
+    assert "promises 30 rows and 29 follow" in refused(lambda: opened(x, y), tmp_path / "work")
+    write([*rows, ""])
+    assert "promises 30 rows and more follow" in refused(lambda: opened(x, y), tmp_path / "work")
+    write([*rows[:-1], "8:1"])
+    assert "y.txt:31: label id 8 is not below K = 8" in refused(lambda: opened(x, y), tmp_path / "work")
+    write(rows, "30 8 9")
+    assert "y.txt:1: the first line must be the header 'N K'" in refused(lambda: opened(x, y), tmp_path / "work")
 
 
 def test_triples_without_data_or_shape(tmp_path: Path) -> None:

@@ -163,3 +163,21 @@ def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ids = np.array([0, 1, 500, 9_999, 20_000, 20_001, 20_002])
     assert names.take(ids) == [expected[i] for i in ids]
     assert names.take(ids[:0]) == []
+
+
+def test_a_vocabulary_that_memory_would_not_hold(cli: CLI, tmp_path: Path) -> None:
+    """A million and a half different words would take more than the limit as a Python dictionary alone."""
+    n, step = 1_500_000, 500
+    with open(tmp_path / "in.jsonl", "w") as file:
+        for start in range(0, n, step):
+            words = " ".join(f"{i * 2654435761 % 2**32:08x}" for i in range(start, start + step))
+            file.write(f'{{"text": "{words}", "labels": ["label {start % 97}"]}}\n')
+    figures = cli("convert", tmp_path / "in.jsonl", tmp_path / "out.xmc", "--memory-limit", "512MB")
+    assert (figures["n_features"], figures["n_labels"]) == (n, 97)
+    assert figures["peak_rss"] < 512_000_000  # VmHWM of the process
+    dataset = xs.open_dataset(tmp_path / "out.xmc")
+    names = dataset.feature_names()
+    assert names is not None
+    expected = sorted(f"{i * 2654435761 % 2**32:08x}" for i in range(n))
+    assert names.read(n - 10, n) == expected[-10:]
+    assert (dataset.feature_counts() == 1).all()

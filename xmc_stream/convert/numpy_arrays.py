@@ -181,9 +181,9 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
 
 
-def check_file(path: Path) -> None:
-    """Raises InputError for what is there and is no file."""
-    if path.exists() and not path.is_file():
+def check_file(path: Path, folders: bool = False) -> None:
+    """Raises InputError for what is there and is no file, or folder where that may be."""
+    if path.exists() and not (path.is_file() or (folders and path.is_dir())):
         raise InputError(f"{path} is not a file: arrays are read at several places at once, not from pipes or folders")
 
 

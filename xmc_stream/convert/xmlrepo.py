@@ -113,9 +113,7 @@ class XMLRepoText:
                 f"{len(features)} files of features and {len(beside)} of labels: give as many, in one order"
             )
         for file, path in zip(features, beside, strict=True):
-            labels = _opened(path, _LABELS_FORM)
-            if labels.n_more >= 0:
-                raise _not_the_header(labels.name, None, _LABELS_FORM)
+            labels = label_file(path)
             if labels.n_rows != file.n_rows:
                 raise InputError(
                     f"{file.name}:1: the header promises {file.n_rows} rows and that of {labels.name} {labels.n_rows}: "
@@ -191,6 +189,14 @@ class XMLRepoText:
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> XMLRepoText:
     """The set in these files."""
     return XMLRepoText(paths, options, like)
+
+
+def label_file(path: Path) -> _Input:
+    """A file of labels alone. Raises InputError where its header is not "N K"."""
+    labels = _opened(path, _LABELS_FORM)
+    if labels.n_more >= 0:
+        raise _not_the_header(labels.name, None, _LABELS_FORM)
+    return labels
 
 
 def _opened(path: Path, form: str) -> _Input:
