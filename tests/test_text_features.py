@@ -210,7 +210,7 @@ def test_repository_form_has_ids_for_labels(tmp_path: Path) -> None:
         (b'{"text": "a"}', "no field 'labels'"),
         (b'{"text": 3, "labels": []}', "field 'text' is a number, not a text"),
         (b'{"text": null, "labels": []}', "field 'text' is null, not a text"),
-        (b'{"text": "a\\u0000", "labels": []}', "NUL character in field 'text'"),
+        (b'{"text": "a", "labels": ["x\\u0000"]}', "NUL character in field 'labels'"),
         (b'{"text": "a\0", "labels": []}', "NUL byte"),
         (b'{"text": "\xff", "labels": []}', "byte 11 of the line is not UTF-8"),
         (b'{"text": "\\ud800", "labels": []}', "surrogate"),
