@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from xmc_stream.convert.source import Like, Options, Source
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
 if TYPE_CHECKING:
+    from xmc_stream.convert.source import Like, Source
     from xmc_stream.store.dataset import Dataset
 
 _NORMALIZE = ("none", "l2")
@@ -86,7 +86,7 @@ def convert_report(
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()
-        bytes_in = opened.bytes_in
+        bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
     finally:
         opened.close()
     dataset = open_dataset(target)
@@ -108,6 +108,7 @@ def convert_report(
 
 def taken_over(like: str | Path | Dataset) -> Like:
     """What a test set takes over from a training set, given by path or opened, or from a model."""
+    from xmc_stream.convert.source import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
 
@@ -127,6 +128,8 @@ def opened_source(
     source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
 ) -> Source:
     """The source by what it is: paths of files, or matrices."""
+    from xmc_stream.convert.source import Options
+
     options = dict(options or {})
     names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
     files = {what: Path(path) for what, path in names.items() if path is not None}
@@ -148,7 +151,7 @@ def opened_source(
 
 
 def _paths(given: Any, what: str) -> tuple[Path, ...]:
-    if given is None or given == ():
+    if given is None:
         return ()
     several = given if isinstance(given, list | tuple) else [given]
     if not all(isinstance(path, str | os.PathLike) for path in several):
@@ -177,4 +180,4 @@ def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-__all__ = ["Like", "Options", "Source", "convert", "convert_report"]
+__all__ = ["convert", "convert_report"]

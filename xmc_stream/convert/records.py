@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, sound
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
+from xmc_stream.convert.text import forget
 from xmc_stream.convert.vectorizer import TextOptions, like_options, stored_options
 from xmc_stream.convert.vocabulary import (
     CHOICE_BYTES,
@@ -323,7 +324,8 @@ class TextSource:
         return receipt["n"], maps, runs, receipt["unknown"], " (names)"
 
     def close(self) -> None:
-        """Nothing stays open between parts."""
+        """Close pipes that were not read."""
+        forget(self._paths)
 
 
 def _runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[Run]:
