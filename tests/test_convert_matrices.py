@@ -25,6 +25,7 @@ import xmc_stream
 from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
+from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset
@@ -299,6 +300,8 @@ def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     assert "--one-based" in message(ONES, ONES, base=1)
     assert "--on-error=skip" in message(ONES, ONES, skip=True)
     assert "--labels-count 1" in message(ONES, ONES, n_labels=1)
+    assert "leave out --label-key" in message(ONES, ONES, label_key="kind")
+    assert "leave out the options of raw text" in message(ONES, ONES, text=TextOptions())
 
 
 @pytest.mark.parametrize("how", ["csr", "coo", "npz", "npz+coo"])

@@ -439,6 +439,8 @@ def _check_options(options: Options, name: str, uses: Sequence[str]) -> None:
             f"{name}: rows of a matrix cannot be left out (--on-error=skip), as those of its labels are read apart: "
             "correct the rows, or convert a text"
         )
+    if options.text is not None:
+        raise InputError(f"{name} holds numbers: leave out the options of raw text")
     for option in ("layer", "label_key"):
         if getattr(options, option) and option not in uses:
             raise InputError(f"{name} is not AnnData: leave out --{option.replace('_', '-')}")
