@@ -9,6 +9,7 @@ import lzma
 import os
 import threading
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -241,8 +242,7 @@ def test_a_line_longer_than_memory_allows_is_refused(
     text = opened([tmp_path / "x"], tmp_path / "y")
     assert text.fit(2 * 10**7) < 10**7
     with pytest.raises(MemoryLimitError, match=rf"^[^:]+{file}:3: the line is longer than"):
-        for part in text.parts():
-            list(part.blocks({}))
+        list(chain.from_iterable(part.blocks({}) for part in text.parts()))
     assert convert(tmp_path / "x", tmp_path / "d.xmc", labels=tmp_path / "y", memory_limit="4GB").n_samples == 3
 
 

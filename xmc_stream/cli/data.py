@@ -17,6 +17,7 @@ NOTED = {
     "dropped_features": "values of unseen features left out",
     "dropped_labels": "unseen labels left out",
     "summed_duplicates": "values added to another of the same feature and row",
+    "rows_without_class": "rows without a class",
     "blank_lines": "blank lines and comments passed over",
 }
 
