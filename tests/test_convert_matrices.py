@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import pickle
+import random
 import subprocess
 import sys
 import zipfile
@@ -24,6 +25,7 @@ import xmc_stream
 from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
+from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset
@@ -131,6 +133,11 @@ def opened(path: Path, labels: Path | None, like: Like | None = None, **options:
     found = [module for module in (npz, numpy_arrays) if module.recognises(path, head)]
     assert len(found) == 1
     return found[0].open_source([path], Options((labels,) if labels else (), **options), like)
+
+
+def opened_as(module: Any, path: Path, labels: Path) -> Any:
+    """A source of a format that may not recognise the file."""
+    return module.open_source([path], Options((labels,)), None)
 
 
 def random_csr(rng: np.random.Generator, n: int, d: int, dtype: Any = np.float32, density: float = 0.2) -> Any:
@@ -293,6 +300,8 @@ def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     assert "--one-based" in message(ONES, ONES, base=1)
     assert "--on-error=skip" in message(ONES, ONES, skip=True)
     assert "--labels-count 1" in message(ONES, ONES, n_labels=1)
+    assert "leave out --label-key" in message(ONES, ONES, label_key="kind")
+    assert "leave out the options of raw text" in message(ONES, ONES, text=TextOptions())
 
 
 @pytest.mark.parametrize("how", ["csr", "coo", "npz", "npz+coo"])
@@ -453,6 +462,27 @@ def test_damaged_npz_files_end_in_one_line_or_a_right_result(tmp_path: Path, dat
     assert not message or message.isprintable()
 
 
+def test_damaged_npy_files_end_in_one_line_or_a_matrix(tmp_path: Path) -> None:
+    x, y = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.ones((20, 3), np.float32))
+    np.save(y, np.arange(20) % 3)
+    content = x.read_bytes()
+    read_well = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        changed = bytearray(content)
+        for _ in range(rng.choice([1, 3, 20])):
+            changed[rng.randrange(rng.choice([128, len(changed)]))] = rng.randrange(256)
+        x.write_bytes(changed)
+        try:
+            read_well += read(opened_as(numpy_arrays, x, y), tmp_path / "work")[0].shape[0] == 20
+        except InputError as error:
+            message = str(error)
+            if not message.isprintable():
+                raise
+    assert 0 < read_well < 300
+
+
 def test_checksums_of_ranges_are_joined() -> None:
     rng = np.random.default_rng(2)
     for n, m in ((0, 0), (0, 5), (5, 0), (1, 1), (1000, 77), (3, 100000)):
@@ -490,6 +520,10 @@ def test_class_ids_are_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert got_x.nnz == 3  # neither zero nor -0.0 nor what is zero in float32
         assert same(got_x, sparse.csr_array(X.astype(np.float32)))
     assert read(opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=9), tmp_path)[2].n_labels == 9
+    np.save(tmp_path / "y.npy", ids + 2**60)
+    with pytest.raises(MemoryLimitError, match="labels"):
+        convert(tmp_path / "x.npy", tmp_path / "d.xmc", labels=tmp_path / "y.npy")
+    np.save(tmp_path / "y.npy", ids)
     assert "is not below the number of labels K = 5" in refused(
         lambda: opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=5), tmp_path
     )

@@ -37,6 +37,7 @@ def _open(path: Path, options: Options) -> Side:
         if path.is_dir():
             head = b""
         else:
+            numpy_arrays.check_file(path)
             with open(path, "rb") as file:
                 head = file.read(16)
     if npz.recognises(path, head):

@@ -167,9 +167,11 @@ class _FileStream:
         return items
 
     def finish(self) -> list[int]:
+        if not self._array.summed:
+            return []
         while self._left > 0:
             self.take(min(self._left, _WINDOW))
-        return [self._crc, self._n_bytes] if self._array.summed else []
+        return [self._crc, self._n_bytes]
 
 
 @contextmanager
@@ -179,6 +181,12 @@ def reading(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
+
+
+def words(said: object) -> str:
+    """What a library or a file says, as part of a line."""
+    text = " ".join(str(said).split())[:200]
+    return text if text.isprintable() else ascii(text)
 
 
 def check_file(path: Path, folders: bool = False) -> None:
@@ -461,6 +469,5 @@ def _array(path: Path) -> tuple[Head, FileArray]:
         try:
             head = read_head(file, path.stat().st_size)
         except ValueError as error:
-            why = " ".join(str(error).split())[:200]
-            raise InputError(f"{path} is not an .npy file that can be read ({why}): save it again") from None
-    return head, FileArray(str(path), head.n_bytes, head.dtype, head.n_items)
+            raise InputError(f"{path} is not an .npy file that can be read ({words(error)}): save it again") from None
+    return head, FileArray(str(path.absolute()), head.n_bytes, head.dtype, head.n_items)

@@ -51,6 +51,8 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     """
     began = time.perf_counter()
     path = Path(path)
+    if not path.exists():
+        raise StoreError(f"there is nothing at {path}: check the name")
     if not (path / "zarr.json").is_file():
         raise StoreError(f"{path} has no zarr.json: it is damaged, or not a dataset, a model or predictions at all")
     execution = execution or Execution()
