@@ -298,6 +298,8 @@ def csr_reader(name: str, indptr: Array, indices: Array, data: Array | None, n_r
     if indptr.n_items < 1 or (n_rows is not None and indptr.n_items != n_rows + 1):
         raise ValueError(f"{indptr.n_items} items of indptr for {n_rows} rows")
     if data is not None:
+        if data.n_items != indices.n_items:
+            raise ValueError(f"{indices.n_items} indices and {data.n_items} values")
         check_real(data.dtype, name)
     return CSRReader(name, indptr.n_items - 1, indptr, indices, data)
 
