@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tokenize
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,9 @@ def read_head(file: IO[bytes], n_bytes: int) -> Head:
         raise ValueError("it ends within the header")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
-        shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are understood too
+            shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
     except (SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise ValueError(f"a header that is not understood, {error}") from None
     head = Head(shape, fortran, dtype, len(content), zlib.crc32(content))
