@@ -34,6 +34,10 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
         head = _head(paths[0])
         bom_length(str(paths[0]), head)
         format = next((name for name, module in known.items() if module.recognises(paths[0], head)), None)
+        if format is None and paths[0].is_dir():
+            raise InputError(
+                f"{paths[0]} is a folder, and holds neither indptr.npy nor AnnData: name a file, or the files, in it"
+            )
         if format is None:
             shown = head[:40].split(b"\n")[0].decode("utf-8", "backslashreplace")
             what = f"it begins with {shown!r}" if head else "it is empty"
