@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_convert import TEXT, dense, environment, refused, write
+from test_convert import TEXT, dense, environment, opened, refused, write
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.compression import Decompressing
-from xmc_stream.convert.xmlrepo import XMLRepoText
 from xmc_stream.errors import InputError, MemoryLimitError
 
 if sys.version_info >= (3, 14):
@@ -58,12 +57,10 @@ kinds = pytest.mark.parametrize("kind", PACK)
 
 def rows(path: Path, room: int = 2**22) -> list[Any]:
     """All that is read of a text: indptrs as lengths of rows, and entries."""
-    text = XMLRepoText(path)
-    try:
-        text.fit(room)
-        blocks = [[np.diff(a), b.copy(), c.copy(), np.diff(d), e.copy()] for a, b, c, d, e in text.blocks()]
-    finally:
-        text.close()
+    text = opened([path])
+    text.fit(room)
+    [part] = text.parts()
+    blocks = [[np.diff(a), b.copy(), c.copy(), np.diff(d), e.copy()] for (a, b, c), (d, e, _) in part.blocks({})]
     return [np.concatenate(parts).tolist() for parts in zip(*blocks, strict=True)]
 
 
@@ -152,10 +149,9 @@ def test_streams_and_padding_that_follow_each_other_are_one_text(tmp_path: Path,
         b"".join(pack(TEXT[i : i + 1]) for i in range(len(TEXT))),
     ):
         assert rows(write(tmp_path / "a.packed", content)) == plain
-    text = XMLRepoText(tmp_path / "a.packed")
+    text = opened([tmp_path / "a.packed"])
     assert text.attributes["source_format"] == f"XMLRepo text, {kind}"
     assert (text.x_entries is None) == (kind != "gzip")
-    text.close()
 
 
 def test_a_frame_of_zstd_to_be_skipped_is_skipped(tmp_path: Path) -> None:
@@ -220,9 +216,7 @@ LARGER = {
 def test_a_window_is_planned_as_large_as_the_file_says(tmp_path: Path, kind: str) -> None:
     for log in (10, 20, 22, 24, 26):
         content = xz_stream(TEXT, max(4096, 1 << log)) if kind == "xz" else zstd_frame(TEXT, log)
-        text = XMLRepoText(write(tmp_path / "a", content))
-        [(name, held)] = text.held.items()
-        text.close()
+        [(name, held)] = opened([write(tmp_path / "a", content)]).held.items()
         assert name == f"decompression of {tmp_path / 'a'}"
         assert (1 << log) + MIB / 2 < held < max((1 << log) + 2 * MIB, 6 * MIB)
     here = json.loads(child("print(json.dumps(resident()))")) + 120 * 10**6
@@ -286,9 +280,7 @@ def test_memory_keeps_the_limit_and_the_plan_covers_the_window(tmp_path: Path, k
             for _ in range(n // 100):
                 file.write(packer.compress(line * 100))
             file.write(packer.compress(line * (n % 100)) + packer.flush())
-        text = XMLRepoText(path)
-        held += text.held.values()
-        text.close()
+        held += opened([path]).held.values()
         peaks.append(int(child(CONVERT, path, tmp_path / f"{log}.xmc")) * 1024)
     assert max(peaks) < 512 * 10**6
     assert 20 * 10**6 < peaks[1] - peaks[0] < held[1] - held[0] + 12 * 10**6

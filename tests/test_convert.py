@@ -15,7 +15,7 @@ import pytest
 from scipy import sparse
 
 import xmc_stream
-from xmc_stream.convert import convert, convert_report
+from xmc_stream.convert import Options, convert, convert_report
 from xmc_stream.convert import text as text_module
 from xmc_stream.convert.parser import Parser
 from xmc_stream.convert.xmlrepo import XMLRepoText
@@ -46,6 +46,11 @@ def dense(dataset: Dataset) -> tuple[Any, Any]:
     return X.toarray(), Y.toarray()
 
 
+def opened(paths: list[Path], *labels: Path) -> XMLRepoText:
+    """The source of these files, whose headers are read."""
+    return XMLRepoText(paths, Options(labels=labels), None)
+
+
 def refused(target: Path, *args: Any, kind: type[Exception] = InputError, **options: Any) -> str:
     """The message of a conversion that fails; nothing is left of it."""
     before = sorted(target.parent.iterdir())
@@ -71,7 +76,7 @@ def test_text_comes_back_from_the_store(tmp_path: Path, packed: bool) -> None:
     on_disk = sum(file.stat().st_size for file in (tmp_path / "d.xmc").rglob("*") if file.is_file())
     assert list(figures) == [
         "dataset", "n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels", "bytes_in", "bytes_on_disk",
-        "seconds", "peak_rss",
+        "seconds", "peak_rss", "said", "resumed",
     ]  # fmt: skip
     assert json.loads(json.dumps(figures)) == figures
     assert list(figures.values())[:8] == [
@@ -95,11 +100,11 @@ def test_pieces_and_lines_longer_than_a_piece_change_nothing(tmp_path: Path, mon
 def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", b"3 9 9\n1 1:1\n" + b"1 1:1" + b" " * 10**7 + b"\n1 1:1\n")
     monkeypatch.setattr(text_module, "_PIECE", 2**10)
-    text = XMLRepoText(path)
+    text = opened([path])
     assert text.fit(2 * 10**7) < 10**7
+    [part] = text.parts()
     with pytest.raises(MemoryLimitError, match=r"^[^:]+a\.txt:3: the line is longer than 2\.\d+ MB"):
-        list(text.blocks())
-    text.close()
+        list(part.blocks({}))
     assert convert(path, tmp_path / "d.xmc", memory_limit="4GB").n_samples == 3
 
 
@@ -152,8 +157,9 @@ def test_normalize_l2_divides_rows_by_their_norms(tmp_path: Path) -> None:
     ("text", "line", "what"),
     [
         (b"", 1, "empty"),
-        (b"\n", 1, "the first line must be the header"),
-        (b"0,1 0:1 2:2\n", 1, "not '0,1 0:1 2:2'"),
+        (b"\n", 1, "no header"),
+        (b"x,1 0:1 2:2\n", 1, "it begins with 'x,1 0:1 2:2', no header"),
+        (b"0,1 0:1 2:2 \n0 x\n", 2, "'x' is not a feature id:value"),  # no header: libsvm
         (b"2 3\n", 1, "header"),
         (b"2 3 4 5\n", 1, "header"),
         (b"2 3 -4\n", 1, "header"),
@@ -234,7 +240,13 @@ def test_damaged_gzip_names_the_line_reached(tmp_path: Path) -> None:
 def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     good = write(tmp_path / "a.txt", TEXT)
     assert "missing.txt cannot be read (No such file" in refused(tmp_path / "d.xmc", tmp_path / "missing.txt")
-    assert "cannot be read (Is a directory)" in refused(tmp_path / "d.xmc", tmp_path)
+    assert f"{tmp_path} is a folder" in refused(tmp_path / "d.xmc", tmp_path)
+    assert f"{tmp_path} is a folder" in refused(tmp_path / "d.xmc", tmp_path, format="libsvm")
+    assert "format 'text' is not known: it is one of npz," in refused(tmp_path / "d.xmc", good, format="text")
+    if os.geteuid():
+        good.chmod(0)
+        assert "a.txt cannot be read (Permission denied)" in refused(tmp_path / "d.xmc", good)
+        good.chmod(0o600)
     assert "is not a dataset" in refused(tmp_path / "d.xmc", good, like=tmp_path / "missing.xmc", kind=StoreError)
     assert "normalize must be one of none, l2" in refused(tmp_path / "d.xmc", good, normalize="l1")
     assert "labels" in refused(tmp_path / "d.xmc", good, labels=good)

@@ -9,6 +9,7 @@ import lzma
 import os
 import threading
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
-from test_convert import TEXT, X, Y, dense, refused, write
+from test_convert import TEXT, X, Y, dense, opened, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert import text as text_module
 from xmc_stream.convert.parser import Parser
-from xmc_stream.convert.xmlrepo import XMLRepoText
 from xmc_stream.errors import InputError, MemoryLimitError
 
 FEATURES = b"5 4\n3:0.5 0:-2\n 1:3\n\n \n0:1 1:2 2:2 3:0\n"
@@ -86,7 +86,9 @@ def test_the_header_decides_and_not_the_name(tmp_path: Path, pair: tuple[Path, P
     assert "source_labels" not in dataset.attributes
     assert (dense(dataset)[1] == Y).all()
     assert "holds its labels itself" in refused(tmp_path / "e.xmc", pair[0], labels=pair[1])
-    assert "give its labels as the path of a text" in refused(tmp_path / "e.xmc", other, labels=np.zeros((5, 3)))
+    assert "labels must be paths of files here, not ndarray" in refused(
+        tmp_path / "e.xmc", other, labels=np.zeros((5, 3))
+    )
     assert "missing cannot be read (No such file" in refused(tmp_path / "e.xmc", other, labels=tmp_path / "missing")
 
 
@@ -148,7 +150,8 @@ GOOD_X, GOOD_Y = b"2 5\n0:1\n1:1\n", b"2 5\n0:1\n1:1\n"
             1,
             "the first line must be the header 'N K' (numbers of rows, labels), but the file is empty",
         ),
-        (b"0:1\n1:1\n", GOOD_Y, "x", 1, "must be the header 'N D K' (numbers of rows, features, labels), or 'N D'"),
+        (b"0:1\n1:1\n", GOOD_Y, "x", 1, "without a header 'N D' this is libsvm text, which holds its labels itself"),
+        (b"0\n0:1\n1:1\n", GOOD_Y, "x", 1, "without a header 'N D' this is libsvm text"),
         (GOOD_X, b"0:1\n1:1\n", "y", 1, "header 'N K' (numbers of rows, labels), not '0:1'"),
         (GOOD_X, b"2 5 5\n0:1\n1:1\n", "y", 1, "header 'N K' (numbers of rows, labels), not '2 5 5'"),
         (GOOD_X, b"2\n0:1\n1:1\n", "y", 1, "not '2'"),
@@ -236,11 +239,10 @@ def test_a_line_longer_than_memory_allows_is_refused(
     monkeypatch.setattr(text_module, "_PIECE", 2**10)
     for name in ("x", "y"):
         write(tmp_path / name, b"3 9\n1:1\n" + b"1:1" + b" " * (10**7 * (name == file)) + b"\n1:1\n")
-    text = XMLRepoText(tmp_path / "x", tmp_path / "y")
+    text = opened([tmp_path / "x"], tmp_path / "y")
     assert text.fit(2 * 10**7) < 10**7
     with pytest.raises(MemoryLimitError, match=rf"^[^:]+{file}:3: the line is longer than"):
-        list(text.blocks())
-    text.close()
+        list(chain.from_iterable(part.blocks({}) for part in text.parts()))
     assert convert(tmp_path / "x", tmp_path / "d.xmc", labels=tmp_path / "y", memory_limit="4GB").n_samples == 3
 
 
@@ -249,12 +251,9 @@ def test_two_pipes_are_read_like_files(tmp_path: Path, pack: Callable[[bytes], b
     contents = {tmp_path / "x": pack(FEATURES), tmp_path / "y": pack(LABELS)}
     for pipe in contents:
         os.mkfifo(pipe)
-    writers = [threading.Thread(target=pipe.write_bytes, args=(content,)) for pipe, content in contents.items()]
-    for writer in writers:
-        writer.start()
+    for pipe, content in contents.items():
+        threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True).start()
     dataset, figures = convert_report(tmp_path / "x", tmp_path / "d.xmc", labels=tmp_path / "y")
-    for writer in writers:
-        writer.join()
     assert (dense(dataset)[0] == X).all()
     assert (dense(dataset)[1] == Y).all()
     assert figures["bytes_in"] == len(FEATURES) + len(LABELS)
@@ -264,5 +263,5 @@ def test_files_are_closed_when_the_second_cannot_be_read(tmp_path: Path) -> None
     before = len(os.listdir("/proc/self/fd"))
     for labels in (b"", b"2 5 5\n", b"4 5\n"):
         with pytest.raises(InputError):
-            XMLRepoText(write(tmp_path / "x", GOOD_X), write(tmp_path / "y", labels))
+            opened([write(tmp_path / "x", GOOD_X)], write(tmp_path / "y", labels))
     assert len(os.listdir("/proc/self/fd")) == before

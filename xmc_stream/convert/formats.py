@@ -7,13 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.parser import bom_length
+from xmc_stream.convert.parser import bom_length, shown
 from xmc_stream.convert.source import Like, Options, Source
-from xmc_stream.convert.text import HEAD, Buffers, TextRange
+from xmc_stream.convert.text import HEAD, STANDARD_INPUT, Buffers, TextRange, forget
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
 _MODULES = ("npz", "numpy_arrays", "parquet", "anndata", "xmlrepo", "jsonl", "libsvm")
+_TEXTS = ("xmlrepo", "jsonl", "libsvm")  # which are read from the beginning to the end, also from pipes
 
 
 def formats() -> dict[str, Any]:
@@ -30,22 +31,40 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
     known = formats()
     if format is not None and format not in known:
         raise InputError(f"format {format!r} is not known: it is one of {', '.join(known)}")
-    if format is None:
-        head = _head(paths[0])
-        bom_length(str(paths[0]), head)
-        format = next((name for name, module in known.items() if module.recognises(paths[0], head)), None)
-        if format is None and paths[0].is_dir():
-            raise InputError(
-                f"{paths[0]} is a folder, and holds neither indptr.npy nor AnnData: name a file, or the files, in it"
-            )
+    try:
         if format is None:
-            shown = head[:40].split(b"\n")[0].decode("utf-8", "backslashreplace")
-            what = f"it begins with {shown!r}" if head else "it is empty"
-            raise InputError(
-                f"{paths[0]}:1: the format is not recognised, {what}: name it by --format ({', '.join(known)})"
-            )
-    source: Source = known[format].open_source(paths, options, like)
+            format = _recognised(paths[0], known)
+        if format not in _TEXTS:
+            _check_files(paths, format)
+        source: Source = known[format].open_source(paths, options, like)
+    except BaseException:
+        forget([*paths, *options.labels])
+        raise
     return source
+
+
+def _recognised(path: Path, known: dict[str, Any]) -> str:
+    """The name of the format of a file."""
+    head = _head(path)
+    bom_length(str(path), head)
+    for name, module in known.items():
+        if module.recognises(path, head):
+            return name
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, and none of arrays (.npy) or of AnnData: name a file in it")
+    line = shown(head[:HEAD].split(b"\n")[0])
+    what = f"it begins with {line}" if head else "it is empty"
+    raise InputError(
+        f"{path}:1: the format is not recognised, {what}, no header 'N D K' and no row: name it by --format "
+        f"({', '.join(known)}), or check that this is the file you mean"
+    )
+
+
+def _check_files(paths: Sequence[Path], format: str) -> None:
+    """Raises InputError for pipes, which are read once."""
+    for path in paths:
+        if path == STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise InputError(f"{path} is {format} in a pipe, and is read at several places: save it to a file first")
 
 
 def _head(path: Path) -> bytes:

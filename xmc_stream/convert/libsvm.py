@@ -18,7 +18,7 @@ import numpy as np
 from xmc_stream.convert.lines import LinesPart, counted
 from xmc_stream.convert.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import HEAD, Buffers, TextRange, file_identity, ranges
+from xmc_stream.convert.text import HEAD, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
@@ -80,7 +80,10 @@ class LibsvmText:
 
     def __init__(self, paths: Sequence[Path], options: Options, like: Like | None) -> None:
         if options.labels:
-            raise InputError(f"{paths[0]} holds its labels itself, it is libsvm text: leave out labels")
+            raise InputError(
+                f"{paths[0]}:1: without a header 'N D' this is libsvm text, which holds its labels itself: leave out "
+                "labels, or write the header"
+            )
         self.n_features = _size("features", options.n_features, like.n_features if like else None)
         self.n_labels = _size("labels-count", options.n_labels, like.n_labels if like else None)
         self._like = like
@@ -154,7 +157,8 @@ class LibsvmText:
         )
 
     def close(self) -> None:
-        """Nothing is open between parts."""
+        """Close pipes that were not read."""
+        forget(file.path for file in self._files)
 
 
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> LibsvmText:

@@ -170,9 +170,11 @@ class _FileStream:
         return items
 
     def finish(self) -> list[int]:
+        if not self._array.summed:
+            return []
         while self._left > 0:
             self.take(min(self._left, _WINDOW))
-        return [self._crc, self._n_bytes] if self._array.summed else []
+        return [self._crc, self._n_bytes]
 
 
 @contextmanager
@@ -184,9 +186,15 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
 
 
-def check_file(path: Path) -> None:
-    """Raises InputError for what is there and is no file."""
-    if path.exists() and not path.is_file():
+def words(said: object) -> str:
+    """What a library or a file says, as part of a line."""
+    text = " ".join(str(said).split())[:200]
+    return text if text.isprintable() else ascii(text)
+
+
+def check_file(path: Path, folders: bool = False) -> None:
+    """Raises InputError for what is there and is no file, or folder where that may be."""
+    if path.exists() and not (path.is_file() or (folders and path.is_dir())):
         raise InputError(f"{path} is not a file: arrays are read at several places at once, not from pipes or folders")
 
 
@@ -466,6 +474,5 @@ def _array(path: Path) -> tuple[Head, FileArray]:
         try:
             head = read_head(file, path.stat().st_size)
         except ValueError as error:
-            why = " ".join(str(error).split())[:200]
-            raise InputError(f"{path} is not an .npy file that can be read ({why}): save it again") from None
-    return head, FileArray(str(path), head.n_bytes, head.dtype, head.n_items)
+            raise InputError(f"{path} is not an .npy file that can be read ({words(error)}): save it again") from None
+    return head, FileArray(str(path.absolute()), head.n_bytes, head.dtype, head.n_items)

@@ -101,7 +101,7 @@ class ConversionRun:
         if self._like:
             attributes["like"] = Path(self._like.name).name
         assembly.finish(self.store, {**sizes, **attributes})
-        return {**sizes, "said": settled.said}
+        return {**sizes, "said": settled.said, "bytes_read": sum(receipt["bytes_read"] for receipt in receipts)}
 
     def _arrays(self, side: assembly.Side, settled: Settled, normalize: str) -> list[ArrayJob]:
         pieces, base, bound = (

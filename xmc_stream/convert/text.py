@@ -10,7 +10,7 @@ import gzip
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +95,8 @@ class TextFile:
         try:
             if path.is_dir():
                 raise InputError(f"{path} is a folder: name a file in it, or a dataset of a known kind")
+            if path == STANDARD_INPUT and sys.stdin is None:
+                raise InputError("standard input is closed: pipe a text into it, or name a file")
             self._file: Any = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
@@ -107,7 +109,8 @@ class TextFile:
     def _open(self, start: int, stop: int | None) -> None:
         with self._reading():
             status = os.fstat(self._file.fileno())
-            self.size = status.st_size if stat.S_ISREG(status.st_mode) else None
+            regular = stat.S_ISREG(status.st_mode) and self.path != STANDARD_INPUT  # which cannot be opened again
+            self.size = status.st_size if regular else None
             self.compression = compression_of(self._file.peek())
             self._text: Any = self._file
             if self.compression == "gzip":
@@ -170,16 +173,23 @@ class TextFile:
     def _skip(self, n_bytes: int) -> None:
         """Pass over the first bytes of a stream, its header."""
         while n_bytes:
-            n_bytes -= len(self._text.read(min(n_bytes, _READ)))
+            piece = self._text.read(min(n_bytes, _READ))
+            if not piece:
+                raise InputError(f"{self.name} was changed meanwhile: convert again")
+            n_bytes -= len(piece)
 
     def head(self, n_bytes: int = HEAD) -> bytes:
         """The first bytes of the text, which stay to be read; without a byte order mark."""
         if self._left is not None:
             n_bytes = min(n_bytes, self._left)
-        with self._reading():
-            while len(self._pending) < n_bytes and (piece := self._text.read1(n_bytes - len(self._pending))):
-                self._pending += piece
-                self._read += len(piece)
+        try:
+            with self._reading(looked=True):
+                while len(self._pending) < n_bytes and (piece := self._text.read1(n_bytes - len(self._pending))):
+                    self._pending += piece
+                    self._read += len(piece)
+        except MemoryLimitError:
+            if self.size is None or not self._pending:
+                raise  # else what was read tells enough, and the file is opened again with all the room there is
         if self._start == 0 and self._pending.startswith(_BOM):
             self._pending, self._start = self._pending[len(_BOM) :], len(_BOM)
             self._left = None if self._left is None else self._left - len(_BOM)
@@ -276,11 +286,13 @@ class TextFile:
         return grown
 
     @contextmanager
-    def _reading(self, buffer: bytearray | None = None, filled: int = 0) -> Iterator[None]:
-        """Put errors of reading into words. buffer: holds lines that are read and not yet counted."""
+    def _reading(self, buffer: bytearray | None = None, filled: int = 0, looked: bool = False) -> Iterator[None]:
+        """Put errors of reading into words. buffer: holds lines that are read and not yet counted; looked: so does what
+        was looked at."""
 
         def here() -> str:
             lines = 0 if buffer is None else buffer.count(b"\n", 0, filled)
+            lines += self._pending.count(b"\n") if looked else 0
             return f"{self.name}:{self.line_number() + lines}: the {self.compression} data"
 
         try:
@@ -295,6 +307,13 @@ class TextFile:
             ) from None
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Close those of these pipes whose beginning was looked at and which nobody reads on."""
+    for path in paths:
+        if stream := _streams.pop(path, None):
+            stream.close()
 
 
 def ranges(path: Path, first: int, size: int | None) -> list[TextRange]:

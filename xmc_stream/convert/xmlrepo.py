@@ -20,7 +20,7 @@ from xmc_stream.convert.compression import SUFFIXES
 from xmc_stream.convert.lines import LinesPart, counted
 from xmc_stream.convert.parser import Dialect, bom_length, shown
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import Buffers, TextRange, file_identity, ranges
+from xmc_stream.convert.text import Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
@@ -113,9 +113,7 @@ class XMLRepoText:
                 f"{len(features)} files of features and {len(beside)} of labels: give as many, in one order"
             )
         for file, path in zip(features, beside, strict=True):
-            labels = _opened(path, _LABELS_FORM)
-            if labels.n_more >= 0:
-                raise _not_the_header(labels.name, None, _LABELS_FORM)
+            labels = label_file(path)
             if labels.n_rows != file.n_rows:
                 raise InputError(
                     f"{file.name}:1: the header promises {file.n_rows} rows and that of {labels.name} {labels.n_rows}: "
@@ -186,12 +184,22 @@ class XMLRepoText:
         return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
     def close(self) -> None:
-        """Nothing is open between parts."""
+        """Close pipes that were not read."""
+        forget(file.path for side in self._sides.values() for file in side)
 
 
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> XMLRepoText:
     """The set in these files."""
     return XMLRepoText(paths, options, like)
+
+
+def label_file(path: Path) -> _Input:
+    """A file of labels alone. Raises InputError where its header is not "N K"."""
+    labels = _opened(path, _LABELS_FORM)
+    if labels.n_more >= 0:
+        numbers = b"%d %d %d" % (labels.n_rows, labels.n_columns, labels.n_more)
+        raise _not_the_header(labels.name, numbers, _LABELS_FORM)
+    return labels
 
 
 def _opened(path: Path, form: str) -> _Input:

@@ -37,7 +37,7 @@ class Ledger:
         except BlockingIOError:
             self._file.close()
             raise ResumeError(
-                f"{path.parent} is being written by another run: wait for it, or name another model"
+                f"{path.parent} is being written by another run: wait for it, or give another name"
             ) from None
         try:
             self._receipts = self._read()

@@ -114,7 +114,7 @@ class Engine:
                     dashboard_address=None,
                     # what is left of its web server: on a free port and for this machine only
                     scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-                    silence_logs=logging.ERROR,
+                    silence_logs=logging.CRITICAL,  # what a job raises is said by who runs it
                 )
             self._client = distributed.Client(self._cluster)
         elif self._owned:
