@@ -40,6 +40,7 @@ NAME = "npz"
 
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
+_INDICES = ("indptr", "indices", "row", "col", "offsets")  # scipy would cut them to integers
 _LARGEST_DIRECTORY = 2**20
 _END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
 _STEP = 2**20  # bytes inflated at a time
@@ -152,6 +153,9 @@ def open_side(path: Path) -> Side:
             raise ValueError(f"format {kind!r}, shape {' x '.join(map(str, shape))}")
         n_rows, n_columns = (int(n) for n in shape)
         check_real(heads["data"].dtype, name)
+        for key in _INDICES:
+            if key in heads and heads[key].dtype.kind not in "iu":
+                raise ValueError(f"{key} of type {heads[key].dtype}")
         if kind == "csr":
             for key in ("indptr", "indices", "data"):
                 if key not in heads or len(heads[key].shape) != 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tokenize
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,9 @@ def read_head(file: IO[bytes], n_bytes: int) -> Head:
         raise ValueError("it ends within the header")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
-        shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are understood too
+            shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
     except (SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise ValueError(f"a header that is not understood, {error}") from None
     head = Head(shape, fortran, dtype, len(content), zlib.crc32(content))
@@ -306,6 +309,8 @@ def csr_reader(name: str, indptr: Array, indices: Array, data: Array | None, n_r
     if indptr.n_items < 1 or (n_rows is not None and indptr.n_items != n_rows + 1):
         raise ValueError(f"{indptr.n_items} items of indptr for {n_rows} rows")
     if data is not None:
+        if data.n_items != indices.n_items:
+            raise ValueError(f"{indices.n_items} indices and {data.n_items} values")
         check_real(data.dtype, name)
     return CSRReader(name, indptr.n_items - 1, indptr, indices, data)
 

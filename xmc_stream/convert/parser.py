@@ -279,7 +279,8 @@ class Parser:
             origin = "as was given" if self._dialect.libsvm else "which comes from the header"
         above = f"not below {size}" if base == 0 else f"above {size}"
         counts = "" if base is None else f": ids count from {base}"
-        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}"
+        advice = "; --unseen=drop leaves out such ids" if self._like else ""
+        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}{advice}"
 
     def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:
         """The reason for what is no label or no feature."""

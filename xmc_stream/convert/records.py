@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, sound
+from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
 from xmc_stream.convert.text import forget
@@ -271,6 +271,8 @@ class TextSource:
                 )
             )
         receipts = yield Phase("weigh", weigh)
+        if kinds == {"ids"}:
+            attributes["label_base"] = self._base()
         summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
         summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
         attributes.update({key: n for key, n in summed.items() if n})
@@ -289,7 +291,7 @@ class TextSource:
         )
 
     def _base(self) -> int:
-        return self._like.base if self._like else self._options.base or 0
+        return label_base(self._options, self._like)
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]

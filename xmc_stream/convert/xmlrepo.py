@@ -178,7 +178,8 @@ class XMLRepoText:
         n_features, n_labels = self.n_features or 0, self.n_labels or 0
         base, label_base = self._dialect.x_base or 0, self._dialect.y_base or 0
         bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"
-        said = f"{self.attributes['source_format']}, {bases}, {self.n_samples:,} rows"
+        n_rows = sum(piece.n_rows for piece in pieces["X"])
+        said = f"{self.attributes['source_format']}, {bases}, {n_rows:,} rows"
         attributes = {"base": base, "label_base": label_base, **counted(notes)}
         return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
