@@ -1,9 +1,9 @@
 """More values than an int32 counts: a store of --values is made, checked, read back at both ends, and streamed.
 
-Each stage runs in a process of its own. `make` is tools/make_synthetic.py; `check` compares every chunk with its checksum;
-`ends` draws the first and the last rows again and compares them with the store; `stream` reads all rows once and looks
-whether indices ascend and are in range, lengths add up and features occur as often as the statistics say. Prints
-seconds and VmHWM; ends with exit code 1 where something is wrong or a process exceeds --limit. Removes what it made.
+Each stage runs in a process of its own. `make` is tools/make_synthetic.py; `verify` is the command; `ends` draws the first
+and the last rows again and compares them with the store; `stream` reads all rows once and looks whether indices ascend
+and are in range, lengths add up and features occur as often as the statistics say. Prints seconds and VmHWM; ends with
+exit code 1 where something is wrong or a process exceeds --limit. Removes what it made.
 
     python benchmarks/many_values.py FOLDER        # 17.6 GB of disk
 """
@@ -22,7 +22,6 @@ from typing import Any
 import click
 import numpy as np
 
-from xmc_stream.jobs.check import check_jobs
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.memory import format_size, parse_size, peak_resident, return_freed_memory
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -41,13 +40,6 @@ def expect(true: Any, what: str) -> None:
     """Raise WrongError where something is not true."""
     if not true:
         raise WrongError(what)
-
-
-def check(data: Dataset) -> str:
-    """All checksums."""
-    jobs = check_jobs(data)
-    checked = sum(int(job.run()["checked_bytes"]) for job in jobs)
-    return f"{format_size(checked)} in {len(jobs)} jobs"
 
 
 def ends(data: Dataset) -> str:
@@ -102,7 +94,7 @@ def stream(data: Dataset) -> str:
     return f"{rows} rows, {values} values, {format_size(X.bytes_read)}"
 
 
-STAGES = {"check": check, "ends": ends, "stream": stream}
+STAGES = {"ends": ends, "stream": stream}
 
 
 @click.command()
@@ -120,6 +112,7 @@ def main(folder: Path, values: int, limit: str, stage: str | None) -> None:
         return
     sizes = ["--features", FEATURES, "--labels", LABELS, "--features-per-sample", PER_SAMPLE, "--size", 8 * values]
     commands = {"make": [MAKER, path, *sizes, "--labels-per-sample", PER_LABEL, "--overwrite", "--json"]}
+    commands["verify"] = ["-m", "xmc_stream.cli", "verify", path, "--memory-limit", limit, "--json"]
     commands |= {name: [__file__, folder, "--stage", name] for name in STAGES}
     wrong = False
     try:
@@ -128,7 +121,8 @@ def main(folder: Path, values: int, limit: str, stage: str | None) -> None:
             if done.returncode:
                 sys.exit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
             got = json.loads(done.stdout)
-            said = got.get("said", f"{got.get('nnz_features')} values")
+            read = f"{format_size(got.get('bytes_read', 0))} read"
+            said = got["said"] if "said" in got else f"{got['nnz_features']} values" if name == "make" else read
             print(f"{name:7} {got['seconds']:6.1f} s  VmHWM {got['peak_rss'] / 1e6:4.0f} MB  {said}", flush=True)
             wrong |= got["peak_rss"] > parse_size(limit)
     finally:

@@ -34,10 +34,11 @@ def transposition(path: Path, buffer: int) -> dict[str, float]:
     data = open_dataset(path)
     rows = data.X_rows()
     load_kernels(rows.shape[0], rows.indices.dtype)
-    before = resident()
+    before, cpu = resident(), time.process_time()
     began = time.perf_counter()
     data.X_columns(buffer)
-    return {"seconds": time.perf_counter() - began, "before": before, "peak": peak_resident()}
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {"seconds": seconds, "cpu": cpu, "before": before, "peak": peak_resident()}
 
 
 def files(matrix: Path) -> list[Path]:
@@ -109,7 +110,8 @@ def main(folder: Path, size: str, buffer: str, features: int, case: bool) -> Non
     disk = plain(X.path, spill, columns)
     print(f"X: {X.shape[0]} x {X.shape[1]}, {X.nnz} values, {format_size(columns)}; buffers of {buffer}")
     print(f"passes {1 + bool(spill)}, read {format_size(moved / 2)}, written {format_size(moved / 2)}")
-    print(f"transposition {got['seconds']:.1f} s, {moved / got['seconds'] / 1e6:.0f} MB/s read and written")
+    rate = f"{moved / got['seconds'] / 1e6:.0f} MB/s read and written"
+    print(f"transposition {got['seconds']:.1f} s ({got['cpu']:.1f} s of processors), {rate}")
     print(f"VmHWM {got['peak'] / 1e6:.0f} MB, of which {got['before'] / 1e6:.0f} MB were there before")
     both = sum(disk.values())
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in disk.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from scipy import sparse
 
 from xmc_stream.convert import anndata as format_module
 from xmc_stream.convert import convert, elements
+from xmc_stream.convert.source import Options
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import open_names
 
@@ -180,7 +182,7 @@ def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> 
         convert([whole, other], tmp_path / "f.xmc", label_key="kind")
 
 
-def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any) -> None:
+def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import h5py
 
     X, Y, y = matrices()
@@ -228,6 +230,8 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any) -> None:
     assert "code without category" in message(changed(put("obs/kind/codes", 5, 77)), label_key="obs/kind")
     assert "cannot be read" in message(changed(remove("X/indptr")), label_key="word")
     assert "cannot be read" in message(changed(remove("var")), label_key="word")
+    monkeypatch.setattr(format_module, "_MOST_VALUES", 3)
+    assert "make it a categorical" in message(label_key="word")
     cut = tmp_path / "cut.h5ad"
     cut.write_bytes(path.read_bytes()[:5000])
     assert "cannot be read" in message(cut, label_key="word")
@@ -236,6 +240,31 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any) -> None:
     assert "is not AnnData" in message(tmp_path / "x.npy", labels=tmp_path / "y.npy", label_key="word")
     plain = convert(tmp_path / "x.npy", tmp_path / "p.xmc", labels=tmp_path / "y.npy")
     assert "has none to find them by" in message(label_key="word", like=plain)
+
+
+def test_damaged_files_end_in_one_line_or_a_dataset(tmp_path: Path, ad: Any) -> None:
+    X, _, y = matrices()
+    content = write(annotated(ad, X, y), tmp_path / "a.h5ad").read_bytes()
+    path = tmp_path / "b.h5ad"
+    refused = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        changed = bytearray(content)
+        for _ in range(rng.choice([1, 3, 20])):
+            changed[rng.randrange(rng.choice([3000, len(changed)]))] = rng.randrange(256)
+        path.write_bytes(changed)
+        try:
+            source = format_module.open_source([path], Options(label_key="kind"), None)
+            source.fit(10**8)
+            for part in source.parts():
+                for _ in part.blocks({}):
+                    pass
+        except InputError as error:
+            refused += 1
+            message = str(error)
+            if not message.isprintable():
+                raise
+    assert 0 < refused < 60
 
 
 def test_reading_does_not_load_anndata(tmp_path: Path, ad: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import pickle
+import random
 import subprocess
 import sys
 import zipfile
@@ -23,6 +25,7 @@ import xmc_stream
 from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
+from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset
@@ -130,6 +133,11 @@ def opened(path: Path, labels: Path | None, like: Like | None = None, **options:
     found = [module for module in (npz, numpy_arrays) if module.recognises(path, head)]
     assert len(found) == 1
     return found[0].open_source([path], Options((labels,) if labels else (), **options), like)
+
+
+def opened_as(module: Any, path: Path, labels: Path) -> Any:
+    """A source of a format that may not recognise the file."""
+    return module.open_source([path], Options((labels,)), None)
 
 
 def random_csr(rng: np.random.Generator, n: int, d: int, dtype: Any = np.float32, density: float = 0.2) -> Any:
@@ -292,6 +300,8 @@ def test_arrays_that_are_no_matrix_end_in_one_line(tmp_path: Path) -> None:
     assert "--one-based" in message(ONES, ONES, base=1)
     assert "--on-error=skip" in message(ONES, ONES, skip=True)
     assert "--labels-count 1" in message(ONES, ONES, n_labels=1)
+    assert "leave out --label-key" in message(ONES, ONES, label_key="kind")
+    assert "leave out the options of raw text" in message(ONES, ONES, text=TextOptions())
 
 
 @pytest.mark.parametrize("how", ["csr", "coo", "npz", "npz+coo"])
@@ -416,7 +426,7 @@ def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
             assert message.startswith(str(path)), message
             assert what in message, message
     assert "missing.npz" in refused(lambda: opened(good, tmp_path / "missing.npz"), tmp_path)
-    assert "not a file of labels" in refused(lambda: opened(good, write("text", b"2 2\n0:1\n")), tmp_path)
+    assert "not a file of labels" in refused(lambda: opened(good, write("text", b"\n0:1\n")), tmp_path)
 
 
 def test_npz_with_a_large_directory_is_refused(tmp_path: Path) -> None:
@@ -450,6 +460,27 @@ def test_damaged_npz_files_end_in_one_line_or_a_right_result(tmp_path: Path, dat
         assert np.array_equal(got_x.indices, X.indices)
         assert np.array_equal(got_x.data, X.data)
     assert not message or message.isprintable()
+
+
+def test_damaged_npy_files_end_in_one_line_or_a_matrix(tmp_path: Path) -> None:
+    x, y = tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.ones((20, 3), np.float32))
+    np.save(y, np.arange(20) % 3)
+    content = x.read_bytes()
+    read_well = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        changed = bytearray(content)
+        for _ in range(rng.choice([1, 3, 20])):
+            changed[rng.randrange(rng.choice([128, len(changed)]))] = rng.randrange(256)
+        x.write_bytes(changed)
+        try:
+            read_well += read(opened_as(numpy_arrays, x, y), tmp_path / "work")[0].shape[0] == 20
+        except InputError as error:
+            message = str(error)
+            if not message.isprintable():
+                raise
+    assert 0 < read_well < 300
 
 
 def test_checksums_of_ranges_are_joined() -> None:
@@ -489,6 +520,10 @@ def test_class_ids_are_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert got_x.nnz == 3  # neither zero nor -0.0 nor what is zero in float32
         assert same(got_x, sparse.csr_array(X.astype(np.float32)))
     assert read(opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=9), tmp_path)[2].n_labels == 9
+    np.save(tmp_path / "y.npy", ids + 2**60)
+    with pytest.raises(MemoryLimitError, match="labels"):
+        convert(tmp_path / "x.npy", tmp_path / "d.xmc", labels=tmp_path / "y.npy")
+    np.save(tmp_path / "y.npy", ids)
     assert "is not below the number of labels K = 5" in refused(
         lambda: opened(tmp_path / "x.npy", tmp_path / "y.npy", n_labels=5), tmp_path
     )
@@ -545,6 +580,37 @@ def test_bad_npy_files_end_in_one_line(tmp_path: Path) -> None:
     assert "has 3 rows and" in refused(lambda: opened(x, npy("four", np.arange(4))), tmp_path)
     row = npy("row", np.ones((1, 10**5)))
     assert "takes" in refused(lambda: opened(row, npy("one", [0])), tmp_path, MemoryLimitError, room=10**6)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_of_labels_goes_with_matrices(tmp_path: Path, packed: bool) -> None:
+    Y = no_zeros(random_csr(np.random.default_rng(13), 30, 8))
+    rows = [" ".join(f"{j}:1" for j in Y.indices[slice(*Y.indptr[i : i + 2])]) for i in range(30)]
+    x, y = tmp_path / "x.npy", tmp_path / "y.txt"
+    np.save(x, np.ones((30, 2)))
+
+    def write(lines: list[str], header: str = "30 8") -> None:
+        text = "\n".join([header, *lines, ""]).encode()
+        y.write_bytes(gzip.compress(text) if packed else text)
+
+    write(rows)
+    got_x, got_y, settled = read(opened(x, y), tmp_path / "work")
+    assert got_x.nnz == 60
+    assert same(got_y, Y)
+    assert "XMLRepo text" in settled.said
+    write([*rows[:-1], "3:1 3:1 5:0"])
+    assert "y.txt:31: label 3 stands twice" in refused(lambda: opened(x, y), tmp_path / "work")
+    got_x, got_y, settled = read(opened(x, y, sum_duplicates=True), tmp_path / "work")
+    assert got_y[[29]].indices.tolist() == [3]
+    assert settled.attributes == {"summed_duplicates": 1}
+    write(rows[:-1])
+    assert "promises 30 rows and 29 follow" in refused(lambda: opened(x, y), tmp_path / "work")
+    write([*rows, ""])
+    assert "promises 30 rows and more follow" in refused(lambda: opened(x, y), tmp_path / "work")
+    write([*rows[:-1], "8:1"])
+    assert "y.txt:31: label id 8 is not below K = 8" in refused(lambda: opened(x, y), tmp_path / "work")
+    write(rows, "30 8 9")
+    assert "y.txt:1: the first line must be the header 'N K'" in refused(lambda: opened(x, y), tmp_path / "work")
 
 
 def test_triples_without_data_or_shape(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_libsvm_text_is_read_by_others(tmp_path: Path) -> None:
     text = tool.make_synthetic(tmp_path / "a.svm.gz", n_samples=700, **SMALL)
     got, labels = load_svmlight_file(str(text), n_features=2000, multilabel=True, zero_based=False, dtype=np.float32)
     np.testing.assert_array_equal(got.toarray(), X)
-    assert [[int(label) for label in row] for row in labels] == [list(np.flatnonzero(row)) for row in Y]
+    assert [[int(label) - 1 for label in row] for row in labels] == [list(np.flatnonzero(row)) for row in Y]
 
 
 def test_words_of_json_lines_are_the_features(tmp_path: Path) -> None:

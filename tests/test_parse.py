@@ -408,3 +408,15 @@ def test_byte_order_marks() -> None:
             bom_length("a", "1 1:1".encode(encoding))
     with pytest.raises(InputError, match="NUL byte"):
         parsed("1 1:1\n".encode("utf-16-le"), 9, 9, LIBSVM)
+
+
+def test_lines_of_labels_alone_have_the_base_of_labels_and_count_as_labels() -> None:
+    dialect = Dialect(x_base=0, y_base=1, drop_unseen=True)
+    parser = Parser("a.txt", 5, None, first_line=1, noun="label", dialect=dialect)
+    text = np.frombuffer(bytearray(b"5:1 1:1 6:1 7:1\n2:1\n"), np.uint8)
+    assert [j for _, indices, *_ in parser.blocks(text) for j in indices.tolist()] == [1, 5, 2]
+    notes = parser.notes()
+    assert (notes["dropped_features"], notes["dropped_labels"]) == (0, 2)
+    assert (notes["x_ids"], notes["y_ids"]) == (None, [1, 5])
+    with pytest.raises(InputError, match=r"^a\.txt:3: label id 0 is below 1: ids count from 1 here"):
+        list(parser.blocks(np.frombuffer(bytearray(b"0:1\n"), np.uint8)))

@@ -141,11 +141,21 @@ def test_what_a_killed_process_spilled_is_replaced(tmp_path: Path) -> None:
     check(SparseMatrix(tmp_path / "columns"), X)
 
 
-def test_counts_that_disagree_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_bytes", [2**20, 4000, 1900])
+@pytest.mark.parametrize("how", ["more", "moved", "moved far", "beyond", "negative"])
+def test_counts_and_rows_that_disagree_are_refused_and_leave_nothing(tmp_path: Path, how: str, max_bytes: int) -> None:
     X = random_matrix(500, 30, 0.2, 1)
+    counts = column_counts(X)
+    if how == "more":
+        counts[3] += 1
+    elif how.startswith("moved"):
+        counts[3] -= 1
+        counts[4 if how == "moved" else 29] += 1
+    else:
+        X.indices[70] = 30 if how == "beyond" else -1
     rows = write(tmp_path / "rows", X)
     with pytest.raises(StoreError, match="damaged"), new_store(tmp_path / "columns", {}) as group:
-        transpose(rows, column_counts(X) + 1, group, 4000)
+        transpose(rows, counts, group, max_bytes)
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 
 

@@ -60,6 +60,18 @@ def test_raw_text_in_and_names_out(trained_on_text: Path, cli: CLI, tmp_path: Pa
     assert not list(tmp_path.glob(".xmc_stream-*"))
 
 
+def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, cli: CLI, tmp_path: Path) -> None:
+    plain, strange = labelled(20, 2), labelled(20, 2)
+    for document in plain:
+        del document["labels"]
+    for document in strange:
+        document["labels"] = ["never seen"]
+    for name, documents in (("plain", plain), ("strange", strange)):
+        text_files.write_jsonl(tmp_path / f"{name}.jsonl", documents)
+        cli("predict", trained_on_text / "m.model", tmp_path / f"{name}.jsonl", tmp_path / f"{name}.txt")
+    assert (tmp_path / "plain.txt").read_text() == (tmp_path / "strange.txt").read_text()
+
+
 def test_a_dataset_of_text_says_what_its_numbers_mean(trained_on_text: Path) -> None:
     train = xs.open_dataset(trained_on_text / "train.xmc")
     features, labels = train.feature_names(), train.label_names()
@@ -163,3 +175,40 @@ def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ids = np.array([0, 1, 500, 9_999, 20_000, 20_001, 20_002])
     assert names.take(ids) == [expected[i] for i in ids]
     assert names.take(ids[:0]) == []
+
+
+def test_a_vocabulary_that_memory_would_not_hold(cli: CLI, tmp_path: Path) -> None:
+    """A million and a half different words would take more than the limit as a Python dictionary alone."""
+    n, step = 1_500_000, 500
+    with open(tmp_path / "in.jsonl", "w") as file:
+        for start in range(0, n, step):
+            words = " ".join(f"{i * 2654435761 % 2**32:08x}" for i in range(start, start + step))
+            file.write(f'{{"text": "{words}", "labels": ["label {start % 97}"]}}\n')
+    figures = cli("convert", tmp_path / "in.jsonl", tmp_path / "out.xmc", "--memory-limit", "512MB")
+    assert (figures["n_features"], figures["n_labels"]) == (n, 97)
+    assert figures["peak_rss"] < 512_000_000  # VmHWM of the process
+    dataset = xs.open_dataset(tmp_path / "out.xmc")
+    names = dataset.feature_names()
+    assert names is not None
+    expected = sorted(f"{i * 2654435761 % 2**32:08x}" for i in range(n))
+    assert names.read(n - 10, n) == expected[-10:]
+    assert (dataset.feature_counts() == 1).all()
+
+
+def test_names_of_labels_beside_the_input(cli: CLI, tmp_path: Path) -> None:
+    """The Extreme Classification Repository's form: trn.json has ids, lbl.json their titles."""
+    rows = [{"title": f"about t{i}", "content": "", "target_ind": [i % 3]} for i in range(9)]
+    train = text_files.write_jsonl(tmp_path / "trn.json", rows)
+    titles = text_files.write_jsonl(tmp_path / "lbl.json", [{"uid": str(i), "title": f"Title {i}"} for i in range(4)])
+    few = tmp_path / "few.txt"
+    few.write_text("one\ntwo\n")
+    figures = cli("convert", train, tmp_path / "train.xmc", "--label-names", titles)
+    assert figures["n_labels"] == 4
+    assert list(xs.open_dataset(tmp_path / "train.xmc").label_names() or ()) == [f"Title {i}" for i in range(4)]
+    with pytest.raises(InputError, match=r"few.txt:2: there are 2 names for 3 labels"):
+        xs.convert(train, tmp_path / "few.xmc", label_names=few, memory_limit="2GB")
+    with pytest.raises(InputError, match="the features have names in the input itself"):
+        xs.convert(train, tmp_path / "few.xmc", feature_names=titles, memory_limit="2GB")
+    (tmp_path / "in.txt").write_text("2 3 2\n0 0:1 2:1\n1 1:1\n")
+    dataset = xs.convert(tmp_path / "in.txt", tmp_path / "x.xmc", label_names=few, memory_limit="2GB")
+    assert list(dataset.label_names() or ()) == ["one", "two"]

@@ -210,7 +210,7 @@ def test_repository_form_has_ids_for_labels(tmp_path: Path) -> None:
         (b'{"text": "a"}', "no field 'labels'"),
         (b'{"text": 3, "labels": []}', "field 'text' is a number, not a text"),
         (b'{"text": null, "labels": []}', "field 'text' is null, not a text"),
-        (b'{"text": "a\\u0000", "labels": []}', "NUL character in field 'text'"),
+        (b'{"text": "a", "labels": ["x\\u0000"]}', "NUL character in field 'labels'"),
         (b'{"text": "a\0", "labels": []}', "NUL byte"),
         (b'{"text": "\xff", "labels": []}', "byte 11 of the line is not UTF-8"),
         (b'{"text": "\\ud800", "labels": []}', "surrogate"),
@@ -294,3 +294,40 @@ def test_labels_in_a_delimited_string_and_chosen_fields(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TextOptions(**options)
+
+
+def test_mutated_input_ends_in_rows_or_in_a_line(tmp_path: Path) -> None:
+    """Bytes of a file changed, cut out or doubled: an InputError that names the file, or every line a row or skipped."""
+    rng = np.random.default_rng(0)
+    rows = [{"text": f"wörds {i} of text", "labels": ["a", "b"][: i % 3], "n": i} for i in range(6)]
+    whole = text_files.write_jsonl(tmp_path / "whole.jsonl", rows).read_bytes()
+    path = tmp_path / "in.jsonl"
+    refused = []
+    for trial in range(120):
+        data = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            at, n = int(rng.integers(len(data))), int(rng.integers(1, 12))
+            change = rng.integers(4)
+            if change == 0:
+                data[at] = rng.integers(256)
+            elif change == 1:
+                del data[at : at + n]
+            elif change == 2:
+                data[at:at] = data[at : at + n]
+            else:
+                data[at:at] = bytes(rng.choice(list(b'{}[]",:\\u0\n1-e\xff')) for _ in range(n))
+        path.write_bytes(data)
+        for skip in (False, True):
+            try:
+                source = jsonl.open_source([path], Options(skip=skip), None)
+                source.fit(2**26)
+                (part,) = source.parts()
+                notes: dict[str, Any] = {"folder": str(tmp_path / "own")}
+                n_rows = sum(len(block[0][0]) - 1 for block in part.blocks(notes))
+            except InputError as error:
+                refused.append(str(error))
+            else:
+                n_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+                assert n_rows + notes["skipped"] + notes["blank_lines"] == n_lines, trial
+    assert all(message.startswith(f"{path}:") for message in refused)
+    assert 30 < len(refused) < 210

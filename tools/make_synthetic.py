@@ -183,7 +183,7 @@ def _cut(blocks: Iterator[Rows], nnz: int) -> Iterator[Rows]:
 
 
 def _lines(rows: Rows, base: int) -> NDArray[np.uint8]:
-    """Rows as lines of text; base: added to the features."""
+    """Rows as lines of text; base: added to the ids."""
     from xmc_stream.datasets.text import text_bytes
     from xmc_stream.kernels.format import write_rows
 
@@ -208,7 +208,7 @@ def _jsonl(rows: Rows) -> bytes:
 FORMATS: dict[str, Any] = {
     "store": None,
     "xmlrepo": lambda rows: (rows, _lines(rows, 0)),
-    "libsvm": lambda rows: (rows, _lines(rows, 1)),  # features from one, as LIBSVM's own sets have them
+    "libsvm": lambda rows: (rows, _lines(rows, 1)),  # ids from one, as LIBSVM's own sets have them
     "jsonl": lambda rows: (rows, _jsonl(rows)),
 }
 ENDINGS = {".xmc": "store", ".txt": "xmlrepo", ".svm": "libsvm", ".jsonl": "jsonl"}

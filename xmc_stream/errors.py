@@ -15,7 +15,7 @@ class StoreError(XmcStreamError, OSError):
     """A dataset, model or prediction store is missing, damaged, or of another kind than asked for."""
 
 
-class MemoryLimitError(XmcStreamError, MemoryError):
+class MemoryLimitError(MemoryError, XmcStreamError):  # in this order dask's workers can send it
     """The memory limit cannot work, or was nearly reached; a run that had begun can be resumed."""
 
 

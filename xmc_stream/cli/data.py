@@ -17,6 +17,7 @@ NOTED = {
     "dropped_features": "values of unseen features left out",
     "dropped_labels": "unseen labels left out",
     "summed_duplicates": "values added to another of the same feature and row",
+    "rows_without_class": "rows without a class",
     "blank_lines": "blank lines and comments passed over",
 }
 
@@ -44,6 +45,8 @@ _READING = (  # how the input is read: options by the names of convert.Options, 
     ),
     click.option("--features", "n_features", type=click.IntRange(0), help="D, where SOURCE does not say it."),
     click.option("--labels-count", "n_labels", type=click.IntRange(0), help="K, where SOURCE does not say it."),
+    click.option("--label-names", type=PATH, help="A file with the names of the labels: one a line, or lbl.json."),
+    click.option("--feature-names", type=PATH, help="A file with the names of the features, one a line."),
     click.option("--layer", metavar="NAME", help="AnnData: this layer instead of X."),
     click.option(
         "--label-key", metavar="KEY",

@@ -116,7 +116,9 @@ def split(
 @click.argument("data", type=PATH)
 @click.argument("out", type=PATH)
 @click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
-@click.option("--base", type=click.IntRange(0, 1), help="The first feature's number in libsvm text. [default: 1]")
+@click.option(
+    "--base", type=click.IntRange(0, 1), help="The first feature's and label's number in libsvm text. [default: 1]"
+)
 @click.option("--labels", type=PATH, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited

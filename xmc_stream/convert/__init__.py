@@ -12,13 +12,13 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from xmc_stream.convert.source import Like, Options, Source
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
 if TYPE_CHECKING:
+    from xmc_stream.convert.source import Like, Source
     from xmc_stream.store.dataset import Dataset
 
 _NORMALIZE = ("none", "l2")
@@ -34,6 +34,7 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     is a positive, zeros are dropped (in X they are kept). like: a training set (or model) that fixes D and K, the base
     of the ids, and normalize where that is None. normalize: "l2" divides each row by its norm, "none" does not.
     memory_limit: "512MB" or bytes; by default three quarters of what is free. overwrite: replace a dataset at `target`.
+    label_names, feature_names: files of names, one a line (or JSON objects with a title).
     progress: bars on a terminal. threads, scheduler: as for training. columns: X by columns too. format: its name.
     Further ones are those of `Options`, how the input is read.
     The same call goes on where a killed one was. Raises InputError naming file and line, MemoryLimitError, or StoreError
@@ -107,6 +108,7 @@ def convert_report(
 
 def taken_over(like: str | Path | Dataset) -> Like:
     """What a test set takes over from a training set, given by path or opened, or from a model."""
+    from xmc_stream.convert.source import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
 
@@ -126,7 +128,16 @@ def opened_source(
     source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
 ) -> Source:
     """The source by what it is: paths of files, or matrices."""
-    options = options or {}
+    from xmc_stream.convert.source import Options
+
+    options = dict(options or {})
+    names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
+    files = {what: Path(path) for what, path in names.items() if path is not None}
+    if files:
+        from xmc_stream.convert.names import NamedSource
+
+        named: Any = NamedSource(opened_source(source, labels, like, format, options), files)
+        return cast("Source", named)
     if isinstance(source, str | os.PathLike) or (isinstance(source, list | tuple) and source):
         from xmc_stream.convert.formats import open_source
 
@@ -169,4 +180,4 @@ def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-__all__ = ["Like", "Options", "Source", "convert", "convert_report"]
+__all__ = ["convert", "convert_report"]

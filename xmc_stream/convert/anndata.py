@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.elements import ElementArray, encoding, n_strings, opened, strings
-from xmc_stream.convert.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
+from xmc_stream.convert.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader, words
 from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
 from xmc_stream.convert.sides import PART, Matrices, Raw, Reader, Side, Size, row_ranges
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
@@ -28,6 +28,7 @@ from xmc_stream.jobs.job import Phase, Receipt
 NAME = "anndata"
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
 _NAME_BYTES = 400  # of a name while names are found among others
 
 
@@ -47,13 +48,14 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
             )
-        y, column = label_sides(paths, options), ""
+        y, place = label_sides(paths, options), ""
     else:
         keys = [_label_element(path, options.label_key) for path in paths]
         y = [_labels(path, key, like, options.drop_unseen) for path, key in zip(paths, keys, strict=True)]
-        column = keys[0] if isinstance(y[0], _ClassSide) else ""
+        place = keys[0]
     source = _AnnData(x, y, options, like, ("layer", "label_key"))
-    source.paths, source.column, source.features = paths, column, features
+    source.paths, source.place, source.features = paths, place, features
+    source.column = place if isinstance(y[0], _ClassSide) else ""
     if options.label_key:
         source.attributes["label_key"] = options.label_key
         del source.attributes["source_labels"]
@@ -63,9 +65,13 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
 
 
 class _AnnData(Matrices):
-    """The source, which keeps names besides. column: of obs, whose values are the names of the labels, if one is."""
+    """The source, which keeps names besides.
+
+    place: of the labels, if they are in the file; column: of obs, whose values are the names of the labels, if one is.
+    """
 
     paths: Sequence[Path]
+    place: str
     column: str
     features: str
 
@@ -80,6 +86,8 @@ class _AnnData(Matrices):
         settled = yield from super().settle(work, parts)
         missing = sum(part.notes.get("missing", 0) for part in parts)
         attributes = {**settled.attributes, **({"rows_without_class": missing} if missing else {})}
+        said = f"{settled.said}, {self.features}" + (f", labels of {self.place}" if self.place else "")
+        said += f", {missing:,} rows without a class" if missing else ""
         folders = {}
         for name, column in (("features", "var"), ("labels", self.column)):
             folder = work / f"names-{name}"
@@ -88,7 +96,7 @@ class _AnnData(Matrices):
                 _write_names(folder, self.paths[0], column)
             if folder.exists():
                 folders[f"names/{name}"] = folder
-        return replace(settled, attributes=attributes, folders=folders)
+        return replace(settled, said=said, attributes=attributes, folders=folders)
 
     def _take_over(self, folder: Path, name: str) -> bool:
         """Copy the names of the training set, if there is one; False if there is none."""
@@ -138,7 +146,13 @@ def _names(path: Path, column: str) -> Iterator[str]:
         elif encoding(element) == "categorical":
             yield from _values(element["categories"])
         else:
-            found = {value for window in strings(element) for value in window if value is not None}
+            found: set[str] = set()
+            for window in strings(element):
+                found.update(value for value in window if value is not None)
+                if len(found) > _MOST_VALUES:
+                    raise InputError(
+                        f"{path}: {column} has more than {_MOST_VALUES:,} different values: make it a categorical first"
+                    )
             numbers = np.dtype((element["values"] if hasattr(element, "keys") else element).dtype).kind in "iu"
             yield from sorted(found, key=int if numbers else None)
 
@@ -152,7 +166,9 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
     with opened(path) as root:
         if key not in root or encoding(root[key]) == "null":
             layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
-            raise InputError(f"{path} has no {key}: name one of its layers by --layer ({layers or 'it has none'})")
+            raise InputError(
+                f"{path} has no {key}: name one of its layers by --layer ({words(layers) or 'it has none'})"
+            )
         n_names = n_strings(root["var"][root["var"].attrs["_index"]])
     side = _matrix(path, key)
     if side.n_columns != n_names:
@@ -168,7 +184,7 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
         )
     if _same(_names(path, "var"), iter(names)):
         return side
-    return _Renamed(side, path, like)
+    return _Renamed(side, path.absolute(), like)
 
 
 def _label_element(path: Path, key: str | None) -> str:
@@ -185,7 +201,7 @@ def _label_element(path: Path, key: str | None) -> str:
         return matching[0]
     said = "names no labels" if key is None else f"has no {key}" if not matching else f"has {' and '.join(matching)}"
     shown = ", ".join(places[:20]) + (", ..." if len(places) > 20 else "")
-    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({shown or 'it has none'})")
+    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({words(shown) or 'it has none'})")
 
 
 def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
@@ -198,18 +214,18 @@ def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
             codes = ElementArray.of(path, f"{key}/codes", element["codes"])
             if codes.dtype.kind not in "iu" or codes.width != 1:
                 raise ValueError(f"{key}/codes of type {codes.dtype}")
-            n_rows = codes.n_items
+            n_rows, n_labels = codes.n_items, n_strings(element["categories"])
         elif kind in ("array", "string-array", "nullable-integer", "nullable-boolean", "nullable-string-array"):
             values = element["values"] if hasattr(element, "keys") else element
             if len(values.shape) != 1 or np.dtype(values.dtype).kind not in "biuOST":
                 raise InputError(f"{path}: {key} holds {values.dtype}: labels are categories, strings or integers")
             codes, n_rows = None, int(values.shape[0])
+            n_labels = sum(1 for _ in _names(path, key))
         else:
             raise InputError(f"{path}: {key} is a {kind}: labels are categories, strings or integers")
-    n_labels = sum(1 for _ in _names(path, key))
     if like is not None:
         _label_names(like, path)
-    return _ClassSide(str(path), path, key, n_rows, n_labels, codes, like, drop)
+    return _ClassSide(str(path), path.absolute(), key, n_rows, n_labels, codes, like, drop)
 
 
 def _label_names(like: Like, path: Path) -> Any:

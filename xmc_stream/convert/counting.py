@@ -136,6 +136,13 @@ class HashedRows:
         return len(self._rows)
 
 
+def label_base(options: Options, like: Like | None) -> int:
+    """Where ids of labels begin: as given, or as in the training set, or 0."""
+    if options.base is not None:
+        return options.base
+    return like.label_base if like else 0
+
+
 class LabelRows:
     """Labels of rows: ids as they stand, or names by the numbers of a dictionary; kind: which, "" before the first."""
 
@@ -148,7 +155,7 @@ class LabelRows:
         self._bound = like.n_labels if like else options.n_labels
         self._like = like
         self._part = part
-        self._base = like.base if like else options.base or 0
+        self._base = label_base(options, like)
         self.kind = kind
         self.most = -1
         notes.update({"dropped_labels": 0, "summed_duplicates": 0})

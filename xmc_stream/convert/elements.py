@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Stream
+from xmc_stream.convert.numpy_arrays import Stream, words
 from xmc_stream.errors import InputError, XmcStreamError
 
 WINDOW = 2**18  # items read at a time, rounded up to whole chunks
@@ -35,9 +35,8 @@ def opened(path: str | Path) -> Iterator[Any]:
         except XmcStreamError:
             raise
         except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
-            why = " ".join(str(error).split())[:200]
             raise InputError(
-                f"{path} cannot be read as AnnData ({why}): write it again with a recent anndata"
+                f"{path} cannot be read as AnnData ({words(error)}): write it again with a recent anndata"
             ) from None
 
 
@@ -53,7 +52,7 @@ def _h5py(path: Path) -> Any:
 
 def encoding(element: Any) -> str:
     """What an element says it is, as "csr_matrix"; an array that says nothing is one."""
-    return str(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
+    return words(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class ElementArray:
         dtype = np.dtype(array.dtype)
         across = -(-width // int(chunk[1])) * int(chunk[1]) if array.ndim == 2 else 1  # chunks are read whole
         n_bytes = (step * width + 2 * max(rows * across, step * across)) * dtype.itemsize
-        return cls(str(path), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
+        return cls(str(path.absolute()), key, dtype, int(np.prod(array.shape, dtype=object)), width, step, n_bytes)
 
     def stream(self, start: int, stop: int) -> Stream:
         """Items [start, stop), which begin and end with a row."""
@@ -126,10 +125,9 @@ class _ElementStream:
         try:
             rows = np.asarray(self._data[at : self._at]).reshape(-1)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            why = " ".join(str(error).split())[:200]
             raise InputError(
-                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({why}): fetch or write "
-                "it again"
+                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({words(error)}): fetch "
+                "or write it again"
             ) from None
         if not len(rows):
             raise InputError(

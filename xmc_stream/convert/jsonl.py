@@ -66,7 +66,7 @@ def _object(line: bytes) -> Record:
     except UnicodeDecodeError as error:
         return f"byte {error.start + 1} of the line is not UTF-8: convert the file to UTF-8"
     except json.JSONDecodeError as error:
-        return f"the line is not a JSON object ({error.msg} at character {error.colno})"
+        return f"the line is not a JSON object ({error.msg}: character {error.colno})"
     except (ValueError, RecursionError) as error:
         return f"the line is not a usable JSON object ({error})"
     if isinstance(record, list):
@@ -79,7 +79,7 @@ def _object(line: bytes) -> Record:
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> TextSource:
     """Files of JSONL as one set. Raises InputError where the first line shows no fields of text and labels."""
     records = []
-    held, first = 0, None
+    held, first, sizes = 0, None, []
     for path in paths:
         file = TextRange(path).open(Buffers())
         try:
@@ -90,10 +90,12 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> T
             file.close()
             raise
         file.leave()
+        sizes.append(size)
         records += [JsonLines(text) for text in ranges(path, 0, size)]
     identity = [file_identity(path) for path in paths]
     alone = not all(path.is_file() for path in paths)
-    return TextSource("JSONL", paths, records, first or {}, options, like, identity, alone, held)
+    largest = None if None in sizes else max(size or 0 for size in sizes)
+    return TextSource("JSONL", paths, records, first or {}, options, like, identity, largest, alone, held)
 
 
 def _first(file: TextFile, skip: bool) -> Mapping[str, Any]:

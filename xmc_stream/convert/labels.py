@@ -1,14 +1,23 @@
-"""Files of labels that stand beside features, known by their content."""
+"""Files of labels that stand beside features of another kind, known by their content."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from xmc_stream.convert import npz, numpy_arrays
-from xmc_stream.convert.sides import Side
+from xmc_stream.convert.compression import compression_of
+from xmc_stream.convert.lines import LinesPart
+from xmc_stream.convert.parser import Dialect
+from xmc_stream.convert.sides import Raw, Reader, Side, Size
 from xmc_stream.convert.source import Options
+from xmc_stream.convert.text import Buffers, TextRange
+from xmc_stream.convert.xmlrepo import label_file
 from xmc_stream.errors import InputError
+
+_TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
 
 
 def label_sides(paths: Sequence[Path], options: Options) -> list[Side]:
@@ -19,10 +28,11 @@ def label_sides(paths: Sequence[Path], options: Options) -> list[Side]:
         raise InputError(
             f"{len(paths)} files of features and {len(options.labels)} of labels: name one of labels for each, in order"
         )
-    return [_open(path) for path in options.labels]
+    return [_open(path, options) for path in options.labels]
 
 
-def _open(path: Path) -> Side:
+def _open(path: Path, options: Options) -> Side:
+    numpy_arrays.check_file(path, folders=True)
     with numpy_arrays.reading(path):
         if path.is_dir():
             head = b""
@@ -34,7 +44,67 @@ def _open(path: Path) -> Side:
         return npz.open_side(path)
     if numpy_arrays.recognises(path, head):
         return numpy_arrays.open_side(path, labels=True)
+    if head[:1].isdigit() or compression_of(head):
+        return _text(path, options)
     raise InputError(
         f"{path} is not a file of labels for a matrix: it must be a .npz of scipy.sparse.save_npz, a folder or file of a "
-        "CSR matrix in .npy files, or a .npy of class ids"
+        "CSR matrix in .npy files, a .npy of class ids, or a text with the header 'N K'"
     )
+
+
+def _text(path: Path, options: Options) -> Side:
+    file = label_file(path)
+    lines = LinesPart(
+        TextRange(path, file.first),
+        Buffers(),
+        ("Y",),
+        (file.n_columns,),
+        None,
+        Dialect(sum_duplicates=options.sum_duplicates),
+    )
+    buffers, taken = Buffers.fitting(_TEXT_ROOM, lines.parser("").bytes_per_byte + 8, file.size)
+    lines = LinesPart(lines.text, buffers, lines.sides, lines.bounds, None, lines.dialect)
+    entries = None if file.most is None else file.most // 4 + 1  # "0:1 "
+    return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.held, lines)
+
+
+@dataclass(frozen=True)
+class _TextSide:
+    """XMLRepo's text of labels, and its reader."""
+
+    name: str
+    path: Path
+    n_rows: int
+    n_columns: int
+    entries: int | None
+    load_bytes: int
+    lines: LinesPart
+    kind: str = "XMLRepo text"
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return (self.path,)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(0, self.n_rows)]
+
+    def reader(self) -> Reader:
+        return self
+
+    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+        """All rows, which must be as many as the header promises. Raises InputError with the line."""
+        row, counted = 0, dict[str, Any]()
+        for ((indptr, indices, _),) in self.lines.blocks(counted):
+            row += len(indptr) - 1
+            if row > self.n_rows:
+                break
+            yield indptr, indices, None
+        if row != self.n_rows:
+            follow = f"{row} follow" if row < self.n_rows else "more follow"
+            raise InputError(
+                f"{self.name}:1: the header promises {self.n_rows} rows and {follow}: fetch the file again, or correct it"
+            )
+        notes["summed"] = notes.get("summed", 0) + counted["summed_duplicates"]

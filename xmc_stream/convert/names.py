@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from xmc_stream.convert.text import Buffers, TextRange
+from xmc_stream.convert.source import PartRead, Settled, Source
+from xmc_stream.convert.text import Buffers, TextRange, file_identity
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.store.names import new_names
 
 _FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of the Extreme Classification Repository
@@ -42,3 +47,57 @@ def _name(line: bytes, where: str) -> bytes:
         raise InputError(f"{where}: there is no name in the object: give one of {', '.join(_FIELDS)}") from None
     except ValueError as error:
         raise InputError(f"{where}: the name is not readable ({error}): write it in UTF-8, one a line") from None
+
+
+@dataclass(frozen=True)
+class StoreNames:
+    """A job: `store_names`."""
+
+    source: str
+    target: str
+    n_names: int | None
+    what: str
+
+    @property
+    def key(self) -> str:
+        """Names it in its run."""
+        return f"names/{self.what}"
+
+    def run(self) -> Receipt:
+        """Write the names; the receipt has n."""
+        return {"n": store_names(Path(self.source), Path(self.target), self.n_names, self.what)}
+
+
+class NamedSource:
+    """A source whose features or labels have names in files of their own: all else is that source's.
+
+    files: by "features" and "labels". Where the source does not say how many there are, the names do.
+    """
+
+    def __init__(self, source: Source, files: Mapping[str, Path]) -> None:
+        self._source = source
+        self._files = files
+        self.identity = {**source.identity, "names": [[what, *file_identity(path)] for what, path in files.items()]}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """What the source settles, and the names."""
+        settled = yield from self._source.settle(work, parts)
+        for what, path in self._files.items():
+            if f"names/{what}" in settled.folders:
+                raise InputError(f"{path}: the {what} have names in the input itself: leave this file out")
+            size = f"n_{what}"
+            target = work / "names" / what
+            said = getattr(self._source, size)
+            (receipt,) = yield Phase(f"names of {what}", [StoreNames(str(path), str(target), said, what)])
+            if receipt["n"] < getattr(settled, size):
+                raise InputError(
+                    f"{path}:{receipt['n']}: there are {receipt['n']:,} names for {getattr(settled, size):,} {what}: one a line"
+                )
+            folders = {**settled.folders, f"names/{what}": target}
+            settled = replace(settled, folders=folders, **{size: receipt["n"]})
+        return settled

@@ -29,6 +29,7 @@ from xmc_stream.convert.numpy_arrays import (
     check_real,
     csr_reader,
     read_head,
+    words,
 )
 from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
 from xmc_stream.convert.sides import Matrices, Side
@@ -39,6 +40,7 @@ NAME = "npz"
 
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
+_INDICES = ("indptr", "indices", "row", "col", "offsets")  # scipy would cut them to integers
 _LARGEST_DIRECTORY = 2**20
 _END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
 _STEP = 2**20  # bytes inflated at a time
@@ -151,6 +153,9 @@ def open_side(path: Path) -> Side:
             raise ValueError(f"format {kind!r}, shape {' x '.join(map(str, shape))}")
         n_rows, n_columns = (int(n) for n in shape)
         check_real(heads["data"].dtype, name)
+        for key in _INDICES:
+            if key in heads and heads[key].dtype.kind not in "iu":
+                raise ValueError(f"{key} of type {heads[key].dtype}")
         if kind == "csr":
             for key in ("indptr", "indices", "data"):
                 if key not in heads or len(heads[key].shape) != 1:
@@ -226,8 +231,8 @@ def _array(path: Path, member: _Member, stored: bool) -> Array:
     if head.n_bytes + head.n_items * head.dtype.itemsize != info.file_size:
         raise ValueError(f"an array of shape {head.shape} and type {head.dtype} in {info.file_size} bytes")
     if member.offset is None or not stored:
-        return _ZipArray(str(path), info.filename, head.n_bytes, head.dtype, head.n_items)
-    return FileArray(str(path), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
+        return _ZipArray(str(path.absolute()), info.filename, head.n_bytes, head.dtype, head.n_items)
+    return FileArray(str(path.absolute()), member.offset + head.n_bytes, head.dtype, head.n_items, summed=True)
 
 
 def _small(path: Path, member: _Member) -> NDArray[Any]:
@@ -254,8 +259,9 @@ def _reading(path: str | Path) -> Iterator[None]:
         ValueError, LookupError, TypeError, EOFError, RuntimeError, NotImplementedError, OverflowError, struct.error,
         zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        why = " ".join(str(error).split())[:200]
-        raise InputError(f"{path} is not a sparse matrix of scipy.sparse.save_npz ({why}): save it again") from None
+        raise InputError(
+            f"{path} is not a sparse matrix of scipy.sparse.save_npz ({words(error)}): save it again"
+        ) from None
 
 
 def _joined(first: int, second: int, n_bytes: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tokenize
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,9 @@ def read_head(file: IO[bytes], n_bytes: int) -> Head:
         raise ValueError("it ends within the header")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
-        shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2 are understood too
+            shape, fortran, dtype = read(_Bytes(content[8:]))  # type: ignore[arg-type]
     except (SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:
         raise ValueError(f"a header that is not understood, {error}") from None
     head = Head(shape, fortran, dtype, len(content), zlib.crc32(content))
@@ -167,9 +170,11 @@ class _FileStream:
         return items
 
     def finish(self) -> list[int]:
+        if not self._array.summed:
+            return []
         while self._left > 0:
             self.take(min(self._left, _WINDOW))
-        return [self._crc, self._n_bytes] if self._array.summed else []
+        return [self._crc, self._n_bytes]
 
 
 @contextmanager
@@ -181,9 +186,15 @@ def reading(path: str | Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error.strerror or error}): check the name") from None
 
 
-def check_file(path: Path) -> None:
-    """Raises InputError for what is there and is no file."""
-    if path.exists() and not path.is_file():
+def words(said: object) -> str:
+    """What a library or a file says, as part of a line."""
+    text = " ".join(str(said).split())[:200]
+    return text if text.isprintable() else ascii(text)
+
+
+def check_file(path: Path, folders: bool = False) -> None:
+    """Raises InputError for what is there and is no file, or folder where that may be."""
+    if path.exists() and not (path.is_file() or (folders and path.is_dir())):
         raise InputError(f"{path} is not a file: arrays are read at several places at once, not from pipes or folders")
 
 
@@ -298,6 +309,8 @@ def csr_reader(name: str, indptr: Array, indices: Array, data: Array | None, n_r
     if indptr.n_items < 1 or (n_rows is not None and indptr.n_items != n_rows + 1):
         raise ValueError(f"{indptr.n_items} items of indptr for {n_rows} rows")
     if data is not None:
+        if data.n_items != indices.n_items:
+            raise ValueError(f"{indices.n_items} indices and {data.n_items} values")
         check_real(data.dtype, name)
     return CSRReader(name, indptr.n_items - 1, indptr, indices, data)
 
@@ -461,6 +474,5 @@ def _array(path: Path) -> tuple[Head, FileArray]:
         try:
             head = read_head(file, path.stat().st_size)
         except ValueError as error:
-            why = " ".join(str(error).split())[:200]
-            raise InputError(f"{path} is not an .npy file that can be read ({why}): save it again") from None
-    return head, FileArray(str(path), head.n_bytes, head.dtype, head.n_items)
+            raise InputError(f"{path} is not an .npy file that can be read ({words(error)}): save it again") from None
+    return head, FileArray(str(path.absolute()), head.n_bytes, head.dtype, head.n_items)

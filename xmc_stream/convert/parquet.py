@@ -121,7 +121,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> T
 
     def source(columns: tuple[str, ...]) -> TextSource:
         records = [RowGroup(str(path), group, number, columns) for path, group, number in groups]
-        return TextSource("Parquet", paths, records, first, options, like, identity, held=2 * held)
+        return TextSource("Parquet", paths, records, first, options, like, identity, None, held=2 * held)
 
     text = source(()).text  # which tells the columns to read
     return source((*text.text_fields, *([text.label_field] if text.label_field else [])))

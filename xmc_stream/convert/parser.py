@@ -80,10 +80,9 @@ class Parser:
         self._dialect = dialect
         self._skipped: list[tuple[int, str]] = []
         self._state = parse.new_state()
-        # where the base is not known, D + 1 features may come, and the whole input tells whether they do
-        x_base, y_base = (1 if base is None else base for base in (dialect.x_base, dialect.y_base))
-        x_stop, y_stop = _stop(n_features, x_base), -1 if n_labels is None else _stop(n_labels, y_base)
-        self._bounds = np.array([dialect.x_base or 0, x_stop, dialect.y_base or 0, y_stop])
+        self._x_base = dialect.y_base if noun == "label" else dialect.x_base
+        x_stop, y_stop = _stop(n_features, self._x_base), -1 if n_labels is None else _stop(n_labels, dialect.y_base)
+        self._bounds = np.array([self._x_base or 0, x_stop, dialect.y_base or 0, y_stop])
         self._x_dtype = index_dtype(x_stop)
         self._y_dtype = index_dtype(max(0, y_stop))
         self._allocate(0)
@@ -109,24 +108,27 @@ class Parser:
 
         rows, lines, blank_lines; skipped, and skipped_rows (line, reason) of the first 1000; dropped_features,
         dropped_labels, summed_duplicates (entries that one of the same id took in); x_ids, y_ids: the least and the
-        largest id, None without any. Where lines are of labels alone, theirs are named x_ids and dropped_features too.
+        largest id of features and of labels, None without any.
         """
         from xmc_stream.kernels import parse
 
         state = self._state
         bounds = (state[parse.X_LEAST : parse.X_MOST + 1], state[parse.Y_LEAST : parse.Y_MOST + 1])
-        x_ids, y_ids = (None if most < 0 else [int(least), int(most)] for least, most in bounds)
+        ids = [None if most < 0 else [int(least), int(most)] for least, most in bounds]
+        dropped = [int(state[parse.DROPPED_FEATURES]), int(state[parse.DROPPED_LABELS])]
+        if self._noun == "label":
+            ids, dropped = ids[::-1], dropped[::-1]
         return {
             "rows": self.n_rows,
             "lines": self.lines,
             "blank_lines": int(state[parse.BLANK_LINES]),
             "skipped": int(state[parse.SKIPPED]),
             "skipped_rows": [list(row) for row in self._skipped],
-            "dropped_features": int(state[parse.DROPPED_FEATURES]),
-            "dropped_labels": int(state[parse.DROPPED_LABELS]),
+            "dropped_features": dropped[0],
+            "dropped_labels": dropped[1],
             "summed_duplicates": int(state[parse.SUMMED]),
-            "x_ids": x_ids,
-            "y_ids": y_ids,
+            "x_ids": ids[0],
+            "y_ids": ids[1],
         }
 
     def _allocate(self, length: int) -> None:
@@ -246,7 +248,7 @@ class Parser:
                 f"the values of {kind} {number}, which stands more than once, add up beyond float32: correct the line"
             )
         if code in (parse.LABEL_BELOW, parse.FEATURE_BELOW):
-            base = self._dialect.y_base if code == parse.LABEL_BELOW else self._dialect.x_base
+            base = self._dialect.y_base if code == parse.LABEL_BELOW else self._x_base
             origin = f", as in --like {self._like.name}" if self._like else ""
             return f"{kind} id {number} is below {base}: ids count from {base} here{origin}; use --zero-based if they do not"
         token = re.match(rb"[^ \t\n]*", text[culprit : culprit + 1000].tobytes())[0]  # type: ignore[index]
@@ -270,14 +272,15 @@ class Parser:
         if bound == UNKNOWN:
             option = "--labels-count" if kind == "label" else "--features"
             return f"{kind} id {digits} is 2^31 or more: if there are so many {kind}s, say how many by {option}"
-        base = self._dialect.y_base if of_labels else self._dialect.x_base
+        base = self._dialect.y_base if of_labels else self._x_base
         if self._like:
             origin = f"which comes from --like {self._like.name}"
         else:
             origin = "as was given" if self._dialect.libsvm else "which comes from the header"
         above = f"not below {size}" if base == 0 else f"above {size}"
         counts = "" if base is None else f": ids count from {base}"
-        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}"
+        advice = "; --unseen=drop leaves out such ids" if self._like else ""
+        return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}{advice}"
 
     def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:
         """The reason for what is no label or no feature."""
@@ -297,9 +300,9 @@ class Parser:
         return f"{said} is not a {kind} id:value: blanks separate {kind}s{apart}"
 
 
-def _stop(n: int, base: int) -> int:
-    """The number behind the last of n ids."""
-    return n if n == UNKNOWN else n + base
+def _stop(n: int, base: int | None) -> int:
+    """The number behind the last of n ids; of one more where the base is not known: the whole input tells if it is."""
+    return n if n == UNKNOWN else n + (1 if base is None else base)
 
 
 def _behind_last_newline(text: NDArray[np.uint8]) -> int:

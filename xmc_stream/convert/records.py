@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, sound
+from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
 from xmc_stream.convert.text import forget
@@ -36,6 +36,7 @@ _ROWS = 2**14
 _BLOCK_BYTES = 64 * _TOKENS + 2**21
 _HASHED_BYTES = 120 * _TOKENS  # the same, with the words themselves
 _LEAST_LINE, _MOST_LINE = 2**18, 2**24
+_LINE_ROOM = 2**27  # bytes for the longest line, at least, unless that is less than what any line should get
 _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
 _SHOWN_ROWS = 1000  # skipped rows that are listed
 TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "description", "sentence")
@@ -133,7 +134,7 @@ class TextPart:
                 raise BadRowError(f"there is no field {field!r}: name the fields of the text (--text-field)") from None
             if not isinstance(text, str):
                 raise BadRowError(f"field {field!r} is {kind_of(text)}, not a text")
-            texts.append(sound(text, field))
+            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it parts words
         return "\n".join(texts)
 
 
@@ -141,7 +142,8 @@ class TextSource:
     """Raw text in files of one kind: what `source.Source` asks for.
 
     name: of the format, in words; records: of each part, in order; first: a record, which shows the fields; files: what
-    tells them from others; alone: they can be read once; held: bytes that reading them takes beside the parts' own.
+    tells them from others; largest: bytes of text of one of them at most, None if unknown; alone: they can be read once;
+    held: bytes that reading them takes beside the parts' own.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class TextSource:
         options: Options,
         like: Like | None,
         files: list[Any],
+        largest: int | None,
         alone: bool = False,
         held: int = 0,
     ) -> None:
@@ -172,6 +175,7 @@ class TextSource:
         self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
         self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
         self.alone = alone
+        self._largest = largest
         self.n_samples = self.x_entries = self.y_entries = None
         self.n_features = like.n_features if like else self.text.hash_features
         self.n_labels = like.n_labels if like else None
@@ -190,10 +194,11 @@ class TextSource:
         n_hashed = self.text.hash_features or 0
         fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
         per_byte = self.text.bytes_per_byte
-        half = (room - fixed) // 2
-        self._longest = max(_LEAST_LINE, min(_MOST_LINE, half // per_byte))
+        largest = _MOST_LINE if self._largest is None else self._largest + 2
+        least = max(_LEAST_LINE, _LINE_ROOM // per_byte)
+        self._longest = min(max(least, min(_MOST_LINE, (room - fixed) // 2 // per_byte)), largest)
         rest = room - fixed - self._longest * per_byte
-        self._dictionary = max(_LEAST_DICTIONARY, min(_MOST_DICTIONARY, rest * 9 // 10))
+        self._dictionary = max(_LEAST_DICTIONARY, min(_MOST_DICTIONARY, 80 * largest, rest * 9 // 10))
         reading = fixed + self._longest * per_byte + self._dictionary * 10 // 9
         weighing = WEIGH_BYTES + max(self._dictionary // 4, 16 * n_hashed) + 40 * self._longest
         return max(reading, weighing, MERGE_BYTES, CHOICE_BYTES)
@@ -266,6 +271,8 @@ class TextSource:
                 )
             )
         receipts = yield Phase("weigh", weigh)
+        if kinds == {"ids"}:
+            attributes["label_base"] = self._base()
         summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
         summed["dropped_labels"] = dropped + sum(note["dropped_labels"] for note in notes)
         attributes.update({key: n for key, n in summed.items() if n})
@@ -284,7 +291,7 @@ class TextSource:
         )
 
     def _base(self) -> int:
-        return self._like.base if self._like else self._options.base or 0
+        return label_base(self._options, self._like)
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
@@ -362,7 +369,7 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
         missing = next((field for field in fields if field not in first), "of a common name")
         raise InputError(f"{name}:1: no text field {missing}: it has {', '.join(map(repr, first))}: give --text-field")
     label = text.label_field
-    if label is None or (optional and label not in first):
+    if label is None or (label and optional and label not in first):
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
         raise InputError(f"{name}:1: no label field: it has {', '.join(map(repr, first))}: give --label-field")

@@ -67,6 +67,9 @@ class ConversionRun:
             raise InputError(
                 f"there are {sizes['n_samples']} rows of features and {n_rows} of labels: they must be as many"
             )
+        if not sizes["n_samples"] and settled.attributes.get("skipped"):
+            file, line, reason = settled.attributes["skipped_rows"][0]
+            raise InputError(f"{file}:{line}: {reason}; and no other row is sound: correct them")
         normalize = self._normalize or (self._like.normalize if self._like else settled.normalize) or "none"
         plan = plan_writing(
             self._budget,

@@ -356,7 +356,12 @@ class Matrices:
         """All of X, then all of Y."""
         return [
             SidePart(
-                matrix.reader(), self._rules(side, matrix), start, stop, self._size[side], _share(matrix, start, stop)
+                matrix.reader(),
+                self._rules(side, matrix),
+                start,
+                stop,
+                self._size[side],
+                self._share(matrix, start, stop),
             )
             for side, matrices in self._sides.items()
             for matrix in matrices
@@ -397,6 +402,12 @@ class Matrices:
     def close(self) -> None:
         """Nothing is open between parts."""
 
+    def _share(self, matrix: Side, start: int, stop: int) -> int:
+        """Bytes of input behind a range of rows."""
+        sizes = {path: size for path, size, _ in self._stamps}
+        n_bytes = sum(int(sizes[str(file.absolute())]) for file in matrix.files)
+        return n_bytes * (stop - start) // max(matrix.n_rows, 1)
+
     def _rules(self, side: str, matrix: Side) -> Rules:
         bound = self.n_features if side == "X" else self.n_labels
         return Rules(
@@ -428,6 +439,8 @@ def _check_options(options: Options, name: str, uses: Sequence[str]) -> None:
             f"{name}: rows of a matrix cannot be left out (--on-error=skip), as those of its labels are read apart: "
             "correct the rows, or convert a text"
         )
+    if options.text is not None:
+        raise InputError(f"{name} holds numbers: leave out the options of raw text")
     for option in ("layer", "label_key"):
         if getattr(options, option) and option not in uses:
             raise InputError(f"{name} is not AnnData: leave out --{option.replace('_', '-')}")
@@ -448,11 +461,6 @@ def _columns(sides: Sequence[Side], like: int | None, option: int | None, knob: 
 def _names(sides: Sequence[Side]) -> str | list[str]:
     names = [Path(side.name).name for side in sides]
     return names if len(names) > 1 else names[0]
-
-
-def _share(matrix: Side, start: int, stop: int) -> int:
-    """Bytes of input behind a range of rows."""
-    return sum(int(_stamp(file)[1]) for file in matrix.files) * (stop - start) // max(matrix.n_rows, 1)
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

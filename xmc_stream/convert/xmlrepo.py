@@ -113,10 +113,7 @@ class XMLRepoText:
                 f"{len(features)} files of features and {len(beside)} of labels: give as many, in one order"
             )
         for file, path in zip(features, beside, strict=True):
-            labels = _opened(path, _LABELS_FORM)
-            if labels.n_more >= 0:
-                numbers = b"%d %d %d" % (labels.n_rows, labels.n_columns, labels.n_more)
-                raise _not_the_header(labels.name, numbers, _LABELS_FORM)
+            labels = label_file(path)
             if labels.n_rows != file.n_rows:
                 raise InputError(
                     f"{file.name}:1: the header promises {file.n_rows} rows and that of {labels.name} {labels.n_rows}: "
@@ -181,7 +178,8 @@ class XMLRepoText:
         n_features, n_labels = self.n_features or 0, self.n_labels or 0
         base, label_base = self._dialect.x_base or 0, self._dialect.y_base or 0
         bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"
-        said = f"{self.attributes['source_format']}, {bases}, {self.n_samples:,} rows"
+        n_rows = sum(piece.n_rows for piece in pieces["X"])
+        said = f"{self.attributes['source_format']}, {bases}, {n_rows:,} rows"
         attributes = {"base": base, "label_base": label_base, **counted(notes)}
         return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
@@ -193,6 +191,15 @@ class XMLRepoText:
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> XMLRepoText:
     """The set in these files."""
     return XMLRepoText(paths, options, like)
+
+
+def label_file(path: Path) -> _Input:
+    """A file of labels alone. Raises InputError where its header is not "N K"."""
+    labels = _opened(path, _LABELS_FORM)
+    if labels.n_more >= 0:
+        numbers = b"%d %d %d" % (labels.n_rows, labels.n_columns, labels.n_more)
+        raise _not_the_header(labels.name, numbers, _LABELS_FORM)
+    return labels
 
 
 def _opened(path: Path, form: str) -> _Input:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, even_ranges
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.inventory import ArrayFiles
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -145,9 +146,14 @@ def index_counts_sum(folder: Path, hash_key: int) -> int:
     """What the sums of hashes of indices alone must be, from how often each occurs."""
     from xmc_stream.kernels.check import sum_of_counts
 
-    counts = open_array(folder)
-    total = 0
-    for start in range(0, counts.size, _PIECE):
-        window = counts.read(start, min(start + _PIECE, counts.size))
-        total += int(sum_of_counts(start, window, np.uint64(hash_key)))
+    total = first = 0
+    for window in windows(open_array(folder)):
+        total += int(sum_of_counts(first, window, np.uint64(hash_key)))
+        first += len(window)
     return total % 2**64
+
+
+def windows(array: ChunkedArray) -> Iterator[NDArray[Any]]:
+    """All items in turn, so many at a time that they are few."""
+    for start in range(0, array.size, _PIECE):
+        yield array.read(start, min(start + _PIECE, array.size))

@@ -14,18 +14,18 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
-from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import StoredModel, is_model, n_units
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
-_WINDOW = 1 << 18  # items of an array that are passed on at a time
+_WINDOW = 1 << 19  # items of an array that are passed on at a time
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _FIRST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # equal data make equal files
 
@@ -47,7 +47,8 @@ def export(
 
     out: NAME.npz holds X as scipy.sparse.save_npz writes it, with Y in `labels` (NAME-labels.npz), or a model's weights
     (D x K, csc) and a member `bias` (K,); any other name is text, compressed where it ends in .gz. format: "xmlrepo"
-    (header, ids from 0), "libsvm" (no header, features from `base`, 1 by default; labels as they are) or "npz". Raises
+    (header, ids from 0), "libsvm" (no header, ids from `base`, 1 by default: without a 0, readers cannot take 1 for the
+    base where it is 0) or "npz". Raises
     InputError where something stands at `out` and overwrite is not set, or is no file; MemoryLimitError.
     """
     began = time.perf_counter()
@@ -105,7 +106,7 @@ def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimi
     x_bytes = max(MIB, min(_BLOCK, budget // 16))
     y_bytes = x_bytes // 4
     values, positives = x_bytes // X.entry_bytes, y_bytes // Y.entry_bytes
-    text = text_bytes(y_bytes // 8, values, positives, X.shape[1] + 1, Y.shape[1])
+    text = text_bytes(y_bytes // 8, values, positives, X.shape[1], Y.shape[1])
     limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
     blank = 0
     with (
@@ -126,9 +127,9 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
         for start in range(0, matrix.nnz, _WINDOW):
             yield np.ones(min(_WINDOW, matrix.nnz - start), np.float32)
 
-    data = ones() if matrix.data is None else _windows(matrix.data)
+    data = ones() if matrix.data is None else windows(matrix.data)
     _npz(
-        out, matrix.encoding[:3], matrix.shape, matrix.nnz, _windows(matrix.indptr), _windows(matrix.indices), data,
+        out, matrix.encoding[:3], matrix.shape, matrix.nnz, windows(matrix.indptr), windows(matrix.indices), data,
         {}, progress,
     )  # fmt: skip
 
@@ -149,13 +150,13 @@ def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool
 
     def indices() -> Values:
         for unit in units:
-            yield from _windows(model.unit_weights(unit).indices)
+            yield from windows(model.unit_weights(unit).indices)
 
     def data() -> Values:
         for unit in units:
             array = model.unit_weights(unit).data
             if array is not None:
-                yield from _windows(array)
+                yield from windows(array)
 
     bias = {"bias": (model.n_labels, np.dtype(np.float32), (model.unit_array(unit) for unit in units))}
     _npz(out, "csc", model.shape, nnz, ends(), indices(), data(), bias, progress)
@@ -192,11 +193,6 @@ def _npz(
         work.replace(out)
     finally:
         work.unlink(missing_ok=True)
-
-
-def _windows(array: ChunkedArray) -> Values:
-    for start in range(0, array.size, _WINDOW):
-        yield array.read(start, min(start + _WINDOW, array.size))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
 from xmc_stream.store.matrix import Block, stream
+from xmc_stream.store.names import copy_vocabulary
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
@@ -92,7 +93,7 @@ def split(
         ) as bar,
     ):  # fmt: skip
         for writer in (train_writer, valid_writer):
-            writer.copy_beside(dataset)
+            copy_vocabulary(dataset.path, writer.folder)
         matrices = dataset.X_rows(), dataset.Y_rows()
         for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
             chosen = choose(y)

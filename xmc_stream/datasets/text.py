@@ -20,7 +20,7 @@ def text_writer(
 ) -> Iterator[Append]:
     """A function that appends rows, two CSR triples with indptr from 0, to a text that gets its name at a good end.
 
-    header: XMLRepo's first line `N D K`; base: added to the features. A path that ends in .gz is compressed, with no
+    header: XMLRepo's first line `N D K`; base: added to features and labels. A path that ends in .gz is compressed, with no
     name or time inside. Values are the shortest decimals that give back the same float32.
     """
     from xmc_stream.kernels.format import write_rows
@@ -55,7 +55,7 @@ def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_
     """Bytes of so many rows as text, at most."""
     from xmc_stream.kernels.format import VALUE_BYTES
 
-    feature, label = len(str(n_features)), len(str(n_labels))
+    feature, label = len(str(n_features + 1)), len(str(n_labels + 1))
     return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
 
 

@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs
+from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs, windows
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Notes, Phase, Receipt
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
@@ -50,6 +51,8 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     """
     began = time.perf_counter()
     path = Path(path)
+    if not path.exists():
+        raise StoreError(f"there is nothing at {path}: check the name")
     if not (path / "zarr.json").is_file():
         raise StoreError(f"{path} has no zarr.json: it is damaged, or not a dataset, a model or predictions at all")
     execution = execution or Execution()
@@ -145,6 +148,7 @@ class StoreCheck:
         for (name, folder), n in zip(arrays.items(), (dataset.n_samples, *x_shape[1:], *y_shape[1:]), strict=True):
             self._expect_size(folder, n, name)
         norms, features, labels = (str(folder) if self._whole(folder) else "" for folder in arrays.values())
+        self._beside(dataset.n_features, dataset.n_labels)
         wanted = [
             ("X/rows", x_shape, "csr_matrix", norms, ""),
             ("Y/rows", y_shape, "csr_matrix", "", ""),
@@ -170,9 +174,27 @@ class StoreCheck:
         if features and "X/rows" in sums and sums["X/rows"][1] != index_counts_sum(Path(features), self.hash_key):
             self.damage.append(f"{features}: the counts are not those of the features in X/rows")
 
-    def _expect_size(self, folder: Path, n: int, name: str) -> None:
-        from xmc_stream.store.chunks import open_array
+    def _beside(self, n_features: int, n_labels: int) -> None:
+        """Names, and what text becomes features by, have an entry for each feature or label."""
+        for kind, n in (("features", n_features), ("labels", n_labels)):
+            folder = self.path / "names" / kind
+            if folder.exists() and self._whole(folder):
+                ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
+                self._expect(f"the number of names of {kind}", ends.size, n)
+                last = 0
+                for window in windows(ends):
+                    if int(window[0]) < last or (np.diff(window) < 0).any():
+                        self.damage.append(f"{folder / 'ends'} does not ascend")
+                    last = int(window[-1])
+                self._expect(f"the end of the last name of {kind}", last, size)
+        idf = self.path / "vectorizer" / "idf"
+        if idf.exists() and self._whole(idf):
+            array = open_array(idf)
+            self._expect("the size of vectorizer/idf", array.size, n_features)
+            if not all(np.isfinite(window).all() for window in windows(array)):
+                self.damage.append(f"{idf} has a value that is not finite")
 
+    def _expect_size(self, folder: Path, n: int, name: str) -> None:
         if self._whole(folder):
             self._expect(f"the size of {name}", open_array(folder).size, n)
 
@@ -192,6 +214,7 @@ class StoreCheck:
 
     def _model(self) -> Generator[Phase, list[Receipt], None]:
         model = StoredModel(self.path)
+        self._beside(model.n_features, model.n_labels)
         jobs, nnz = {}, 0
         for unit in range(n_units(model.n_labels)):
             first, last = unit_range(unit, model.n_labels)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import dask
 import distributed
@@ -59,9 +59,20 @@ class Done:
     peak: int
 
 
-def _run(job: Job) -> Done:
+@dataclass(frozen=True)
+class Failed:
+    """An error of the library's own kinds. Raised on a worker, it would be logged there, and not all kinds come back."""
+
+    kind: type[XmcStreamError]
+    message: str
+
+
+def _run(job: Job) -> Done | Failed:
     began = time.perf_counter()
-    receipt = job.run()
+    try:
+        receipt = job.run()
+    except XmcStreamError as error:
+        return Failed(type(error), str(error))
     return Done(receipt, time.perf_counter() - began, resident(), peak_resident())
 
 
@@ -103,7 +114,7 @@ class Engine:
                     dashboard_address=None,
                     # what is left of its web server: on a free port and for this machine only
                     scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-                    silence_logs=logging.ERROR,
+                    silence_logs=logging.CRITICAL,  # what a job raises is said by who runs it
                 )
             self._client = distributed.Client(self._cluster)
         elif self._owned:
@@ -219,9 +230,7 @@ class Engine:
     @staticmethod
     def _result(job: Job, future: Any) -> Done:
         try:
-            done: Done = future.result()
-        except XmcStreamError:
-            raise
+            done = future.result()
         except OSError as error:
             raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
         except distributed.KilledWorker as error:
@@ -230,7 +239,9 @@ class Engine:
             ) from error
         except Exception as error:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
-        return done
+        if isinstance(done, Failed):
+            raise done.kind(done.message)
+        return cast(Done, done)
 
     def _log(self, phase: Phase, job: Job, done: Done) -> None:
         if self._events:

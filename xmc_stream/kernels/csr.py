@@ -98,18 +98,23 @@ def scatter_lines(
     places: NDArray[np.int64],
     out_indices: NDArray[Any],
     out_data: NDArray[Any],
-) -> None:
+) -> bool:
     """Transposition: put the entries of lines from first_line on into their columns.
 
     places (n_columns,): where the next entry of each column goes, moved on. data, out_data: empty for a matrix of ones.
+    Returns False where an index is out of range, or its place.
     """
     for i in range(len(indptr) - 1):
         for p in range(indptr[i], indptr[i + 1]):
-            q = places[indices[p]]
-            places[indices[p]] = q + 1
+            j = indices[p]
+            if j < 0 or j >= len(places) or places[j] >= len(out_indices):
+                return False
+            q = places[j]
+            places[j] = q + 1
             out_indices[q] = first_line + i
             if len(data):
                 out_data[q] = data[p]
+    return True
 
 
 @kernel
@@ -123,15 +128,17 @@ def sort_by_bucket(
     out_columns: NDArray[np.uint16],
     out_lines: NDArray[np.uint16],
     out_data: NDArray[Any],
-) -> None:
+) -> bool:
     """Sort the entries of at most 2^16 lines by bucket; entries of a bucket stay in the order of lines.
 
     bucket_of (n_columns,); bounds (n_buckets + 1,): runs of at most 2^16 columns, from whose first those written are
     counted. starts (n_buckets + 1,): gets where each bucket begins, and the end of the last. data, out_data: empty for
-    a matrix of ones.
+    a matrix of ones. Returns False where an index is out of range.
     """
     starts[:] = 0
     for p in range(len(indices)):
+        if indices[p] < 0 or indices[p] >= len(bucket_of):
+            return False
         starts[bucket_of[indices[p]] + 1] += 1
     for b in range(1, len(starts)):
         starts[b] += starts[b - 1]
@@ -145,6 +152,7 @@ def sort_by_bucket(
             out_lines[q] = i
             if len(data):
                 out_data[q] = data[p]
+    return True
 
 
 @kernel
@@ -156,15 +164,18 @@ def scatter_entries(
     places: NDArray[np.int64],
     out_indices: NDArray[Any],
     out_data: NDArray[Any],
-) -> None:
+) -> bool:
     """Transposition: put entries of a bucket (in the order of lines) into their columns.
 
     columns: from the bucket's first; lines: from first_line. places (n_columns of the bucket,): where the next entry of
-    each column goes, moved on. data, out_data: empty for a matrix of ones.
+    each column goes, moved on. data, out_data: empty for a matrix of ones. Returns False where a place is out of range.
     """
     for p in range(len(columns)):
         q = places[columns[p]]
+        if q >= len(out_indices):
+            return False
         places[columns[p]] = q + 1
         out_indices[q] = first_line + lines[p]
         if len(data):
             out_data[q] = data[p]
+    return True

@@ -107,7 +107,7 @@ def write_rows(
 ) -> int:
     """Write rows as lines `label,label feature:value feature:value`; returns the bytes written.
 
-    base: added to the features. out: holds a byte a row, the digits of its id and one more a label, and for a value the
+    base: added to features and labels. out: holds a byte a row, the digits of its id and one more a label, and for a value the
     digits of its id and VALUE_BYTES + 2.
     """
     at = 0
@@ -116,7 +116,7 @@ def write_rows(
             if p > y_indptr[i]:
                 out[at] = _COMMA
                 at += 1
-            at = write_integer(np.int64(y_indices[p]), out, at)
+            at = write_integer(np.int64(y_indices[p]) + base, out, at)
         for p in range(x_indptr[i], x_indptr[i + 1]):
             out[at] = _SPACE
             at = write_integer(np.int64(x_indices[p]) + base, out, at + 1)

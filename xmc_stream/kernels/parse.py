@@ -293,8 +293,9 @@ def parse_lines(
                 code, p, value = read_value(text, start, comment)
             if number < x_stop:
                 x_indices[nx] = number
-                x_data[nx] = value
-                nx += code == DONE
+                if code == DONE:
+                    x_data[nx] = value
+                    nx += 1
             else:
                 x_dropped += code == DONE
             if code != DONE:

@@ -89,8 +89,12 @@ def _digits(text: NDArray[np.uint8], p: int) -> tuple[int, int]:
         word |= np.uint64(text[np.uint64(p + i)]) << np.uint64(8 * i)
     word ^= np.uint64(0x3030303030303030)  # digits are 0 to 9 now
     others = (((word & np.uint64(0x7F7F7F7F7F7F7F7F)) + np.uint64(0x7676767676767676)) | word) & _HIGH_BITS
-    below = (others & (~others + _ONE)) - _ONE  # ones below the first high bit that is set, all if none is
-    n = np.int64((((below >> np.uint64(7)) & _LOW_BITS) * _LOW_BITS) >> np.uint64(56))
+    n = 8
+    if others:
+        ones = ((others - _ONE) & ~others) >> np.uint64(7) & _LOW_BITS  # one in each byte before the first high bit
+        ones += ones >> np.uint64(32)
+        ones += ones >> np.uint64(16)
+        n = np.int64((ones + (ones >> np.uint64(8))) & np.uint64(15))  # type: ignore[assignment]
     if n == 0:
         return 0, 0
     word <<= np.uint64(64 - 8 * n)  # zeros before the digits
@@ -126,14 +130,14 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
     n_behind = 0
     mantissa = 0
     c = at(text, p)
-    while _is_digit(c):
+    while _is_digit(c) and n_digits < _MAX_DIGITS:
         mantissa = mantissa * 10 + (c - _ZERO)
         n_digits += 1
         p += 1
         c = at(text, p)
     if c == _DOT:
         p += 1
-        if p + 16 <= len(text):
+        if p + 16 <= len(text) and n_digits <= _MAX_DIGITS - 16:
             n_behind, behind = _digits(text, p)
             if n_behind == 8:
                 n, last = _digits(text, p + 8)
@@ -141,14 +145,15 @@ def read_plain(text: NDArray[np.uint8], p: int, comment: int) -> tuple[bool, int
                 n_behind += n
             mantissa = mantissa * _TENS[np.uint64(n_behind)] + behind
             p += n_behind
+        n_digits += n_behind
         c = at(text, p)
-        while _is_digit(c):
+        while _is_digit(c) and n_digits < _MAX_DIGITS:
             mantissa = mantissa * 10 + (c - _ZERO)
+            n_digits += 1
             n_behind += 1
             p += 1
             c = at(text, p)
-        n_digits += n_behind
-    plain = 0 < n_digits <= _MAX_DIGITS and ends_token(c, comment)
+    plain = n_digits > 0 and ends_token(c, comment)
     value = np.float64(mantissa) / _POWERS[np.uint64(n_behind)] if plain else 0.0
     if mantissa > _EXACT_MANTISSA and np.float32(value * (1.0 - _SLACK)) != np.float32(value * (1.0 + _SLACK)):
         plain = False  # as below

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,10 +108,11 @@ def open_dataset(path: str | Path) -> Dataset:
 
 
 class DatasetWriter:
-    """Takes the rows of a new dataset, block by block, whatever format they came in."""
+    """Takes the rows of a new dataset, block by block, whatever format they came in. folder: where it is made."""
 
     def __init__(self, group: zarr.Group, n_features: int, n_labels: int) -> None:
         self._group = group
+        self.folder = local_folder(group)
         self.n_features = n_features
         self.n_labels = n_labels
         self.X = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (None, n_features))
@@ -156,12 +156,6 @@ class DatasetWriter:
             self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
         self._feature_counts += other.feature_counts()
         self._label_counts += other.label_counts()
-
-    def copy_beside(self, source: Dataset) -> None:
-        """Copy what a dataset of the same features and labels has beside matrices and statistics: names, vectorizer."""
-        for part in source.path.iterdir():
-            if part.is_dir() and part.name not in ("X", "Y", "statistics"):
-                shutil.copytree(part, local_folder(self._group) / part.name)
 
     def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
         """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""

@@ -95,9 +95,24 @@ def _in_memory(
     data = None if rows.data is None else np.empty(rows.nnz, rows.data.dtype)
     places = ends[:-1].copy()
     for block in rows.blocks(block_bytes):
-        scatter_lines(block.indptr, block.indices, _or_none(block.data), block.start, places, indices, _or_none(data))
+        values = _or_none(block.data)
+        if not scatter_lines(block.indptr, block.indices, values, block.start, places, indices, _or_none(data)):
+            raise _damaged(rows)
+    _expect_full(rows, places, ends)
     del places
     writer.append(counts, indices, data)
+
+
+def _damaged(rows: SparseMatrix) -> StoreError:
+    return StoreError(f"{rows.path} has other entries than its counts say: the store is damaged; make it again")
+
+
+def _expect_full(rows: SparseMatrix, places: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    """Raise StoreError where a column has more or fewer entries than counted. places: behind the last ones, overwritten."""
+    places -= ends[1:]
+    places += ends[0]
+    if places.any():
+        raise _damaged(rows)
 
 
 class _Spill:
@@ -139,7 +154,7 @@ class _Spill:
             writing = (pool := stack.enter_context(ThreadPoolExecutor(1))).submit(write, {}, 0)
             for (block,) in stream((rows,), block_bytes, 0, rows.n_lines, _SHORT):
                 arrays = pair[len(self._firsts) % 2]
-                sort_by_bucket(
+                if not sort_by_bucket(
                     block.indptr,
                     block.indices,
                     _or_none(block.data),
@@ -149,7 +164,8 @@ class _Spill:
                     arrays["columns"],
                     arrays["lines"],
                     _or_none(arrays.get("values")),
-                )
+                ):
+                    raise _damaged(rows)
                 writing.result()
                 writing = pool.submit(write, arrays, len(block.indices))
                 segments.write((starts + written).data)
@@ -201,19 +217,17 @@ def _from_spill(
         parts = spill.read(bucket, buffers)
         if size > capacity:  # a column: its entries come in the order of rows
             writer.append(counts[low:high], indices[:0], None if data is None else data[:0])
+            begin = writer.nnz
             for first, part in parts:
                 writer.append(counts[:0], np.add(part["lines"], first, dtype=row_index), part.get("values"))
+            if writer.nnz - begin != size:
+                raise _damaged(rows)
             continue
         places = ends[low:high] - ends[low]
         for first, part in parts:
-            scatter_entries(
-                part["columns"],
-                part["lines"],
-                _or_none(part.get("values")),
-                first,
-                places,
-                indices,
-                _or_none(data),
-            )
+            values = _or_none(part.get("values"))
+            if not scatter_entries(part["columns"], part["lines"], values, first, places, indices, _or_none(data)):
+                raise _damaged(rows)
+        _expect_full(rows, places, ends[low : high + 1])
         del places
         writer.append(counts[low:high], indices[:size], None if data is None else data[:size])
