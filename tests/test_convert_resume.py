@@ -166,7 +166,7 @@ def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(sour
     for limit, begun in ((100, False), (20_000, True)):  # the first part; a chunk of the dataset, 64 KiB
         done = run_child(source, target, "full", str(limit))
         assert done.stdout.startswith(f"StoreError {target} cannot be written (File too large): "), done
-        assert done.stdout.count("\n") == 1
+        assert (done.stdout.count("\n"), done.stderr) == (1, "")
         assert not target.exists()
         assert (tmp_path / "d.xmc.partial").exists() == begun
     dataset, figures = convert_report(source, target)

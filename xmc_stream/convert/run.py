@@ -188,8 +188,11 @@ def run_conversion(
             raise
         if not (work / "pieces").exists():  # there was no room to begin
             shutil.rmtree(work, ignore_errors=True)
+        advice = (
+            f"make room there (what is done is in {work.name}, and goes on)" if work.is_dir() else "make room there"
+        )
         raise StoreError(
-            f"{target} cannot be written ({error.strerror or error}): make room there or name another place"
+            f"{target} cannot be written ({error.strerror or error}): {advice} or name another place"
         ) from None
 
 

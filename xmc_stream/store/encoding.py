@@ -12,7 +12,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -122,7 +122,8 @@ class ArrayWriter:
 
 def _close(files: list[BinaryIO]) -> None:
     for file in files:
-        file.close()
+        with suppress(OSError):  # of a disk that is full: an array that was abandoned is no loss
+            file.close()
 
 
 def local_folder(group: zarr.Group) -> Path:
