@@ -308,7 +308,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    # long rows of one-digit values: 60 MB of them fill the chunks of X, which are the largest buffers there are
+    # long rows of one-digit values; 60 MB of them are two parts, so that every thread has one
     block = b"".join(
         b"%d " % (i % 7) + b" ".join(b"%d:%d" % (j, j % 10) for j in range(500)) + b"\n" for i in range(99)
     )
@@ -328,10 +328,10 @@ def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) 
 
     peak(1)  # whatever is not compiled yet
     times = 60 * 10**6 // len(block)
-    small, large = peak(times), peak(3 * times)
+    small, large = peak(times), peak(2 * times)
     assert small < 512 * 10**6
     assert large < small + 15 * 10**6
-    assert open_dataset(tmp_path / f"{3 * times}.xmc").X_rows().nnz == 500 * 99 * 3 * times
+    assert open_dataset(tmp_path / f"{2 * times}.xmc").X_rows().nnz == 500 * 99 * 2 * times
 
 
 DATA = os.environ.get("XMC_STREAM_DATA")
