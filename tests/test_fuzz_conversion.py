@@ -109,7 +109,7 @@ def read_xmlrepo(case: Case) -> Expected:
         d, k = like.n_features, like.n_labels
         bases = bases if base is not None else (like.attributes["base"], like.attributes["label_base"])
     read = lines_of(rest, d, k, rules_of(case.options, False, bases))
-    if read.lines != n:
+    if read.lines != n or (read.skipped and not read.rows):
         raise RefusedError
     return expected(read, (d, k), *bases)
 
@@ -147,7 +147,7 @@ def read_libsvm(case: Case) -> Expected:
     sizes = (UNKNOWN if d is None else d, UNKNOWN if k is None else k)
     text = case.text.removeprefix(b"\xef\xbb\xbf")
     read = lines_of(text, *sizes, rules_of(options, True, (x_base, y_base)))
-    if not read.rows:
+    if not read.rows:  # also if they were all left out
         raise RefusedError
     decided = []
     for ids, base, size in (

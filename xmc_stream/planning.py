@@ -212,8 +212,8 @@ def plan_conversion(
             except MemoryLimitError as error:
                 figures["why"] = str(error)
         plan(max(limit.limit, held + _PROBE_ROOM))
-        seen, x_seen, y_seen, took = _read_a_little(opened.parts())
-        part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
+        seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
+        part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
         x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
         opened.x_entries, opened.y_entries = x, y  # as foreseen, no longer at most
         parts = {"process": held + _EDGES, **plan(limit.limit).needs}
@@ -234,20 +234,23 @@ def plan_conversion(
     return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": chosen.threads}
 
 
-def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float]:
-    """Bytes of input, values of X, positives and seconds of the first rows of each kind of part."""
+def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float, bool]:
+    """Bytes of input, values of X, positives and seconds of the first rows of each kind of part; whether this is all."""
     found = {"X": 0, "Y": 0}
     seen, began = 0, time.perf_counter()
-    for part in {part.sides: part for part in reversed(parts)}.values():
+    kinds = {part.sides: part for part in reversed(parts)}
+    whole = len(kinds) == len(parts)
+    for part in kinds.values():
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             notes: dict[str, Any] = {"folder": folder}
             for block in part.blocks(notes):
                 for side, rows in zip(part.sides, block, strict=True):
                     found[side] += len(rows[1])
                 if time.perf_counter() - began > _PROBE_SECONDS:
+                    whole = False
                     break
             seen += notes.get("bytes_read", 0)
-    return seen, found["X"], found["Y"], time.perf_counter() - began
+    return seen, found["X"], found["Y"], time.perf_counter() - began, whole
 
 
 def plan_line(figures: Mapping[str, Any]) -> str:

@@ -27,7 +27,9 @@ _COUNTS = {"X": "feature_counts", "Y": "label_counts"}
 
 
 def begin(path: Path) -> None:
-    """The groups of a dataset, where they are not there yet."""
+    """The groups of a dataset, where they are not there yet; what zarr was writing when it was killed is removed."""
+    for stray in path.rglob("zarr.*.partial"):
+        stray.unlink()
     for name in ("", "X", "X/rows", "Y", "Y/rows", "statistics"):
         zarr.open_group(path / name, mode="a")
 

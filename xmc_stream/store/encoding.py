@@ -237,8 +237,8 @@ def finish_matrix(
     hashes: of indptr, indices and data; the last is left out where every value is one.
     """
     if len(hashes) == 2:
-        # readers see ones: the fill value of chunks that do not exist
-        shutil.rmtree(local_folder(group) / "data", ignore_errors=True)  # of a run that was killed behind this
+        # readers see ones: the fill value of chunks that do not exist; a run that was killed may have come to here
+        shutil.rmtree(local_folder(group) / "data", ignore_errors=True)
         create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
     fingerprint = fingerprint_of(encoding, shape, hashes)
     group.update_attributes(

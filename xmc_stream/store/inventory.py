@@ -142,7 +142,9 @@ def seal(path: Path) -> None:
     zarr.open_group(path, mode="r+").update_attributes({SEAL: _BLANK})
     file = path / "zarr.json"
     digest = _metadata_hash(path, file.read_bytes())
-    file.write_bytes(file.read_bytes().replace(_BLANK.encode(), digest.encode(), 1))
+    sealed = path / "zarr.sealed.partial"  # whoever is killed here leaves the file whole
+    sealed.write_bytes(file.read_bytes().replace(_BLANK.encode(), digest.encode(), 1))
+    sealed.replace(file)
 
 
 def seal_damage(path: Path) -> list[str]:

@@ -1,0 +1,112 @@
+"""Conversions killed at random moments: nothing that opens and is wrong, and the same command completes it.
+
+XMC_STREAM_KILLS says how many; `XMC_STREAM_KILLS=50 python -m pytest tests/test_kill_conversion.py` is what is run by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_verify import damage
+
+from xmc_stream.store.dataset import open_dataset
+
+N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "5"))
+N_ROWS = 4000
+FORMATS = ("xmlrepo", "libsvm", "jsonl")
+WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000}  # bytes of a part
+
+# parts are small so that there are many, and jobs run on threads as those of a large file do
+CHILD = """
+import sys
+from xmc_stream.convert import convert_report, run, text
+text._PART, run._SMALL = int(sys.argv[3]), int(sys.argv[4])
+import xmc_stream.convert.records, xmc_stream.datasets.verify, xmc_stream.engine.runner
+import xmc_stream.store.dataset
+convert_report(sys.argv[1] + ".few", sys.argv[2] + ".few", memory_limit="2GB", overwrite=True)  # loads all code
+print("begun", flush=True)
+dataset, figures = convert_report(sys.argv[1], sys.argv[2], threads=2, memory_limit="2GB")
+print(dataset.fingerprint, figures["resumed"], flush=True)
+"""
+
+
+def write_input(path: Path, format: str, n_rows: int) -> None:
+    rng = random.Random(7)
+    with open(path, "w") as file:
+        if format == "xmlrepo":
+            file.write(f"{n_rows} 500 60\n")
+        for i in range(n_rows):
+            labels = sorted(rng.sample(range(60), rng.randint(1, 3)))
+            features = sorted(rng.sample(range(500), 12))
+            if format == "jsonl":
+                words = " ".join(f"word{j}" for j in features)
+                file.write(json.dumps({"text": words, "labels": [f"label {k}" for k in labels]}) + "\n")
+            else:
+                pairs = " ".join(f"{j}:{i % 97}.{j}" for j in features)
+                file.write(",".join(map(str, labels)) + f" {pairs}\n")
+
+
+def start(source: Path, target: Path, small: int) -> subprocess.Popen[str]:
+    """A child that converts, when it has loaded what it needs."""
+    command = [sys.executable, "-c", CHILD, source, target, WORK[source.name], small]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    return child
+
+
+def finished(child: subprocess.Popen[str]) -> tuple[str, bool]:
+    """The fingerprint that a child prints, and whether it went on from where another one was."""
+    said, _ = child.communicate()
+    assert child.returncode == 0
+    fingerprint, resumed = said.split()
+    return fingerprint, resumed == "True"
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    undisturbed, seconds = {}, {}
+    for format in FORMATS:
+        write_input(tmp_path / format, format, N_ROWS)
+        write_input(tmp_path / f"{format}.few", format, 5)
+        child = start(tmp_path / format, tmp_path / f"{format}.xmc", 0)
+        began = time.perf_counter()
+        undisturbed[format], resumed = finished(child)
+        seconds[format] = time.perf_counter() - began
+        assert not resumed
+        assert open_dataset(tmp_path / f"{format}.xmc").n_samples == N_ROWS
+    n_killed = n_resumed = 0
+    for kill in range(N_KILLS):
+        format, small = FORMATS[kill % len(FORMATS)], rng.choice([0, 2**25])
+        target = tmp_path / f"{kill}.xmc"
+        for _ in range(rng.choice([1, 1, 2])):
+            child = start(tmp_path / format, target, small)
+            try:
+                child.wait(rng.uniform(0, seconds[format]))
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGKILL)
+            child.communicate()
+            n_killed += child.returncode != 0
+            if target.exists():
+                assert open_dataset(target).fingerprint == undisturbed[format], kill
+                assert damage(target) == [], kill
+                break
+        if target.exists() and not target.with_name(target.name + ".partial").exists():
+            continue  # it was done before it could be killed
+        fingerprint, resumed = finished(start(tmp_path / format, target, small))
+        assert fingerprint == undisturbed[format], kill
+        assert damage(target) == [], kill
+        assert not target.with_name(target.name + ".partial").exists()
+        n_resumed += resumed
+    assert n_killed >= N_KILLS // 2
+    assert n_resumed >= N_KILLS // 5
