@@ -426,6 +426,17 @@ def test_the_command_says_what_it_left_out(tmp_path: Path, cli: Callable[..., An
     assert f"{path}:3: value 'nan'" in shown
 
 
+def test_long_names_are_cut_in_messages(refused: Callable[..., str]) -> None:
+    long = b"x" * 10_000
+    for text in (
+        b'{"text":"a","' + long + b'":1}\n',
+        b'{"text":"a","labels":["' + long + b'","' + long + b'"]}\n',
+        long + b"\n",
+        HEADER + b"0 " + long + b":1\n1 1:1\n1 1:1\n",
+    ):
+        assert len(refused(text)) < 500
+
+
 # --- two quirks of real files
 
 

@@ -68,11 +68,15 @@ class Failed:
 
 
 def _run(job: Job) -> Done | Failed:
-    began = time.perf_counter()
     try:
-        receipt = job.run()
+        return _done(job)
     except XmcStreamError as error:
         return Failed(type(error), str(error))
+
+
+def _done(job: Job) -> Done:
+    began = time.perf_counter()
+    receipt = job.run()
     return Done(receipt, time.perf_counter() - began, resident(), peak_resident())
 
 
@@ -155,16 +159,16 @@ class Engine:
         One after another, as two processes that compile into one cache at the same time can fail.
         """
         if self.in_process:
-            return _run(job).resident
+            return _done(job).resident
         sizes = []
         for worker in self._client.nthreads():
-            sizes.append(self._client.submit(_run, job, workers=[worker], pure=False).result().resident)
+            sizes.append(self._client.submit(_done, job, workers=[worker], pure=False).result().resident)
         return max(sizes)
 
     def once(self, job: Job) -> Receipt:
         """Run a job by itself, in this process or on a worker, and return its receipt."""
         if self.in_process:
-            return _run(job).receipt
+            return _done(job).receipt
         return self._result(job, self._client.submit(_run, job, pure=False)).receipt
 
     def run(self, loop: Any, book: Book) -> Receipt:
