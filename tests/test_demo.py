@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import xmc_stream as xs
 from xmc_stream.demo import (
     Sample,
     as_sample,
@@ -155,29 +155,21 @@ def test_nothing_in_the_source_crashes_hangs_or_runs(tmp_path: Path) -> None:
 def test_the_text_set_holds_the_samples(packages: Path, tmp_path: Path) -> None:
     samples = read_samples([packages])
     sizes = write_text_set(samples, tmp_path)
-    labels, features, shown = (
-        (tmp_path / f"{name}.txt").read_text().splitlines() for name in ("labels", "features", "samples")
-    )
+    shown = (tmp_path / "samples.txt").read_text().splitlines()
     counts: dict[str, int] = {}
     for sample in samples:
         for label in sample.labels:
             counts[label] = counts.get(label, 0) + (not sample.held_out)
-    assert labels == sorted(label for label, count in counts.items() if count >= 3)
-    assert [line.split("\t")[0] for line in shown] == [
-        s.name for s in samples if s.held_out and set(s.labels) & set(labels)
-    ]
+    labels = {label for label, count in counts.items() if count >= 3}
+    assert sizes["n_labels"] == len(labels)
+    assert [line.split("\t")[0] for line in shown] == [s.name for s in samples if s.held_out and set(s.labels) & labels]
     for name, held_out in (("train", False), ("test", True)):
-        part = [s for s in samples if s.held_out == held_out and set(s.labels) & set(labels)]
-        data = xs.convert(tmp_path / f"{name}.txt.gz", tmp_path / f"{name}.xmc")
-        assert (data.n_samples, data.n_features, data.n_labels) == (len(part), len(features), len(labels))
+        part = [s for s in samples if s.held_out == held_out and set(s.labels) & labels]
+        lines = gzip.decompress((tmp_path / f"{name}.jsonl.gz").read_bytes()).splitlines()
         assert sizes[f"n_{name}"] == len(part)
-        assert np.allclose(data.row_norms(0, len(part)), 1, atol=1e-5)
-        X, Y = (matrix.block(0, len(part)) for matrix in (data.X_rows(), data.Y_rows()))
-        for i, sample in enumerate(part):
-            of_row = slice(X.indptr[i], X.indptr[i + 1])
-            assert {features[j] for j in X.indices[of_row]} == set(sample.words.split()) & set(features)
-            truth = [labels[j] for j in Y.indices[Y.indptr[i] : Y.indptr[i + 1]]]
-            assert truth == [label for label in sample.labels if label in labels]
+        assert [json.loads(line) for line in lines] == [
+            {"text": s.words, "labels": [label for label in s.labels if label in labels]} for s in part
+        ]
 
 
 def test_equal_source_gives_equal_files(packages: Path, tmp_path: Path) -> None:
@@ -208,7 +200,7 @@ def test_the_command(packages: Path, tmp_path: Path, cli: Callable[..., Any]) ->
     assert figures["P@5"] <= figures["P@5_at_best"] <= 100
     assert cli("evaluate", folder / "predictions.zarr", folder / "test.xmc")["P@5"] == figures["P@5"]
 
-    text = gzip.decompress((folder / "train.txt.gz").read_bytes())
+    text = gzip.decompress((folder / "train.jsonl.gz").read_bytes())
     (folder / "own.txt").write_text("mine")
     (folder / "train.xmc" / "zarr.json").write_text("damaged")
     command = [sys.executable, "-m", "xmc_stream.cli", "demo", folder, "--source", packages]
@@ -221,17 +213,17 @@ def test_the_command(packages: Path, tmp_path: Path, cli: Callable[..., Any]) ->
     assert told.index("$ xmc-stream train") < told.index("docs.model: ") < told.index("$ xmc-stream predict")
     shown = (folder / "samples.txt").read_text().splitlines()
     assert sum(line.split("\t")[0] in told.splitlines() for line in shown) == 5
-    assert gzip.decompress((folder / "train.txt.gz").read_bytes()) == text
+    assert gzip.decompress((folder / "train.jsonl.gz").read_bytes()) == text
     assert (folder / "own.txt").read_text() == "mine"
 
 
 def test_a_folder_of_something_else_is_left_alone(packages: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    (tmp_path / "train.txt.gz").write_text("mine")
+    (tmp_path / "train.jsonl.gz").write_text("mine")
     assert "earlier demo" in cli("demo", tmp_path, "--source", packages, fails=True)
     (tmp_path / "README.txt").write_text("mine too")
     assert "earlier demo" in cli("demo", tmp_path, "--source", packages, fails=True)
     assert "is a file" in cli("demo", tmp_path / "README.txt", "--source", packages, fails=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.txt", "train.txt.gz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.txt", "train.jsonl.gz"]
 
 
 def test_what_an_interrupted_demo_left_is_removed_and_nothing_beside(tmp_path: Path) -> None:

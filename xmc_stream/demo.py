@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import json
 import os
 import re
 import shlex
@@ -44,24 +45,24 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # HTTPServer.get_file: HTTP
 _MARK = "Made by `xmc-stream demo`"
 _README = f"""{_MARK}, which replaces its files when it is run on this folder again; other files stay.
 
-train.txt.gz  test.txt.gz     docstrings as rows of TF-IDF weighted words, in XMLRepo's text format
-features.txt  labels.txt      what feature and label numbers mean: a name a line, from number zero
+train.jsonl.gz  test.jsonl.gz  docstrings, each a line of JSON: words and labels
 samples.txt                   the test samples: name, and beginning of the docstring, its name's words in brackets
-train.xmc     test.xmc        the same two sets, converted
+train.xmc     test.xmc        the same two sets, converted: TF-IDF weighted words, and what they and the labels are
 docs.model                    the model
 predictions.zarr              the five best labels of each test sample
 """
-_FILES = "train.txt.gz test.txt.gz features.txt labels.txt samples.txt train.xmc test.xmc docs.model predictions.zarr"
+_FILES = "train.jsonl.gz test.jsonl.gz samples.txt train.xmc test.xmc docs.model predictions.zarr"
 
 _STEPS = (
     (
         "Convert the text once into a dataset on disk, from which all else reads what it needs, a piece at a time: no "
-        "step exceeds its memory limit, however large the data. Rows have length one already (else: --normalize l2).",
-        "convert train.txt.gz train.xmc --memory-limit 512MB",
+        "step exceeds its memory limit, however large the data. Words in two or more docstrings become features, weighted "
+        "by TF-IDF.",
+        "convert train.jsonl.gz train.xmc --min-df 2 --memory-limit 512MB",
     ),
     (
-        "The test set takes the numbers of features and labels from the training set.",
-        "convert test.txt.gz test.xmc --like train.xmc --memory-limit 512MB",
+        "The test set takes words, weights and labels from the training set.",
+        "convert test.jsonl.gz test.xmc --like train.xmc --memory-limit 512MB",
     ),
     (
         "Ask what training will cost before it begins: how often the data are read, how much memory, how long. The first "
@@ -84,7 +85,7 @@ _STEPS = (
     ("The model is a folder that knows how it was made.", "info docs.model"),
 )
 _NEXT = (
-    ("predict docs.model test.xmc predictions.txt -k 3", "label:score as text; names in labels.txt"),
+    ("predict docs.model test.jsonl.gz named.jsonl -k 3", "raw text in, names of labels out: try texts of your own"),
     ("train train.xmc small.model --set lam=0.1", "fewer weights"),
     ("evaluate small.model test.xmc --train train.xmc", "and what that costs"),
     ("train --help", "settings; convert --help for your own data"),
@@ -224,53 +225,36 @@ def read_samples(folders: Iterable[Path]) -> list[Sample]:
 
 
 def write_text_set(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
-    """Write train.txt.gz, test.txt.gz, features.txt, labels.txt and samples.txt; returns sizes.
+    """Write train.jsonl.gz, test.jsonl.gz and samples.txt; returns sizes.
 
-    A row is the TF-IDF weights of a docstring's words, of length one; features and labels are those of the training
-    set, labels with fewer than three samples there left out, and samples with no label left. Also returned, of the test
-    set: what is P@1 if the most frequent label is always named, and what P@5 at best, in per cent. Raises InputError
-    where too little is left to learn from.
+    Labels with fewer than three samples in the training set are left out, and samples with no label left. Also returned,
+    of the test set: what is P@1 if the most frequent label is always named, and what P@5 at best, in per cent. Raises
+    InputError where too little is left to learn from.
     """
-    from sklearn.datasets import dump_svmlight_file
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.preprocessing import MultiLabelBinarizer
-
     counts = Counter(label for sample in samples if not sample.held_out for label in sample.labels)
-    labels = sorted(label for label, count in counts.items() if count >= _MIN_POSITIVES)
-    known = set(labels)
+    known = {label for label, count in counts.items() if count >= _MIN_POSITIVES}
     kept = [sample for sample in samples if not known.isdisjoint(sample.labels)]
     train = [sample for sample in kept if not sample.held_out]
     test = [sample for sample in kept if sample.held_out]
-    if len(kept) < _MIN_SAMPLES or len(labels) < _MIN_LABELS or not test:
+    if len(kept) < _MIN_SAMPLES or len(known) < _MIN_LABELS or not test:
         raise InputError(
-            f"{len(samples):,} docstrings were found, {len(kept):,} of them with one of {len(labels):,} labels that "
+            f"{len(samples):,} docstrings were found, {len(kept):,} of them with one of {len(known):,} labels that "
             f"{_MIN_POSITIVES} or more share: the demo needs {_MIN_SAMPLES} with {_MIN_LABELS}; give a folder with more "
             "Python source as --source"
         )
-    words = TfidfVectorizer(analyzer=str.split, sublinear_tf=True, min_df=2)
-    words.fit(sample.words for sample in train)
-    binarizer = MultiLabelBinarizer(classes=labels, sparse_output=True)
     for name, part in (("train", train), ("test", test)):
-        X = words.transform(sample.words for sample in part)
-        X.data = X.data.round(6)  # shorter to write
-        Y = binarizer.fit_transform([[label for label in sample.labels if label in known] for sample in part])
         # no name or time inside: equal data make equal files
-        with open(folder / f"{name}.txt.gz", "wb") as raw, gzip.GzipFile("", "wb", 4, raw, mtime=0) as file:
-            file.write(f"{X.shape[0]} {X.shape[1]} {Y.shape[1]}\n".encode())
-            dump_svmlight_file(X, Y, file, zero_based=True, multilabel=True)
-    features = words.get_feature_names_out()
-    for name, lines in (
-        ("features", features),
-        ("labels", labels),
-        ("samples", [f"{sample.name}\t{sample.beginning}" for sample in test]),
-    ):
-        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    frequent = max(labels, key=lambda label: counts[label])
+        with open(folder / f"{name}.jsonl.gz", "wb") as raw, gzip.GzipFile("", "wb", 4, raw, mtime=0) as file:
+            for sample in part:
+                labels = [label for label in sample.labels if label in known]
+                file.write(json.dumps({"text": sample.words, "labels": labels}).encode() + b"\n")
+    lines = (f"{sample.name}\t{sample.beginning}\n" for sample in test)
+    (folder / "samples.txt").write_text("".join(lines), encoding="utf-8")
+    frequent = max(sorted(known), key=lambda label: counts[label])
     return {
         "n_train": len(train),
         "n_test": len(test),
-        "n_features": len(features),
-        "n_labels": len(labels),
+        "n_labels": len(known),
         "P@1_most_frequent": 100 * sum(frequent in sample.labels for sample in test) / len(test),
         "P@5_at_best": 100 * sum(min(5, len(known.intersection(sample.labels))) for sample in test) / (5 * len(test)),
     }
@@ -321,8 +305,8 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
     say(
         f"Found {sizes['n_train'] + sizes['n_test']:,} docstrings. Their labels are the names around them: scipy.fft.dct "
         "has the labels scipy and scipy.fft. The words of its own name (scipy, fft, dct) are taken out of its text, or it "
-        f"would be too easy. {sizes['n_test']:,} are held out for the test, the other {sizes['n_train']:,} are to learn from: "
-        f"{sizes['n_features']:,} different words, weighted by TF-IDF, and {sizes['n_labels']:,} labels."
+        f"would be too easy. {sizes['n_test']:,} are held out for the test, the other {sizes['n_train']:,} are to learn "
+        f"{sizes['n_labels']:,} labels from."
     )
     say()
     say(f"$ cd {shlex.quote(str(folder))}")
@@ -358,6 +342,7 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
     say(f"$ cd {shlex.quote(str(folder))}")
     for command, text in _NEXT:
         print(f"$ xmc-stream {command:50}# {text}", file=out, flush=True)
+    sizes["n_features"] = test.n_features
     return {"folder": str(folder), **sizes, **figures, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -380,9 +365,11 @@ def _shown(folder: Path, n_samples: int, n_shown: int = 5) -> Iterator[tuple[str
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.predictions import Predictions
 
-    names = (folder / "labels.txt").read_text(encoding="utf-8").splitlines()
+    test = open_dataset(folder / "test.xmc")
+    stored = test.label_names()
+    names = [] if stored is None else stored.read(0, len(stored))
     samples = (folder / "samples.txt").read_text(encoding="utf-8").splitlines()
-    predictions, Y = Predictions(folder / "predictions.zarr"), open_dataset(folder / "test.xmc").Y_rows()
+    predictions, Y = Predictions(folder / "predictions.zarr"), test.Y_rows()
     for part in range(n_shown):
         row = (2 * part + 1) * n_samples // (2 * n_shown)
         name, _, beginning = samples[row].partition("\t")

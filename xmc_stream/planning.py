@@ -215,7 +215,8 @@ def plan_conversion(
         seen, x_seen, y_seen, took = _read_a_little(opened.parts())
         part = min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
         x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
-        parts = {"process": held + _EDGES, **chosen.needs}
+        opened.x_entries, opened.y_entries = x, y  # as foreseen, no longer at most
+        parts = {"process": held + _EDGES, **plan(limit.limit).needs}
         figures |= {
             "passes": 1,
             "row_blocks": len(opened.parts()),

@@ -9,7 +9,7 @@ from typing import Any
 
 from xmc_stream.convert.parser import bom_length, shown
 from xmc_stream.convert.source import Like, Options, Source
-from xmc_stream.convert.text import HEAD, STANDARD_INPUT, Buffers, TextRange, forget
+from xmc_stream.convert.text import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
@@ -36,6 +36,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
             format = _recognised(paths[0], known)
         if format not in _TEXTS:
             _check_files(paths, format)
+        _refuse_idle(format, options)
         source: Source = known[format].open_source(paths, options, like)
     except BaseException:
         forget([*paths, *options.labels])
@@ -43,10 +44,21 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
     return source
 
 
+def _refuse_idle(format: str, options: Options) -> None:
+    """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
+    from xmc_stream.convert.vectorizer import TextOptions
+
+    if format != "anndata" and (options.layer is not None or options.label_key is not None):
+        raise InputError(f"the input is {format}: --layer and --label-key are of AnnData, leave them out")
+    of_text = options.text not in (None, TextOptions(label_field=""))  # the latter is what predict says of any input
+    if format not in ("jsonl", "parquet") and of_text:
+        raise InputError(f"the input is {format}: options of raw text go with jsonl and parquet, leave them out")
+
+
 def _recognised(path: Path, known: dict[str, Any]) -> str:
     """The name of the format of a file."""
     head = _head(path)
-    bom_length(str(path), head)
+    bom_length(name_of(path), head)
     for name, module in known.items():
         if module.recognises(path, head):
             return name
@@ -55,7 +67,7 @@ def _recognised(path: Path, known: dict[str, Any]) -> str:
     line = shown(head[:HEAD].split(b"\n")[0])
     what = f"it begins with {line}" if head else "it is empty"
     raise InputError(
-        f"{path}:1: the format is not recognised, {what}, no header 'N D K' and no row: name it by --format "
+        f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: name it by --format "
         f"({', '.join(known)}), or check that this is the file you mean"
     )
 
@@ -64,7 +76,7 @@ def _check_files(paths: Sequence[Path], format: str) -> None:
     """Raises InputError for pipes, which are read once."""
     for path in paths:
         if path == STANDARD_INPUT or (path.exists() and not path.is_file() and not path.is_dir()):
-            raise InputError(f"{path} is {format} in a pipe, and is read at several places: save it to a file first")
+            raise InputError(f"{name_of(path)} is {format} in a pipe, and is read at several places: save it to a file")
 
 
 def _head(path: Path) -> bytes:

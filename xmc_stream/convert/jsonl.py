@@ -13,7 +13,7 @@ from typing import Any
 
 from xmc_stream.convert.records import Record, TextSource
 from xmc_stream.convert.source import Like, Options
-from xmc_stream.convert.text import HEAD, Buffers, TextFile, TextRange, file_identity, ranges
+from xmc_stream.convert.text import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
 from xmc_stream.errors import InputError
 
 NAME = "jsonl"
@@ -51,8 +51,7 @@ class JsonLines:
     def where(self, number: int) -> str:
         """File and line; the lines before the range are counted when it is asked."""
         if self.text.start == 0:
-            name = "standard input" if self.text.path == Path("-") else str(self.text.path)
-            return f"{name}:{number}"
+            return f"{name_of(self.text.path)}:{number}"
         with TextFile(self.text.path, self.text.start, self.text.stop) as file:
             return f"{file.name}:{file.first_line() + number - 1}"
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.store.encoding import fsync_folder, fsync_tree
 
 WINDOW = 2**19  # items read at a time
 _FILES = ("lengths", "indices", "data")
@@ -116,12 +117,27 @@ class _Checked:
             raise DamagedPieceError(f"{self._path} fails its checksum: give the same command again, it starts anew")
 
 
+def begin_folder(folder: Path) -> Path:
+    """An empty work folder for `folder`, which is removed if an earlier run left it."""
+    work = folder.with_name(folder.name + ".partial")
+    for path in (work, folder):
+        shutil.rmtree(path, ignore_errors=True)
+    work.mkdir(parents=True)
+    return work
+
+
+def finish_folder(work: Path, folder: Path) -> None:
+    """Give a work folder its name, durably."""
+    fsync_tree(work)
+    work.rename(folder)
+    fsync_folder(folder.parent)
+
+
 class PieceWriter:
     """Appends rows to a new piece. A context manager: the piece gets its name when the block ends well."""
 
     def __init__(self, folder: Path, valued: bool) -> None:
         self._folder = folder
-        self._work = folder.with_name(folder.name + ".partial")
         self._valued = valued
         self._type = np.dtype(np.int32)
         self.n_rows = 0
@@ -129,9 +145,7 @@ class PieceWriter:
         self._longest = 0
 
     def __enter__(self) -> PieceWriter:
-        for path in (self._work, self._folder):
-            shutil.rmtree(path, ignore_errors=True)
-        self._work.mkdir(parents=True)
+        self._work = begin_folder(self._folder)
         self._files: list[BinaryIO] = [
             open(self._work / name, "wb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             for name in _FILES[: 2 + self._valued]

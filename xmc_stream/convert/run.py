@@ -186,6 +186,8 @@ def run_conversion(
     except OSError as error:
         if isinstance(error, XmcStreamError):
             raise
+        if not (work / "pieces").exists():  # there was no room to begin
+            shutil.rmtree(work, ignore_errors=True)
         raise StoreError(
             f"{target} cannot be written ({error.strerror or error}): make room there or name another place"
         ) from None

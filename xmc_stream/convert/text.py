@@ -82,7 +82,7 @@ class TextFile:
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self.path = path
-        self.name = "standard input" if path == STANDARD_INPUT else str(path)
+        self.name = name_of(path)
         self.lines = 0
         self._headers = 0  # lines taken before those of the range, of what is read from its beginning
         self.buffers = Buffers()
@@ -307,6 +307,11 @@ class TextFile:
             ) from None
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
+
+
+def name_of(path: Path) -> str:
+    """What messages call a file."""
+    return "standard input" if path == STANDARD_INPUT else str(path)
 
 
 def forget(paths: Iterable[Path]) -> None:

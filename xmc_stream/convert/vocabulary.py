@@ -19,10 +19,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.pieces import begin_folder, finish_folder
 from xmc_stream.convert.vectorizer import Terms, TextOptions
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.store.encoding import fsync_folder, fsync_tree
+from xmc_stream.store.encoding import fsync_tree
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
 
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
@@ -107,7 +108,7 @@ class Merge:
     def run(self) -> Receipt:
         """Merge windows: words up to the least of the windows' last ones are all at hand."""
         folder = Path(self.folder)
-        work = _begin(folder)
+        work = begin_folder(folder)
         with ExitStack() as stack:
             writer = _RunWriter(work, stack)
             maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
@@ -126,7 +127,7 @@ class Merge:
                     sums["times"][places] += columns["times"]
                     sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
                 writer.append(union, **sums)
-        _finish(work, folder)
+        finish_folder(work, folder)
         return {"folder": str(folder), "n": writer.n}
 
 
@@ -171,7 +172,7 @@ class ChooseFeatures:
     def run(self) -> Receipt:
         """Choose; the receipt has n, and of words without an id unknown_words (different) and unknown (times)."""
         folder = Path(self.folder)
-        work = _begin(folder)
+        work = begin_folder(folder)
         n = lost = times = 0
         with ExitStack() as stack:
             ids_file, weights_file = (stack.enter_context(open(work / name, "wb")) for name in ("ids", "weights"))
@@ -201,7 +202,7 @@ class ChooseFeatures:
                 weights_file.write(weights.tobytes())
                 lost, times = lost + int((~kept).sum()), times + int(repeated[~kept].sum())
             n = names.n
-        _finish(work, folder)
+        finish_folder(work, folder)
         return {"n": n, "unknown_words": lost, "unknown": times}
 
     def _chooser(self) -> _Filtered:
@@ -224,7 +225,7 @@ class ChooseLabels:
     def run(self) -> Receipt:
         """Choose; the receipt has n, and of unknown labels how many times, the first (part and line) and its name."""
         folder = Path(self.folder)
-        work = _begin(folder)
+        work = begin_folder(folder)
         unknown, first, name = 0, np.iinfo(np.int64).max, ""
         with open(work / "ids", "wb") as ids_file, new_names(work / "names") as names:
             joined = _Joined(Path(self.like) / "names" / "labels") if self.like else None
@@ -245,7 +246,7 @@ class ChooseLabels:
                     at = int(lost[np.argmin(firsts[lost])])
                     if firsts[at] < first:
                         first, name = int(firsts[at]), terms[at].decode()
-        _finish(work, folder)
+        finish_folder(work, folder)
         return {"n": names.n, "unknown": unknown, "first": int(first), "name": name}
 
 
@@ -363,20 +364,6 @@ def _read(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[A
     if len(values) != stop - start:
         raise StoreError(f"{path} ends early: convert again with --overwrite")
     return values
-
-
-def _begin(folder: Path) -> Path:
-    work = folder.with_name(folder.name + ".partial")
-    for path in (work, folder):
-        shutil.rmtree(path, ignore_errors=True)
-    work.mkdir(parents=True)
-    return work
-
-
-def _finish(work: Path, folder: Path) -> None:
-    fsync_tree(work)
-    work.rename(folder)
-    fsync_folder(folder.parent)
 
 
 __all__ = ["CHOICE_BYTES", "LINES", "MERGED", "MERGE_BYTES", "ChooseFeatures", "ChooseLabels", "Merge", "Run", "chosen"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
 from xmc_stream.convert.vectorizer import TextOptions
 from xmc_stream.convert.vocabulary import Run, chosen
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.store.encoding import fsync_folder, fsync_tree, index_dtype
+from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
 
 _ENTRIES = 2**18  # of rows that are weighed together, or one row
@@ -37,10 +36,7 @@ class WeighHashed:
     def run(self) -> Receipt:
         """Add up the counts of all parts, or take the weights of `like`."""
         folder = Path(self.folder)
-        work = folder.with_name(folder.name + ".partial")
-        for path in (work, folder):
-            shutil.rmtree(path, ignore_errors=True)
-        work.mkdir(parents=True)
+        work = begin_folder(folder)
         n = self.text.hash_features or 0
         opened = open_vectorizer(Path(self.like)) if self.like else None
         if opened:
@@ -53,9 +49,7 @@ class WeighHashed:
         with new_vectorizer(work / "vectorizer", self.text.attributes()) as idf:
             idf.append(weights)
         weights.tofile(work / "weights")
-        fsync_tree(work)
-        work.rename(folder)
-        fsync_folder(folder.parent)
+        finish_folder(work, folder)
         return {"n": n}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import dask
 import distributed
@@ -68,16 +68,18 @@ class Failed:
 
 
 def _run(job: Job) -> Done | Failed:
+    began = time.perf_counter()
     try:
-        return _done(job)
+        receipt = job.run()
     except XmcStreamError as error:
         return Failed(type(error), str(error))
-
-
-def _done(job: Job) -> Done:
-    began = time.perf_counter()
-    receipt = job.run()
     return Done(receipt, time.perf_counter() - began, resident(), peak_resident())
+
+
+def _done(outcome: Done | Failed) -> Done:
+    if isinstance(outcome, Failed):
+        raise outcome.kind(outcome.message)
+    return outcome
 
 
 class Engine:
@@ -159,16 +161,16 @@ class Engine:
         One after another, as two processes that compile into one cache at the same time can fail.
         """
         if self.in_process:
-            return _done(job).resident
+            return _done(_run(job)).resident
         sizes = []
         for worker in self._client.nthreads():
-            sizes.append(self._client.submit(_done, job, workers=[worker], pure=False).result().resident)
+            sizes.append(self._result(job, self._client.submit(_run, job, workers=[worker], pure=False)).resident)
         return max(sizes)
 
     def once(self, job: Job) -> Receipt:
         """Run a job by itself, in this process or on a worker, and return its receipt."""
         if self.in_process:
-            return _done(job).receipt
+            return _done(_run(job)).receipt
         return self._result(job, self._client.submit(_run, job, pure=False)).receipt
 
     def run(self, loop: Any, book: Book) -> Receipt:
@@ -234,7 +236,7 @@ class Engine:
     @staticmethod
     def _result(job: Job, future: Any) -> Done:
         try:
-            done = future.result()
+            outcome: Done | Failed = future.result()
         except OSError as error:
             raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
         except distributed.KilledWorker as error:
@@ -243,9 +245,7 @@ class Engine:
             ) from error
         except Exception as error:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
-        if isinstance(done, Failed):
-            raise done.kind(done.message)
-        return cast(Done, done)
+        return _done(outcome)
 
     def _log(self, phase: Phase, job: Job, done: Done) -> None:
         if self._events:

@@ -1,0 +1,252 @@
+"""A conversion that is killed goes on to the same dataset; one that cannot be written, or is not alone, says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_convert import TEXT, environment, refused, write
+from test_convert_parts import INPUTS, cut_into, files_of
+
+from xmc_stream.convert import convert, convert_report
+from xmc_stream.convert.jobs import PartJob
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.errors import InputError, ResumeError, StoreError
+from xmc_stream.store.dataset import open_dataset
+
+PART = 500
+
+# kills itself before or behind the note that a job is done; or lets no file grow beyond some bytes
+CHILD = """
+import os, resource, signal, sys
+from xmc_stream.convert import convert, text
+from xmc_stream.engine.ledger import Ledger
+source, target, part, when, key = sys.argv[1:]
+text._PART = int(part)
+add = Ledger.add
+def killing(self, name, receipt):
+    if when == "behind":
+        add(self, name, receipt)
+    if name == key:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, name, receipt)
+if when == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), int(key)))
+else:
+    Ledger.add = killing
+try:
+    convert(source, target)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run_child(source: Path, target: Path, when: str, key: str) -> subprocess.CompletedProcess[str]:
+    """Convert in a process that ends as said above."""
+    command = [sys.executable, "-c", CHILD, str(source), str(target), str(PART), when, key]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A text of some twenty parts."""
+    cut_into(monkeypatch, PART)
+    return write(tmp_path / "a", INPUTS["libsvm"])
+
+
+@pytest.fixture
+def parts_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the parts that this process reads."""
+    numbers: list[int] = []
+    original = PartJob.run
+
+    def counting(self: PartJob, watch: Callable[[int], None] | None = None) -> Any:
+        numbers.append(self.number)
+        return original(self, watch)
+
+    monkeypatch.setattr(PartJob, "run", counting)
+    return numbers
+
+
+def killed(source: Path, target: Path, when: str, key: str) -> None:
+    """Convert in a process that is killed there."""
+    done = run_child(source, target, when, key)
+    assert done.returncode == -9, (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "when", "key"),
+    [
+        ("libsvm", "before", "read/00000"), ("libsvm", "behind", "read/00003"), ("libsvm", "before", "write/Y/lengths"),
+        ("libsvm", "behind", "write/X/data"), ("libsvm", "before", "whole"), ("libsvm", "behind", "whole"),
+        ("jsonl", "behind", "merge/words/0/0000"), ("jsonl", "before", "weigh/00002"), ("jsonl", "behind", "whole"),
+    ],
+)  # fmt: skip
+def test_a_killed_conversion_goes_on(
+    source: Path, tmp_path: Path, name: str, when: str, key: str, parts_read: list[int]
+) -> None:
+    write(source, INPUTS[name])
+    expected = files_of(convert(source, tmp_path / "whole.xmc").path)
+    n_parts = len(parts_read)
+    assert n_parts > 5
+    parts_read.clear()
+    target = tmp_path / "d.xmc"
+    killed(source, target, when, key)
+    assert not target.exists()
+    dataset, figures = convert_report(source, target, memory_limit="3GB")
+    assert files_of(dataset.path) == expected
+    done_before = {"read/00000": 0, "read/00003": 4}.get(key, n_parts)
+    assert parts_read == list(range(done_before, n_parts))
+    assert figures["resumed"] == (done_before > 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "d.xmc", "whole.xmc"]
+
+
+def test_what_has_its_name_already_is_not_made_again(source: Path, tmp_path: Path, parts_read: list[int]) -> None:
+    target = tmp_path / "d.xmc"
+    killed(source, target, "behind", "whole")
+    work = tmp_path / "d.xmc.partial"
+    (work / "store").rename(target)  # killed between giving the name and cleaning up
+    dataset, figures = convert_report(source, target)  # where `overwrite` would be needed else
+    assert figures["resumed"]
+    assert figures["n_samples"] == dataset.n_samples == 59
+    assert parts_read == []
+    assert not work.exists()
+    assert "exists" in refused(target, source)
+
+
+@pytest.mark.parametrize("how", ["normalize", "base", "content", "time"])
+def test_another_input_or_option_begins_anew(source: Path, tmp_path: Path, how: str, parts_read: list[int]) -> None:
+    target = tmp_path / "d.xmc"
+    killed(source, target, "behind", "read/00003")
+    options: dict[str, Any] = {"normalize": {"normalize": "l2"}, "base": {"base": 0}}.get(how, {})
+    if how == "content":
+        write(source, INPUTS["libsvm"].replace(b"38:59.38", b"38:11.38"))
+    if how == "time":
+        os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
+    dataset, figures = convert_report(source, target, **options)
+    assert not figures["resumed"]
+    assert parts_read[0] == 0
+    assert files_of(dataset.path) == files_of(convert(source, tmp_path / "whole.xmc", **options).path)
+    assert not (tmp_path / "d.xmc.partial").exists()
+
+
+def test_a_damaged_piece_is_found_and_the_next_command_begins_anew(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "d.xmc"
+    killed(source, target, "behind", "read/00003")
+    piece = tmp_path / "d.xmc.partial/pieces/00002-X/data"
+    content = bytearray(piece.read_bytes())
+    content[5] ^= 1
+    piece.write_bytes(content)
+    with pytest.raises(StoreError, match=r"00002-X/data fails its checksum: give the same command again"):
+        convert(source, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    dataset, figures = convert_report(source, target)
+    assert not figures["resumed"]
+    assert dataset.n_samples == 59
+
+
+def test_bad_input_after_a_kill_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    write(source, INPUTS["libsvm"] + b"\nx\n")
+    killed(source, tmp_path / "d.xmc", "behind", "read/00003")
+    with pytest.raises(InputError, match=r"a:63: 'x' is not a list of label ids"):
+        convert(source, tmp_path / "d.xmc")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "d.xmc"
+    for limit, begun in ((100, False), (20_000, True)):  # the first part; a chunk of the dataset, 64 KiB
+        done = run_child(source, target, "full", str(limit))
+        assert done.stdout.startswith(f"StoreError {target} cannot be written (File too large): "), done
+        assert done.stdout.count("\n") == 1
+        assert not target.exists()
+        assert (tmp_path / "d.xmc.partial").exists() == begun
+    dataset, figures = convert_report(source, target)
+    assert figures["resumed"]
+    assert dataset.n_samples == 59
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Until something holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.01)
+
+
+def test_of_two_conversions_to_one_target_the_second_is_refused(tmp_path: Path) -> None:
+    target, pipe = tmp_path / "d.xmc", tmp_path / "pipe"
+    other = write(tmp_path / "a", TEXT)
+    convert(other, tmp_path / "warm.xmc")
+    os.mkfifo(pipe)
+    first = threading.Thread(target=convert, args=(pipe, target), daemon=True)
+    first.start()
+    with open(pipe, "wb", buffering=0) as file:
+        file.write(b"40000 4 3\n" + b"0 1:1\n" * 20000)
+        wait_for((tmp_path / "d.xmc.partial/ledger").exists)
+        wait_for(lambda: b"identity" in (tmp_path / "d.xmc.partial/ledger").read_bytes())
+        for overwrite in (False, True):
+            with pytest.raises(ResumeError, match=r"d\.xmc\.partial is being written by another run: wait for it"):
+                convert(other, target, overwrite=overwrite)
+        file.write(b"1 2:1\n" * 20000)
+    first.join(60)
+    assert not first.is_alive()
+    assert open_dataset(target).n_samples == 40000
+    assert not (tmp_path / "d.xmc.partial").exists()
+
+
+def test_a_pipe_that_was_refused_is_read_from_its_beginning_the_next_time(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def send(content: bytes) -> None:
+        threading.Thread(target=pipe.write_bytes, args=(content,), daemon=True).start()
+
+    before = len(os.listdir("/proc/self/fd"))
+    for content, options in (
+        (b"no rows\n", {}),
+        (b"\x93NUMPY\x01\x00" + bytes(200), {}),
+        (TEXT, {"labels": tmp_path / "missing"}),
+        (b"0 0:1\n", {"labels": tmp_path / "missing"}),
+        (b"5 4\n" + TEXT, {"labels": tmp_path / "missing"}),
+        (TEXT + b"x\n", {}),
+    ):
+        send(content)
+        refused(tmp_path / "d.xmc", pipe, **options)
+    assert len(os.listdir("/proc/self/fd")) == before
+    send(TEXT)
+    assert convert(pipe, tmp_path / "d.xmc").n_samples == 5
+
+
+def test_a_target_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    good = write(tmp_path / "a", TEXT)
+    write(tmp_path / "d.xmc.partial", b"a file of that name")
+    with pytest.raises(StoreError, match=r"d\.xmc cannot be written \(File exists\)"):
+        convert(good, tmp_path / "d.xmc")
+    assert (tmp_path / "d.xmc.partial").read_bytes() == b"a file of that name"
+    (tmp_path / "folder").mkdir()
+    for overwrite in (False, True):
+        assert "exists" in refused(tmp_path / "folder", good, overwrite=overwrite)
+        assert "exists" in refused(good, good, overwrite=overwrite)
+    convert(good, tmp_path / "new" / "folders" / "d.xmc")
+    shutil.rmtree(tmp_path / "new")
+
+
+def test_a_ledger_of_another_kind_is_no_harm(tmp_path: Path) -> None:
+    good = write(tmp_path / "a", TEXT)
+    work = tmp_path / "d.xmc.partial"
+    (work / "pieces").mkdir(parents=True)
+    write(work / "ledger", b"")
+    write(work / "junk", b"junk")
+    with Ledger(work / "ledger", {"of": "something else"}) as ledger:
+        ledger.add("read/00000", {"pieces": {}})
+    assert convert(good, tmp_path / "d.xmc").n_samples == 5
+    assert not work.exists()
