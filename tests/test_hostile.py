@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import os
 import pickle
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from scipy import sparse
 
 from xmc_stream.convert import convert, convert_report
@@ -426,6 +428,17 @@ def test_the_command_says_what_it_left_out(tmp_path: Path, cli: Callable[..., An
     assert f"{path}:3: value 'nan'" in shown
 
 
+def test_long_names_are_cut_in_messages(refused: Callable[..., str]) -> None:
+    long = b"x" * 10_000
+    for text in (
+        b'{"text":"a","' + long + b'":1}\n',
+        b'{"text":"a","labels":["' + long + b'","' + long + b'"]}\n',
+        long + b"\n",
+        HEADER + b"0 " + long + b":1\n1 1:1\n1 1:1\n",
+    ):
+        assert len(refused(text)) < 500
+
+
 # --- two quirks of real files
 
 
@@ -468,3 +481,32 @@ def test_a_test_set_of_raw_text_counts_labels_as_its_training_set(tmp_path: Path
     test = convert(tmp_path / "test.json", tmp_path / "test.xmc", like=train)
     assert train.attributes["label_base"] == test.attributes["label_base"] == base
     assert rows(test)[0][0] == [2 - base]
+
+
+# --- the table in docs/convert.md
+
+
+def test_the_table_of_bad_input_is_true(tmp_path: Path) -> None:
+    """Our column, against the files that benchmarks/hostile.py makes."""
+    spec = importlib.util.spec_from_file_location("hostile", ROOT / "benchmarks" / "hostile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = {name: (text, options) for name, text, options in module.cases()}
+    section = (ROOT / "docs" / "convert.md").read_text().split("## What programs do with bad input")[1]
+    table = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(table) == 10
+    for name, said in ((cell[0].strip(), cell[1].strip()) for cell in table):
+        text, options = made[name]
+        assert options == []
+        (tmp_path / "a.txt").write_text(text)
+        try:
+            figures = convert_report(tmp_path / "a.txt", tmp_path / "d.xmc", overwrite=True)[1]
+            assert figures["n_samples"] == 300
+            outcome = "reads it as libsvm text" if figures["said"].startswith("libsvm") else "sorts them"
+        except InputError as error:
+            line = "301" if name == "wrong N" else "101"
+            with_line = str(error).startswith(f"{tmp_path / 'a.txt'}:{line}: ")
+            outcome = "error with line and reason" if with_line else "error"
+        assert said.split(";")[0].split(",")[0] == outcome, name

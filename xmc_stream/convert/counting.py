@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.parser import shown
 from xmc_stream.convert.source import Like, Options, Rows
 from xmc_stream.convert.vectorizer import Terms, TextOptions, counted
 from xmc_stream.convert.vocabulary import LINES, write_run
@@ -178,7 +179,7 @@ class LabelRows:
         if len(set(labels)) < len(labels):
             if not self._options.sum_duplicates:
                 twice = next(label for i, label in enumerate(labels) if label in labels[:i])
-                raise BadRowError(f"label {twice!r} stands twice in the row: leave one of them out")
+                raise BadRowError(f"label {shown(str(twice).encode())} stands twice in the row: leave one of them out")
             self._notes["summed_duplicates"] += len(labels) - len(set(labels))
             labels = list(dict.fromkeys(labels))
         if labels:

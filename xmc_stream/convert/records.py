@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.parser import shown
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
 from xmc_stream.convert.text import forget
@@ -38,6 +40,7 @@ _HASHED_BYTES = 120 * _TOKENS  # the same, with the words themselves
 _LEAST_LINE, _MOST_LINE = 2**18, 2**24
 _LINE_ROOM = 2**27  # bytes for the longest line, at least, unless that is less than what any line should get
 _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
+_SHOWN_FIELDS = 10
 _SHOWN_ROWS = 1000  # skipped rows that are listed
 TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "description", "sentence")
 LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
@@ -319,7 +322,7 @@ class TextSource:
         if like and receipt["unknown"] and not self._options.drop_unseen:
             part, line = receipt["first"] >> LINES, receipt["first"] & (2**LINES - 1)
             raise InputError(
-                f"{self._records[part].where(line)}: label {receipt['name']!r} does not occur in {like.name}: "
+                f"{self._records[part].where(line)}: label {shown(receipt['name'].encode())} does not occur in {like.name}: "
                 "--unseen=drop leaves out such labels"
             )
         folders["names/labels"] = work / "labels" / "names"
@@ -367,14 +370,20 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
         fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
     if not fields or any(field not in first for field in fields):
         missing = next((field for field in fields if field not in first), "of a common name")
-        raise InputError(f"{name}:1: no text field {missing}: it has {', '.join(map(repr, first))}: give --text-field")
+        raise InputError(f"{name}:1: no text field {missing}: it has {_names(first)}: give --text-field")
     label = text.label_field
     if label is None or (label and optional and label not in first):
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
-        raise InputError(f"{name}:1: no label field: it has {', '.join(map(repr, first))}: give --label-field")
+        raise InputError(f"{name}:1: no label field: it has {_names(first)}: give --label-field")
     said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
     return replace(text, text_fields=tuple(fields), label_field=label), said
+
+
+def _names(first: Mapping[str, Any]) -> str:
+    """The fields of a record, the first of them, in a line."""
+    names = [shown(field.encode("utf-8", "backslashreplace")) for field in islice(first, _SHOWN_FIELDS)]
+    return ", ".join(names) + (", ..." if len(first) > len(names) else "")
 
 
 def _kind_of_labels(text: TextOptions, first: Mapping[str, Any]) -> str:
