@@ -185,6 +185,16 @@ def test_values_too_large_for_float32(refused: Callable[..., str], value: str) -
     assert message == f":3: value {value!r} of feature 8 is too large for float32: correct the line"
 
 
+def test_a_signalling_nan_in_a_matrix(tmp_path: Path) -> None:
+    """Its bits make a cast warn."""
+    X = np.ones((3, 4))
+    X.view(np.uint64)[1, 2] = 0x7FF0000000000001
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", np.arange(3))
+    with pytest.raises(InputError, match=r"row 1 .* is not finite"):
+        convert(tmp_path / "x.npy", tmp_path / "d.xmc", labels=tmp_path / "y.npy")
+
+
 # --- lines
 
 

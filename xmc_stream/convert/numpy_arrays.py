@@ -357,7 +357,7 @@ class DenseSide:
             for row in range(start, stop, step):
                 n = min(step, stop - row)
                 block = stream.take(n * self.n_columns).reshape(n, self.n_columns)
-                with np.errstate(over="ignore"):
+                with np.errstate(over="ignore", invalid="ignore"):
                     there = block.astype(np.float32) != 0
                 indptr = np.zeros(n + 1, np.int64)
                 np.cumsum(np.count_nonzero(there, axis=1), out=indptr[1:])

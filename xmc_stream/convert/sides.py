@@ -161,7 +161,7 @@ class Rules:
         return indptr, indices, values
 
     def _values(self, indptr: NDArray[np.int64], values: Any, first: int) -> NDArray[np.float32]:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             data: NDArray[np.float32] = values.astype(np.float32)
         finite = np.isfinite(data)
         if not finite.all():
