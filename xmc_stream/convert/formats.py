@@ -36,7 +36,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
             format = _recognised(paths[0], known)
         if format not in _TEXTS:
             _check_files(paths, format)
-        _refuse_idle(format, options)
+        _refuse_idle(paths[0], format, options)
         source: Source = known[format].open_source(paths, options, like)
     except BaseException:
         forget([*paths, *options.labels])
@@ -44,15 +44,15 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
     return source
 
 
-def _refuse_idle(format: str, options: Options) -> None:
+def _refuse_idle(path: Path, format: str, options: Options) -> None:
     """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
     from xmc_stream.convert.vectorizer import TextOptions
 
     if format != "anndata" and (options.layer is not None or options.label_key is not None):
-        raise InputError(f"the input is {format}: --layer and --label-key are of AnnData, leave them out")
+        raise InputError(f"{path} is {format}: --layer and --label-key are of AnnData, leave them out")
     of_text = options.text not in (None, TextOptions(label_field=""))  # the latter is what predict says of any input
     if format not in ("jsonl", "parquet") and of_text:
-        raise InputError(f"the input is {format}: options of raw text go with jsonl and parquet, leave them out")
+        raise InputError(f"{path} is {format}: options of raw text go with jsonl and parquet, leave them out")
 
 
 def _recognised(path: Path, known: dict[str, Any]) -> str:
