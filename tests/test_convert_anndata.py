@@ -237,7 +237,9 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: py
     assert "cannot be read" in message(cut, label_key="word")
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     np.save(tmp_path / "y.npy", np.zeros(3, int))
-    assert "is npy: --layer and --label-key are of AnnData" in message(tmp_path / "x.npy", labels=tmp_path / "y.npy", label_key="word")
+    assert "is npy: --layer and --label-key are of AnnData" in message(
+        tmp_path / "x.npy", labels=tmp_path / "y.npy", label_key="word"
+    )
     plain = convert(tmp_path / "x.npy", tmp_path / "p.xmc", labels=tmp_path / "y.npy")
     assert "has none to find them by" in message(label_key="word", like=plain)
 

@@ -61,6 +61,7 @@ def convert_report(
 ) -> tuple[Dataset, dict[str, Any]]:
     """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
     from xmc_stream.convert.run import run_conversion, running
+    from xmc_stream.convert.text import file_identity
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
@@ -75,7 +76,8 @@ def convert_report(
     try:
         identity = {
             "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
-            "normalize": normalize, "columns": columns, "like": None if train is None else str(asdict(train)),
+            "normalize": normalize, "columns": columns,
+            "like": None if train is None else [str(asdict(train)), file_identity(train.path / "zarr.json")],
         }  # fmt: skip
         done = _published(target, identity)
         if done is None:
