@@ -38,7 +38,7 @@ _ROWS = 2**14
 _BLOCK_BYTES = 64 * _TOKENS + 2**21
 _HASHED_BYTES = 120 * _TOKENS  # the same, with the words themselves
 _LEAST_LINE, _MOST_LINE = 2**18, 2**24
-_LINE_ROOM = 2**27  # bytes for the longest line, at least, unless that is less than what any line should get
+_LINE_ROOM = 2**27  # bytes for the longest line, where there are as many
 _LEAST_DICTIONARY, _MOST_DICTIONARY = 2**22, 2**28
 _SHOWN_FIELDS = 10
 _SHOWN_ROWS = 1000  # skipped rows that are listed
@@ -193,13 +193,16 @@ class TextSource:
             HashedRows(replace(self.text, hash_features=2)).add("a few words")
 
     def fit(self, room: int) -> int:
-        """Dictionary and longest line for `room` bytes: what is left beside the blocks, in halves."""
+        """Dictionary and longest line for `room` bytes: what is left beside the blocks, in halves.
+
+        Where that is little, the line gets up to _LINE_ROOM of it first.
+        """
         n_hashed = self.text.hash_features or 0
         fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
         per_byte = self.text.bytes_per_byte
         largest = _MOST_LINE if self._largest is None else self._largest + 2
-        least = max(_LEAST_LINE, _LINE_ROOM // per_byte)
-        self._longest = min(max(least, min(_MOST_LINE, (room - fixed) // 2 // per_byte)), largest)
+        line = max((room - fixed) // 2, min(_LINE_ROOM, (room - fixed) * 7 // 8))
+        self._longest = min(max(_LEAST_LINE, min(_MOST_LINE, line // per_byte)), largest)
         rest = room - fixed - self._longest * per_byte
         self._dictionary = max(_LEAST_DICTIONARY, min(_MOST_DICTIONARY, 80 * largest, rest * 9 // 10))
         reading = fixed + self._longest * per_byte + self._dictionary * 10 // 9
