@@ -7,20 +7,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import distributed
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_convert import TEXT, X, Y, dense, environment, refused, write
 
 from xmc_stream.convert import convert, convert_report, run
 from xmc_stream.convert import text as text_module
-from xmc_stream.convert.text import Buffers, TextRange
+from xmc_stream.convert.text import Buffers, TextRange, ranges
+from xmc_stream.store import assembly
 from xmc_stream.store.dataset import open_dataset
 
 BOM = b"\xef\xbb\xbf"
@@ -242,3 +244,29 @@ def test_what_is_wrong_in_standard_input_is_said(tmp_path: Path) -> None:
         assert done.stderr.startswith(b"xmc-stream: " + what), done.stderr
         assert done.stderr.count(b"\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_offsets_beyond_an_int32(tmp_path: Path) -> None:
+    """Entries are counted, and a text is read, beyond 2^31: sums of row lengths, and byte ranges of a file with a hole."""
+    assembly.begin(tmp_path / "d")
+    lengths = [2**31 - 1, 0, 3, 2**33, 1]
+    windows = (np.array(part, np.int64) for part in (lengths[:2], lengths[2:]))
+    figures = assembly.write_lengths(tmp_path / "d", "X", windows)
+    assert (figures["n_rows"], figures["nnz"]) == (5, sum(lengths))
+    indptr = zarr.open_array(tmp_path / "d" / "X" / "rows" / "indptr", mode="r")[:]
+    assert indptr.tolist() == [0, *accumulate(lengths)]
+
+    path, far = tmp_path / "far.txt", 2**32 + 17
+    with open(path, "wb") as file:
+        file.write(b"9 9 9\n0 1:1\n")
+        file.seek(far)  # zeros between, which take no disk
+        file.write(b"\n1 2:0.5\n2 3:4\n3 4:8")
+    size = path.stat().st_size
+    cut = far + 9  # where the second of the far lines begins
+    last = b"2 3:4\n3 4:8"
+    for start, stop, expected in ((far + 1, cut, b"1 2:0.5\n"), (cut, size, last), (far + 2, size, last)):
+        with TextRange(path, start, stop).open(Buffers()) as text:
+            assert b"".join(piece.tobytes() for piece in text.pieces()) == expected
+    cuts = ranges(path, 6, size)
+    assert (cuts[0].start, cuts[-1].stop) == (6, size)
+    assert all(a.stop == b.start for a, b in pairwise(cuts))
