@@ -18,6 +18,7 @@ from test_convert_parts import INPUTS, cut_into, files_of
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.jobs import PartJob
+from xmc_stream.convert.plan import plan_writing
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, ResumeError, StoreError
 from xmc_stream.store.dataset import open_dataset
@@ -133,6 +134,7 @@ def test_another_input_or_option_begins_anew(source: Path, tmp_path: Path, how: 
         os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
     dataset, figures = convert_report(source, target, **options)
     assert not figures["resumed"]
+    assert "an unfinished conversion of something else, in d.xmc.partial, was dropped" in figures["said"]
     assert parts_read[0] == 0
     assert files_of(dataset.path) == files_of(convert(source, tmp_path / "whole.xmc", **options).path)
     assert not (tmp_path / "d.xmc.partial").exists()
@@ -250,3 +252,9 @@ def test_a_ledger_of_another_kind_is_no_harm(tmp_path: Path) -> None:
         ledger.add("read/00000", {"pieces": {}})
     assert convert(good, tmp_path / "d.xmc").n_samples == 5
     assert not work.exists()
+
+
+def test_the_longest_row_and_columns_of_x_are_planned() -> None:
+    plain = plan_writing(10**9, 1, 10**6, 10, 10**8, 10)
+    assert plan_writing(10**9, 1, 10**6, 10, 10**8, 10, longest=2**26).need - plain.need == 2**26 - 2**24
+    assert plan_writing(10**9, 1, 10**6, 10, 10**8, 10, x_columns=True).need - plain.need == 32 * (10**6 - 10)

@@ -21,7 +21,8 @@ class _OneLine(click.Group):
             return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
         except click.exceptions.Abort:
             click.echo(
-                "xmc-stream: interrupted; training goes on where it was when the same command is given again", err=True
+                "xmc-stream: interrupted; convert and train go on where they were when the same command is given again",
+                err=True,
             )
         except click.ClickException as error:
             hint = (

@@ -58,14 +58,21 @@ def _plan(source: Source, budget: int, threads: int) -> ConversionPlan:
 
 
 def plan_writing(
-    budget: int, threads: int, n_features: int, n_labels: int, x_entries: int | None, y_entries: int | None
-) -> ConversionPlan:
-    """The stages behind the reading. x_entries, y_entries: at most, None for many."""
+    budget: int, threads: int, n_features: int, n_labels: int, x_entries: int | None, y_entries: int | None,
+    longest: int = _LONGEST, x_columns: bool = False,
+) -> ConversionPlan:  # fmt: skip
+    """The stages behind the reading.
+
+    x_entries, y_entries: at most, None for many; longest: bytes of the values of the longest row; x_columns: whether X is
+    written by columns too.
+    """
     window = WINDOW * 16  # lengths, their sums, indices or values, and a copy of them
     counts = {f"counts of {n_features} features and {n_labels} labels": 8 * (n_features + n_labels)}
-    arrays = {"arrays being written": threads * (window + 2 * _WRITING + (_LONGEST if x_entries is None else 0))}
+    row = longest if x_entries is None else min(longest, 4 * x_entries)
+    arrays = {"arrays being written": threads * (window + 2 * _WRITING) + row}
     # where each column begins and ends is held in four arrays, each as long as there are columns
-    columns = {"columns being written": 4 * 8 * max(n_labels, 1) + 4 * _WRITING}
+    n_columns = max(n_labels, n_features if x_columns else 1)
+    columns = {"columns being written": 4 * 8 * n_columns + 4 * _WRITING}
     free = budget - sum(sum(part.values()) for part in (counts, arrays, columns))
     max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, free))
     entries = max_bytes if y_entries is None else min(max_bytes, 16 * y_entries + 2**16)

@@ -78,6 +78,8 @@ class ConversionRun:
             settled.n_labels,
             sizes["nnz_features"],
             sizes["nnz_labels"],
+            4 * max((piece.longest for piece in settled.x), default=0),
+            self._columns,
         )
         if plan.need > self._budget:
             parts = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
@@ -179,6 +181,8 @@ def run_conversion(
                 if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
                     shutil.rmtree(work)
                 raise
+            if ledger.renewed:
+                result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
             ledger.add(WHOLE, result)
             publish(run.store, target)
             shutil.rmtree(work)
