@@ -8,14 +8,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.tiles import Run, widest
+from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.scores import SPARE
 from xmc_stream.memory import MemoryLimit
+from xmc_stream.solvers.ppdsparse import ROW_BYTES, RowOrder
 
 MIB = 2**20
-ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
+PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+_MERGING = 60  # bytes a row, while the active set of one class is put together
+_SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
@@ -67,32 +75,100 @@ class SolvePlan:
     """What a solve job may hold.
 
     max_rows: active rows of a batch of classes; max_nnz: entries gathered for it; max_class_nnz: of one class of a
-    batch. A class by itself may have max_class_rows rows of any size: what does not fit is gathered again.
+    batch. A class by itself may have as many rows; if it is not large, entries that do not fit are gathered again. room:
+    for large classes, see `StreamRoom`; None where no class can become large.
     """
 
     max_rows: int
     max_nnz: int
     max_class_nnz: int
-    max_class_rows: int
+    room: StreamRoom | None
 
 
-def plan_solve(plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int) -> SolvePlan:
-    """Share a thread's memory between rows and entries.
+@dataclass(frozen=True)
+class StreamRoom:
+    """What a solve job may hold while X streams by for large classes.
 
-    largest_class: active rows of the largest class at the start. Raises MemoryLimitError when that is too many, or too
-    little is left at all.
+    nnz: entries of X; classes: bytes for the classes solved beside each other; threads: that share them.
     """
+
+    nnz: int
+    classes: int
+    threads: int
+    n_features: int
+
+    def class_bytes(self, n_active: NDArray[Any]) -> NDArray[Any]:
+        """Of classes with so many active rows: v, and the pairs."""
+        return 8 * self.n_features + PAIR_BYTES * n_active
+
+    def fits(self, n_active: NDArray[np.int64]) -> bool:
+        """Whether the pairs of these classes fit in memory beside each other, one being put together."""
+        return int(self.class_bytes(n_active).sum()) + _MERGING * int(n_active.max(initial=0)) <= self.classes
+
+    def together(self, n_active: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Runs of classes that fit beside each other; a larger one by itself."""
+        cuts, begin, total, largest = [], 0, 0, 0
+        for c, size in enumerate(self.class_bytes(n_active)):
+            total, largest = total + int(size), max(largest, int(n_active[c]))
+            if c > begin and total + _MERGING * largest > self.classes:
+                cuts.append((begin, c))
+                begin, total, largest = c, int(size), int(n_active[c])
+        return [*cuts, (begin, len(n_active))] if len(n_active) else []
+
+    def passes(self, n_active: NDArray[np.int64], epochs: int) -> int:
+        """How often X streams by for these classes: every epoch, once before and once after."""
+        return len(self.together(n_active)) * (epochs + 2)
+
+
+def plan_solve(
+    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, jobs: int
+) -> SolvePlan:
+    """Share a job's memory between rows and entries.
+
+    largest_class: active rows of the largest class at the start. jobs: that there are in a round; no more work beside
+    each other, and their large classes have the threads that are left. Raises MemoryLimitError where it is too little.
+    """
+    t = min(plan.threads, jobs)
     fixed = {
-        "features": plan.threads * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
-        "marks of rows": plan.threads * (n_samples // 8 + n_samples // 16),
-        "writers and windows": plan.threads * (writer_bytes + _WINDOWS),
+        "features": t * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "marks of rows": t * (n_samples // 8 + n_samples // 16),
+        "writers and windows": t * (writer_bytes + _WINDOWS),
     }
     # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
-    rows_bytes = 4 * max(2 * MIB, largest_class * ROW_BYTES)
-    plan.refuse_unless({**fixed, "rows": plan.threads * rows_bytes}, f"solving on {plan.threads} threads")
-    left = (plan.budget - sum(fixed.values())) // plan.threads
+    needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * ROW_BYTES)}
+    threads, streaming = plan.threads // t, 0
+    if n_samples > order.large:
+        # a group of rows: its places and numbers, each thread's scratch; features: for taking weights
+        streaming = ((64 + 40 * threads) << order.run_bits) * GROUP + 24 * n_features + MIB
+        if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
+            needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
+    plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
+    left = (plan.budget - sum(fixed.values())) // t
     rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
-    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, rows)
+    room = None
+    if streaming:
+        nnz = min((left - streaming - 8 * n_features) // 2, 48 * MIB) // 8
+        room = StreamRoom(nnz, left - streaming - 8 * nnz, threads, n_features)
+    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
+
+
+def choose_streamed(
+    n_active: NDArray[np.int64], epochs: int, sizes: SolvePlan, nnz: int, n_samples: int
+) -> NDArray[np.bool_]:
+    """Which large classes, with so many active rows, are solved as X streams by: it changes no bit of the result.
+
+    Those that do not fit otherwise; all of them where that reads less than gathering their rows.
+    """
+    if sizes.room is None or not len(n_active):
+        return np.zeros(len(n_active), np.bool_)
+    mean = nnz / n_samples
+    fits = (n_active <= sizes.max_rows) & (1.2 * mean * n_active <= sizes.max_class_nnz)
+    if nnz <= sizes.max_nnz:  # a batch gathers X at most
+        gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
+    else:
+        gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
+    streams_less = bool(sizes.room.passes(n_active, epochs) * nnz < gathered)
+    return np.asarray(~fits | streams_less)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
 from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
 from xmc_stream.store.state import (
@@ -107,7 +107,10 @@ def solve_plan(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParamete
     largest = int((counts + start_sizes(counts, dataset.n_samples)).max())
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest)
+    order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)
+    return plan_solve(
+        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, n_units(dataset.n_labels)
+    )
 
 
 @dataclass

@@ -17,7 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan, SolvePlan
 from xmc_stream.jobs.tiles import Tile, make_tile, tile_bytes
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.scores import search
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, Scratch, Solver, start_sizes
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -89,7 +89,7 @@ class ProbeJob:
         scratch = Scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
         figures = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed).solve(sets, at, block, 0, scratch, figures, sink)
+        Solver(self.parameters, self.seed, RowOrder.of(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)

@@ -51,6 +51,21 @@ def start_sets(
 
 
 @kernel
+def draw_negatives(n: int, label: int, n_samples: int, seed: int, words: NDArray[np.uint64]) -> None:
+    """`start_sets` for one class whose positives are marked: mark n keyed random negatives."""
+    bits = word_bits(n_samples)
+    key = key_of(seed, label, 0, _START)
+    t = 0
+    while n:
+        row = permuted(t, n_samples, bits, key)
+        t += 1
+        bit = np.uint64(1) << np.uint64(row & 63)
+        if not words[row >> 6] & bit:
+            words[row >> 6] |= bit
+            n -= 1
+
+
+@kernel
 def merge_found(
     a_ptr: NDArray[np.int64],
     a_rows: NDArray[Any],

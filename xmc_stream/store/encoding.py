@@ -41,6 +41,9 @@ def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
     return np.dtype(np.int32 if bound <= np.iinfo(np.int32).max else np.int64)
 
 
+_PIECE = 1 << 15  # items that a copy moves at a time
+
+
 class ArrayWriter:
     """Appends to a new 1-D zarr array of unknown length; chunk files are written as values come, nothing is held.
 
@@ -210,6 +213,19 @@ class MatrixWriter:
             self._data.link(source.data)
         self.lines += source.n_lines
         self.nnz += source.nnz
+
+    def copy(self, source: SparseMatrix, start: int, stop: int) -> None:
+        """Add lines [start, stop) of a stored matrix, in pieces of a few hundred kilobytes, however long a line is."""
+        for line in range(start, stop, _PIECE):
+            ends = source.indptr.read(line, min(line + _PIECE, stop) + 1)
+            self._indptr.append(ends[1:] - ends[0] + self.nnz)
+            for first in range(int(ends[0]), int(ends[-1]), _PIECE):
+                last = min(first + _PIECE, int(ends[-1]))
+                self._indices.append(source.indices.read(first, last))
+                if self._data is not None and source.data is not None:
+                    self._data.append(source.data.read(first, last))
+            self.lines += len(ends) - 1
+            self.nnz += int(ends[-1] - ends[0])
 
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
