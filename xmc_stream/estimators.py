@@ -206,7 +206,7 @@ def train(
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
-            held = engine.warm(WarmUp(parameters=parameters, again=warm_start is not None))
+            held = engine.warm(WarmUp.for_training(dataset, parameters, warm_start is not None))
             plan = memory_plan(engine, limit, held, execution.cuts)
             forecast = probe_training(engine, dataset, parameters, seed, plan, warm_start).forecast(plan)
             if execution.progress:

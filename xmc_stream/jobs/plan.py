@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,22 +96,30 @@ class StreamRoom:
     threads: int
     n_features: int
 
-    def class_bytes(self, n_active: NDArray[Any]) -> NDArray[Any]:
-        """Of classes with so many active rows: v, and the pairs."""
-        return 8 * self.n_features + PAIR_BYTES * n_active
+    def group_bytes(self, order: RowOrder) -> int:
+        """Of a group of rows: its places and numbers, each thread's scratch."""
+        return ((64 + 40 * self.threads) << order.run_bits) * GROUP + MIB
 
-    def fits(self, n_active: NDArray[np.int64]) -> bool:
-        """Whether the pairs of these classes fit in memory beside each other, one being put together."""
-        return int(self.class_bytes(n_active).sum()) + _MERGING * int(n_active.max(initial=0)) <= self.classes
+    def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None) -> int:
+        """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
 
-    def together(self, n_active: NDArray[np.int64]) -> list[tuple[int, int]]:
+        n_found: rows that the searches found for each, where that is known.
+        """
+        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
+        pairs = int((8 * self.n_features + PAIR_BYTES * n_active).sum())
+        return pairs + _MERGING * int(most.max(initial=0))
+
+    def together(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None) -> list[tuple[int, int]]:
         """Runs of classes that fit beside each other; a larger one by itself."""
-        cuts, begin, total, largest = [], 0, 0, 0
-        for c, size in enumerate(self.class_bytes(n_active)):
-            total, largest = total + int(size), max(largest, int(n_active[c]))
-            if c > begin and total + _MERGING * largest > self.classes:
-                cuts.append((begin, c))
-                begin, total, largest = c, int(size), int(n_active[c])
+        cuts, begin = [], 0
+        for end in range(1, len(n_active) + 1):
+            mine = slice(begin, end)
+            if (
+                end - begin > 1
+                and self.bytes(n_active[mine], None if n_found is None else n_found[mine]) > self.classes
+            ):
+                cuts.append((begin, end - 1))
+                begin = end - 1
         return [*cuts, (begin, len(n_active))] if len(n_active) else []
 
     def passes(self, n_active: NDArray[np.int64], epochs: int) -> int:
@@ -138,8 +145,8 @@ def plan_solve(
     needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * ROW_BYTES)}
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
-        # a group of rows: its places and numbers, each thread's scratch; features: for taking weights
-        streaming = ((64 + 40 * threads) << order.run_bits) * GROUP + 24 * n_features + MIB
+        # beside a group: for taking weights
+        streaming = StreamRoom(0, 0, threads, n_features).group_bytes(order) + 24 * n_features
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")

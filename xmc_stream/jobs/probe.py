@@ -63,6 +63,10 @@ class ProbeJob:
         ptr = np.zeros(len(classes) + 1, np.int64)
         rows = np.empty(int((np.diff(positives.indptr) + sizes).sum()), np.int64)
         start_sets(positives.indptr, positives.indices, sizes, 0, n, self.seed, ptr, rows)
+        started = np.diff(ptr)
+        if len(classes) == 1:  # it may be larger than what is planned for: some of its rows serve
+            rows = rows[:: -(-len(rows) // self._most_rows(X.nnz / n))].copy()
+            ptr[1] = len(rows)
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         sets = ActiveSets(0, ptr, rows, sign, np.zeros(len(rows)))
@@ -104,8 +108,8 @@ class ProbeJob:
         fixed = tile_bytes(np.zeros(dataset.n_features), len(classes))
         return {
             "counts": counts[classes].tolist(),
-            "started": np.diff(ptr).tolist(),
-            "kept": kept.tolist(),
+            "started": started.tolist(),
+            "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
             "weights": weights.tolist(),
             "tile_ratio": (tile_bytes(of_feature, len(classes)) - fixed) / max(1, int(weights.sum())),
             "step": step,
@@ -113,9 +117,14 @@ class ProbeJob:
             "read": read,
         }
 
+    def _most_rows(self, row_length: float) -> int:
+        """Active rows solved at most."""
+        most = min(_ENTRIES, self.sizes.max_nnz // 2, self.sizes.max_class_nnz) / max(row_length, 1.0)
+        return max(1, min(int(most), self.sizes.max_rows))
+
     def _sample(self, counts: NDArray[np.int64], n_samples: int, row_length: float) -> NDArray[np.int64]:
         """Classes of all sizes, evenly by rank of their label counts, as many as fit; ascending."""
-        most = min(_ENTRIES, self.sizes.max_nnz // 2, int(self.sizes.max_rows * row_length) // 2)
+        most = self._most_rows(row_length) * max(row_length, 1.0)
         classes = np.flatnonzero(counts)
         active = counts[classes] + start_sizes(counts[classes], n_samples)
         if not len(classes):

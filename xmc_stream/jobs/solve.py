@@ -58,7 +58,6 @@ from xmc_stream.store.state import (
     new_unit_state,
 )
 
-
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
@@ -208,7 +207,7 @@ class _UnitSolve:
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
             if self.rough_tiles is not None:
                 self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
-            streamed = self._stream(writer)
+            streamed = self._stream(n_found, writer)
             rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
             self.scratch = Scratch(self.dataset.n_features, rows, nnz)
             self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
@@ -240,7 +239,7 @@ class _UnitSolve:
             **options,
         }
 
-    def _stream(self, writer: UnitStateWriter) -> NDArray[np.int64]:
+    def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
         """Solve large classes as X streams by, where that is the way; returns which. Their lines are in `large` then."""
         job, n = self.job, self.last - self.first
         large = np.flatnonzero((self.n_active > self.order.large) & (writer.figures[:, STATUS] == OPEN))
@@ -256,7 +255,7 @@ class _UnitSolve:
                 lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
                 Path(f"{job.out}.pairs"),
             )  # fmt: skip
-            self.sizes[classes] = solver.solve(classes, sizes, lines)
+            self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used = solver.fresh, solver.used
         writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
         self.large = UnitState(self._large_path)
@@ -282,6 +281,8 @@ class _UnitSolve:
         blocks = read_found(self.job.found, label, label + 1)
         _, rows, scores = _join(blocks, 1)
         order = np.lexsort((rows, -scores))
+        if self.previous is None:
+            return
         room = self._room(np.diff(self.previous.active.indptr.read(c, c + 2)), self.job.round)
         yield rows[order[: int(room[0])]]
 

@@ -289,22 +289,31 @@ class LargeClasses:
         self.passes = 0.0
 
     def solve(
-        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], writer: UnitStateWriter
+        self,
+        classes: NDArray[np.int64],
+        n_active: NDArray[np.int64],
+        n_found: NDArray[np.int64],
+        writer: UnitStateWriter,
     ) -> NDArray[np.int64]:
-        """Solve; class classes[i] is line i of the state. Returns the sizes of the active sets that are kept."""
+        """Solve; class classes[i], with so many active rows and rows found, is line i of the state.
+
+        Returns the sizes of the active sets that are kept.
+        """
         buffer = Buffer(self.X, min(self.room.nnz, self.X.nnz))
         kept = np.empty(len(classes), np.int64)
-        for begin, end in self.room.together(n_active):
-            self._solve(classes[begin:end], n_active[begin:end], begin, buffer, writer, kept[begin:end])
+        for begin, end in self.room.together(n_active, n_found):
+            mine = slice(begin, end)
+            fits = self.room.bytes(n_active[mine], n_found[mine]) <= self.room.classes
+            self._solve(classes[mine], n_active[mine], fits, begin, buffer, writer, kept[mine])
         return kept
 
     def _solve(
-        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], line: int, buffer: Buffer,
+        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, line: int, buffer: Buffer,
         writer: UnitStateWriter, kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         with ExitStack() as stack:
             pairs: AnyPairs
-            if self.room.fits(n_active):
+            if fits:
                 n = self.X.n_lines
                 pairs = _MemoryPairs(n_active, np.dtype(np.int32 if n < 2**31 else np.int64), self.rough)
                 for i, c in enumerate(classes):

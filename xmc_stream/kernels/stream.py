@@ -14,6 +14,7 @@ from xmc_stream.kernels.dcd import add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
 
+
 @kernel
 def _bounds(rows: NDArray[Any], begin: int, end: int, low: int, high: int) -> tuple[int, int]:
     """The entries of [begin, end) whose rows are in [low, high)."""

@@ -218,9 +218,7 @@ class StreamSolver:
         """The steps on the rows of a group that come at the places [low, high) of the group."""
         p = self.parameters
         self._needed[:] = False
-        mark_group(
-            going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, self._needed
-        )
+        mark_group(going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, self._needed)
         n = list_needed(self._needed, runs, self.run_bits, self._lines, self._local_of)
         if not n:
             return
