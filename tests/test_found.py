@@ -54,7 +54,7 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, list[Rows], list[in
 
 
 @given(jobs(), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, data: st.DataObject) -> None:
     label, found, leg = problem
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
