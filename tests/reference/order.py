@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reference.permutation import _A, _WORD, key_of, mix, permuted
 
-GROUP = 16
+GROUP = 128
 
 
 def stream_order(rows: Sequence[int], n_samples: int, run_bits: int, seed: int, round_: int, epoch: int) -> list[int]:

@@ -21,6 +21,7 @@ from xmc_stream.jobs.plan import (
     SolvePlan,
     choose_streamed,
     class_blocks,
+    held_rows,
     search_needs,
     search_ranges,
 )
@@ -109,12 +110,12 @@ class Forecaster:
         solve = solve_plan(plan, d, p, self.warm_start is not None)
         phases, blocks = {}, []
         if self.warm_start is not None:
-            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features)
+            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
             blocks.append(len(cut))
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
-            cut = class_blocks(plan, self._units(round_, check=round_ + 1 == self.rounds), d.n_features)
+            cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
             blocks.append(len(cut))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = self._most(plan, cut)
@@ -143,7 +144,7 @@ class Forecaster:
             sizes = []
             for run in (Run(*run) for run in runs):
                 mine = slice(run.first, run.last)
-                sizes.append(SearchSize(run, int(wanted[mine].sum()), int(self.counts[mine].sum())))
+                sizes.append(SearchSize(run, held_rows(wanted[mine]), held_rows(self.counts[mine])))
             units.append(sizes)
         return units
 
@@ -166,8 +167,8 @@ class Forecaster:
                         weights = int(self.weights[mine].sum() * more)
                         fixed = 4 * (d.n_features + 1) + 4 * tile_width(len(mine))
                         run = Run(a, b, int(weights * self.probe["tile_ratio"]) + fixed, weights)
-                        rows = len(mine) if check else int(wanted[mine].sum())
-                        sizes.append(SearchSize(run, rows, int(self.kept[round_][mine].sum())))
+                        rows = held_rows(np.ones_like(mine) if check else wanted[mine])
+                        sizes.append(SearchSize(run, rows, held_rows(self.kept[round_][mine])))
                 if step >= last - first:
                     break
             if sizes:
@@ -176,7 +177,7 @@ class Forecaster:
 
     def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
-        needs = search_needs(plan, pieces, self.dataset.n_features)
+        needs = search_needs(plan, pieces, self.dataset.n_features, self.dataset.n_samples)
         rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)

@@ -145,16 +145,16 @@ class ProbeJob:
     def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
         """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
         width, n = len(tile.bias), X.n_lines
-        none, one, ends = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width + 1)
+        none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
         rows, took = 0, 0.0
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, self.parameters.tol - 1.0, np.float32)
             began = time.perf_counter()
             search(
                 x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,
-                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, ends, np.zeros(width, np.int64),
-                np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold, self.parameters.loss_code,
-                np.zeros(width), np.empty(width, np.float32),
+                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, begins, begins + 2,
+                np.zeros(width, np.int64), np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold,
+                self.parameters.loss_code, np.zeros(width), np.empty(width, np.float32), np.empty(2, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
             if took > _SECONDS:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.jobs.found import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed
+from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed, held_rows
 from xmc_stream.jobs.stream import DiskPairs, LargeClasses, disk_pairs
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
@@ -61,30 +62,6 @@ from xmc_stream.store.state import (
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
-@dataclass(frozen=True)
-class FoundFile:
-    """What one search job found for classes [first, last)."""
-
-    first: int
-    last: int
-    path: str
-
-
-def read_found(files: tuple[FoundFile, ...], first: int, last: int) -> list[Block]:
-    """What the search jobs found for classes [first, last): a block for each file that holds some of them.
-
-    A block's lines are the classes [first, last), empty where the file does not hold them.
-    """
-    blocks = []
-    for file in files:
-        low, high = max(first, file.first), min(last, file.last)
-        if low < high:
-            block = Found(Path(file.path)).rows.block(low - file.first, high - file.first)
-            before, after = np.zeros(low - first, np.int64), np.full(last - high, block.indptr[-1])
-            blocks.append(Block(first, np.concatenate([before, block.indptr, after]), block.indices, block.data))
-    return blocks
-
-
 def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_], tau: float) -> None:
     """The figures of classes without positives: w_0 = -1, rest 0 (docs/architecture.md)."""
     figures[empty] = 0.0
@@ -110,10 +87,10 @@ def update_figures(
         low, high = max(first, file.first), min(first + n, file.last)
         if low < high:
             found = Found(Path(file.path))
-            mine, theirs = slice(low - first, high - first), slice(low - file.first, high - file.first)
-            n_found[mine] += np.diff(found.rows.indptr.read(theirs.start, theirs.stop + 1))
-            losses[mine] += found.losses[theirs]
-            best[mine] = np.maximum(best[mine], found.best[theirs])
+            mine, theirs = slice(low - first, high - first), (low - file.first, high - file.first)
+            n_found[mine] += found.of_classes("counts", *theirs)
+            losses[mine] += found.of_classes("losses", *theirs)
+            best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
     if rough:
         return n_found
     open_ = figures[:, STATUS] == OPEN
@@ -128,7 +105,7 @@ def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: 
     runs = []
     for run in tiles.runs:
         mine = slice(run.first - first, run.last - first)
-        runs.append([*astuple(run), int(heaps[mine].sum()), int(sizes[mine].sum())])
+        runs.append([*astuple(run), held_rows(heaps[mine]), held_rows(sizes[mine])])
     return runs
 
 
@@ -277,14 +254,13 @@ class _UnitSolve:
 
     def _found_rows(self, c: int) -> Iterator[NDArray[np.int64]]:
         """The rows that a class may add, part by part."""
-        label = self.first + c
-        blocks = read_found(self.job.found, label, label + 1)
-        _, rows, scores = _join(blocks, 1)
-        order = np.lexsort((rows, -scores))
         if self.previous is None:
             return
+        files, label = self.job.found, self.first + c
         room = self._room(np.diff(self.previous.active.indptr.read(c, c + 2)), self.job.round)
-        yield rows[order[: int(room[0])]]
+        score, last = select_threshold(files, label, int(room[0]))
+        for rows, scores in found_windows(files, label):
+            yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
     def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
         """Weights and biases of a warm start."""
@@ -361,17 +337,13 @@ class _UnitSolve:
             alpha = np.zeros(len(rows))
         else:
             old = self.previous.active.block(low, high)
-            blocks = read_found(job.found, first, first + n)
-            sizes = np.diff(old.indptr)
+            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples)
+            found, sizes = np.diff(f_ptr), np.diff(old.indptr)
             room = self._room(sizes, job.round)
-            f_ptr, f_rows, f_scores = _join(blocks, n)
-            found = sum(np.diff(block.indptr) for block in blocks) if blocks else np.zeros(n, np.int64)
+            scratch = np.empty(int(found.max()), np.float32)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
-            merge_found(
-                old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, np.empty(len(f_ptr), np.int64),
-                ptr, rows, alpha,
-            )  # fmt: skip
+            merge_found(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha)
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         return ActiveSets(first, ptr, rows, sign, alpha)
@@ -474,14 +446,3 @@ def _rows_part(sets: ActiveSets, begin: int, end: int) -> ActiveSets:
     part = slice(begin, end)
     ptr = np.array([0, end - begin], np.int64)
     return ActiveSets(sets.first_label, ptr, sets.rows[part], sets.sign[part], sets.alpha[part])
-
-
-def _join(blocks: list[Block], n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Blocks of the same classes, one after another in shared arrays; the places of each block's classes in them."""
-    ptr = np.zeros((len(blocks), n + 1), np.int64)
-    filled = 0
-    for j, block in enumerate(blocks):
-        ptr[j] = filled + block.indptr
-        filled += len(block.indices)
-    rows = np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]).astype(np.int64, copy=False)
-    return ptr, rows, np.concatenate([np.zeros(0, np.float32), *(block.values for block in blocks)])

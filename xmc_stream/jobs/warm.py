@@ -62,8 +62,9 @@ class WarmUp:
                 writer.append(4 * every, x.ravel(), values, every, (np.arange(n) < 3).astype(np.int32))
             dataset, work = Dataset(path / "warm.xmc"), path / "model.partial"
             begin_model(work)
-            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded
-            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8)), Notes()
+            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
+            # and it wants more rows than a leg has
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, leg=16)), Notes()
             p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, mix, permuted, word_bits
 
-_GROUP_BITS = 4
+_GROUP_BITS = 7
 GROUP = 1 << _GROUP_BITS  # runs of a group
 _ALL_CLASSES = 1 << 40  # the label number in the key of an order that all classes share
 _A = np.uint64(0x9E3779B97F4A7C15)

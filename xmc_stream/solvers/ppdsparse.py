@@ -30,7 +30,7 @@ DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "max_rounds": 5, "prune": 0.01}
 _OPTIONS = ("prune", "delta", "min_value")
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 16 << 20  # a class whose active rows take more, on average, is large
-RUN_BYTES, RUN_BITS = 2 << 20, 12  # of a run of rows, on average, and rows at most (log2)
+RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at most (log2)
 
 
 @dataclass(frozen=True)

@@ -216,13 +216,26 @@ def open_array(path: Path) -> ChunkedArray:
         raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
 
 
-def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
-    """A whole array that is known to be small, compared with its checksums. Raises StoreError where it is damaged."""
+def read_small(group: zarr.Group, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+    """An array that is known to be small, or items [start, stop) of it; their chunks are compared with the checksums.
+
+    Raises StoreError where it is damaged.
+    """
     array = ChunkedArray(group[name])  # type: ignore[arg-type]
+    stop = array.size if stop is None else stop
     if array.path is not None:
-        for k in range(array.n_chunks):
+        for k in range(start // array.chunk, -(-stop // array.chunk)):
             array.verify_chunk(k)
-    return array.read(0, array.size)
+    return array.read(start, stop)
+
+
+def clip_ranges(
+    firsts: NDArray[np.int64], counts: NDArray[np.int64], low: int, high: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items [low, high) of all items of some ranges, counted through, as ranges again: see `ChunkedArray.read_ranges`."""
+    begins = np.cumsum(counts) - counts
+    skipped = np.clip(low - begins, 0, counts)
+    return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
 
 
 def _libc() -> ctypes.CDLL:
