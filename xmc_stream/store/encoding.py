@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -65,6 +66,7 @@ class ArrayWriter:
 
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
+        stop_if_unwanted()
         view = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
         self._hash.update(view.data)
         while len(view):
@@ -279,6 +281,7 @@ def fsync_folder(path: Path) -> None:
 
 def publish(work: Path, path: Path) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed."""
+    stop_if_unwanted()
     fsync_tree(work)
     if path.exists():
         old = path.with_name(path.name + ".old")
