@@ -1,8 +1,9 @@
-"""The event log of a run: a JSON line an event, for `info` and pictures; and what it says in sum.
+"""The event log of a run: a JSON line an event, for `info` and pictures.
 
-event: start, phase (jobs: how many it has), job, memory (the most since the line before), end, error or interrupted (of
-a session; one that was killed has none). Every line has all keys. bytes_read and seconds are a job's; resident, private
-(anonymous) and mapped (file-backed) bytes those of `process`, peak its largest resident size so far.
+event: start, phase (jobs: how many it has; done: how many of them an earlier session did), job, memory (the most since
+the line before), end, error or interrupted (of a session; one that was killed has none). Every line has all keys.
+bytes_read and seconds are a job's; resident, private (anonymous) and mapped (file-backed) bytes those of `process`, peak
+its largest resident size so far, limit that of the session.
 
 The log is no part of what a run needs: where it cannot be written, lines are lost and the run goes on.
 """
@@ -21,7 +22,7 @@ from typing import Any
 from xmc_stream.memory import Usage
 
 _SAMPLES = 1000  # memory is noted once a second so often, then at intervals of such a part of the time gone by
-_MOST = ("resident", "private", "mapped")
+MOST = ("resident", "private", "mapped")
 
 
 def this_process() -> str:
@@ -53,10 +54,10 @@ class EventLog:
                 self._file.close()
                 self._file = None
 
-    def phase(self, name: str, jobs: int) -> None:
-        """A phase of so many jobs begins."""
+    def phase(self, name: str, jobs: int, done: int) -> None:
+        """A phase of so many jobs begins, some of which were done before."""
         self._phase = name
-        self.add("phase", jobs=jobs)
+        self.add("phase", jobs=jobs, done=done)
 
     def sample(self, usage: Usage) -> None:
         """Memory of this process now; noted now and then, at its largest since the last line."""
@@ -73,10 +74,10 @@ class EventLog:
             if self._file is None:
                 return
             if usage is None or process == this_process():
-                usage = self._most if usage is None else self._most.largest(usage)
+                usage = self._most.largest(usage or Usage.now())
                 self._most = Usage(0, 0, 0)
             line = {
-                "time": round(time.time(), 3), "event": event, "phase": self._phase, "job": "", "jobs": 0,
+                "time": round(time.time(), 3), "event": event, "phase": self._phase, "job": "", "jobs": 0, "done": 0,
                 "seconds": 0.0, "bytes_read": 0, "resident": usage.resident, "private": usage.private,
                 "mapped": usage.mapped, "peak": 0, "limit": self._limit, "process": process or this_process(), **more,
             }  # fmt: skip
@@ -96,59 +97,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                     event = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(event, dict) and {"time", "event", "phase", *_MOST} <= set(event):
+                if isinstance(event, dict) and {"time", "event", "phase", *MOST} <= set(event):
                     yield event
     except FileNotFoundError:
         return
-
-
-def summarise_events(path: Path) -> dict[str, Any]:
-    """What a log says in sum.
-
-    sessions, resumed, seconds (of all sessions), limits, peak_resident, peak_private, peak_mapped, phases: in their
-    order, each phase, jobs, jobs_in_all, seconds (from its beginning to its last job), job_seconds (of all its jobs),
-    bytes_read, bytes_per_second and peaks.
-    """
-    phases: dict[str, dict[str, Any]] = {}
-    limits: list[int] = []
-    sessions, seconds = 0, 0.0
-    began = last = entered = 0.0
-    peaks = dict.fromkeys(_MOST, 0)
-    for event in read_events(path):
-        if event["event"] == "start":
-            seconds += last - began
-            sessions, began = sessions + 1, event["time"]
-        last = event["time"]
-        if event["limit"] not in limits:
-            limits.append(event["limit"])
-        for name in _MOST:
-            peaks[name] = max(peaks[name], event[name])
-        if not event["phase"]:
-            continue
-        phase = phases.setdefault(
-            event["phase"],
-            {"phase": event["phase"], "jobs": 0, "jobs_in_all": 0, "seconds": 0.0, "job_seconds": 0.0, "bytes_read": 0,
-             **{f"peak_{name}": 0 for name in _MOST}},
-        )  # fmt: skip
-        if event["event"] == "phase":
-            phase["jobs_in_all"], entered = event["jobs"], last
-        elif event["event"] == "job":
-            phase["jobs"] += 1
-            phase["seconds"] += last - entered
-            phase["job_seconds"] += event["seconds"]
-            phase["bytes_read"] += event["bytes_read"]
-            entered = last
-        if event["event"] in ("job", "memory"):
-            for name in _MOST:
-                phase[f"peak_{name}"] = max(phase[f"peak_{name}"], event[name])
-    for phase in phases.values():
-        phase["bytes_per_second"] = round(phase["bytes_read"] / phase["seconds"]) if phase["seconds"] > 0 else 0
-        phase["seconds"], phase["job_seconds"] = round(phase["seconds"], 3), round(phase["job_seconds"], 3)
-    return {
-        "sessions": sessions,
-        "resumed": sessions > 1,
-        "seconds": round(seconds + last - began, 3),
-        "limits": limits,
-        **{f"peak_{name}": value for name, value in peaks.items()},
-        "phases": [phase for phase in phases.values() if phase["jobs"]],
-    }

@@ -19,7 +19,7 @@ from typing import Any
 from xmc_stream.errors import ResumeError, StoreError
 
 Receipt = dict[str, Any]
-_IDENTITY = "identity"
+IDENTITY = "identity"
 
 
 class Ledger:
@@ -40,16 +40,16 @@ class Ledger:
             raise _in_progress(path) from None
         try:
             self._receipts = self._read()
-            before = self._receipts.get(_IDENTITY)
+            before = self._receipts.get(IDENTITY)
             self.renewed = renew and before is not None and before != json.loads(json.dumps(identity))
             if self.renewed:
                 self._file.truncate(0)
                 self._receipts = {}
             self.resumed = len(self._receipts) > 1
-            if _IDENTITY in self._receipts:
-                check_identity(path, self._receipts[_IDENTITY], identity, force)
+            if IDENTITY in self._receipts:
+                check_identity(path, self._receipts[IDENTITY], identity, force)
             else:
-                self.add(_IDENTITY, dict(identity))
+                self.add(IDENTITY, dict(identity))
         except BaseException:
             self._file.close()
             raise
@@ -100,7 +100,7 @@ class Ledger:
 
     def items(self) -> Iterator[tuple[str, Receipt]]:
         """Keys and receipts, the identity apart, in the order of their lines."""
-        return ((key, receipt) for key, receipt in self._receipts.items() if key != _IDENTITY)
+        return ((key, receipt) for key, receipt in self._receipts.items() if key != IDENTITY)
 
 
 def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from xmc_stream.engine.events import EventLog, this_process
 from xmc_stream.engine.ledger import Ledger, Receipt
-from xmc_stream.errors import InputError, JobError, XmcStreamError
+from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
 from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
 from xmc_stream.stop import StoppedError, wanted_while
 
@@ -190,7 +190,7 @@ class Engine:
         self._events = EventLog(self._events_path, self.limit.limit)
         self._guard = Guard(self.limit, watch=self._events.sample)
         self._guard.__enter__()
-        self._events.add("start", Usage.now(), peak=peak_resident())
+        self._events.add("start", peak=peak_resident())
         return self
 
     def __exit__(
@@ -272,7 +272,7 @@ class Engine:
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
         if todo:
-            self._events.phase(phase.name, len(phase.jobs))
+            self._events.phase(phase.name, len(phase.jobs), len(phase.jobs) - len(todo))
         with bar:
             try:
                 for job, done in self._as_completed(todo):
@@ -329,7 +329,8 @@ class Engine:
         try:
             outcome: Done | Failed = future.result()
         except OSError as error:
-            raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
+            advice = "make room there" if error.errno in NO_ROOM else "mend that"
+            raise JobError(f"job {job.key}: {error}: {advice} and give the same command again") from error
         except distributed.KilledWorker as error:
             raise JobError(
                 f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
@@ -341,5 +342,5 @@ class Engine:
     def _log(self, job: Job, done: Done) -> None:
         self._events.add(
             "job", done.usage, done.process, job=job.key, seconds=round(done.seconds, 4), peak=done.peak,
-            bytes_read=done.receipt.get("bytes_read", 0),
+            bytes_read=done.receipt.get("bytes_read", done.receipt.get("checked_bytes", 0)),
         )  # fmt: skip
