@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
@@ -74,6 +75,7 @@ class ChunkedArray:
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Items [start, stop) in a private array, or in `out[: stop - start]`."""
+        stop_if_unwanted()
         n = stop - start
         out = np.empty(n, self.dtype) if out is None else out[:n]
         self.bytes_read += n * self.dtype.itemsize
@@ -94,6 +96,7 @@ class ChunkedArray:
 
         One sweep over the chunks; small holes between ranges are read over.
         """
+        stop_if_unwanted()
         some = counts > 0  # an empty range may begin where no chunk is
         firsts, counts = firsts[some], counts[some]
         places = np.concatenate([[0], np.cumsum(counts)])
@@ -124,7 +127,10 @@ class ChunkedArray:
         if not pread_ranges(
             self._open(k), starts, counts, itemsize, _HOLE // itemsize, self._staging, out.view(np.uint8)
         ):
-            raise StoreError(f"{self.chunk_file(k)} ends early or cannot be read: the store is damaged; make it again")
+            raise StoreError(
+                f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "
+                "if it stays, make the store again"
+            )
 
     def _open(self, k: int) -> int:
         fd = self._files.get(k)
@@ -135,13 +141,18 @@ class ChunkedArray:
                 fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             except FileNotFoundError:
                 raise StoreError(f"{self.chunk_file(k)} is gone: the store is damaged; make it again") from None
+            except OSError as error:
+                raise _unreadable(self.chunk_file(k), error) from None
         return fd
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
         fd = self._open(k)
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
-            n = os.preadv(fd, [view], offset)
+            try:
+                n = os.preadv(fd, [view], offset)
+            except OSError as error:
+                raise _unreadable(self.chunk_file(k), error) from None
             if n == 0:
                 raise StoreError(f"{self.chunk_file(k)} ends early: the store is damaged; make it again")
             view, offset = view[n:], offset + n
@@ -160,18 +171,24 @@ class ChunkedArray:
 
     def verify_chunk(self, k: int) -> None:
         """Compare chunk k with its checksum. Raises StoreError naming the file."""
-        crc = 0
-        with open(self.chunk_file(k), "rb") as file:
-            left = self.chunk * self.dtype.itemsize
-            while left:
-                piece = file.read(min(left, 1 << 20))
-                if not piece:
-                    raise StoreError(f"{file.name} ends early: the store is damaged; make it again")
-                crc = google_crc32c.extend(crc, piece)
-                left -= len(piece)
-            stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
+        crc, path = 0, self.chunk_file(k)
+        try:
+            with open(path, "rb") as file:
+                left = self.chunk * self.dtype.itemsize
+                while left:
+                    stop_if_unwanted()
+                    piece = file.read(min(left, 1 << 20))
+                    if not piece:
+                        raise StoreError(f"{path} ends early: the store is damaged; make it again")
+                    crc = google_crc32c.extend(crc, piece)
+                    left -= len(piece)
+                stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise _unreadable(path, error) from None
         if crc != stored:
-            raise StoreError(f"{self.chunk_file(k)} fails its checksum: the store is damaged; make it again")
+            raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
 
     def map(self) -> NDArray[Any]:
         """The whole array behind one read-only address range; nothing is read until it is touched.
@@ -236,6 +253,12 @@ def clip_ranges(
     begins = np.cumsum(counts) - counts
     skipped = np.clip(low - begins, 0, counts)
     return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
+
+
+def _unreadable(file: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{file} cannot be read ({error.strerror or error}): look at the disk and run the same command again"
+    )
 
 
 def _libc() -> ctypes.CDLL:

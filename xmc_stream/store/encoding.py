@@ -22,7 +22,8 @@ import zarr
 from numpy.typing import DTypeLike, NDArray
 from zarr.codecs import Crc32cCodec
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
+from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -68,6 +69,7 @@ class ArrayWriter:
 
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
+        stop_if_unwanted()
         view = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
         self._hash.update(view.data)
         while len(view):
@@ -295,6 +297,7 @@ def fsync_folder(path: Path) -> None:
 
 def publish(work: Path, path: Path) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed."""
+    stop_if_unwanted()
     fsync_tree(work)
     if path.exists():
         old = path.with_name(path.name + ".old")
@@ -317,11 +320,35 @@ def new_store(path: Path, attributes: Attributes) -> Iterator[zarr.Group]:
     if work.exists():
         shutil.rmtree(work)
     try:
-        yield zarr.create_group(work, attributes=dict(attributes))
-        publish(work, path)
+        with naming(path):
+            yield zarr.create_group(work, attributes=dict(attributes))
+            publish(work, path)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system in the block that name no file name `path`: writing to a full disk tells none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path, again: str) -> Iterator[None]:
+    """Errors of the system in the block become a StoreError that names the file, or `path`, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, XmcStreamError):
+            raise
+        advice = "make room there" if error.errno in NO_ROOM else "mend that"
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}: {advice} and {again}") from error
 
 
 @contextmanager
