@@ -245,13 +245,13 @@ def file() -> Iterator[BinaryIO]:
 
 
 def read(
-    file: BinaryIO, ranges: Sequence[tuple[int, int]], itemsize: int, hole: int, room: int
+    file: BinaryIO, ranges: Sequence[tuple[int, int]], itemsize: int, hole: int, room: int, ahead: int = 0
 ) -> tuple[bool, bytes, bytes]:
     """Whether it was all there, what was read, and the staging area; nothing beside the two is written to."""
     starts, counts = (np.array([pair[side] for pair in ranges], np.int64) for side in (0, 1))
     n = int(counts.sum()) * itemsize
     staging, out = np.full(room + 64, 0xEE, np.uint8), np.full(n + 64, 0xEE, np.uint8)
-    whole = pread_ranges(file.fileno(), starts, counts, itemsize, hole, staging[:room], out[:n])
+    whole = pread_ranges(file.fileno(), starts, counts, itemsize, hole, ahead, 9, staging[:room], out[:n])
     assert np.all(staging[room:] == 0xEE)
     assert np.all(out[n:] == 0xEE)
     return bool(whole), out[:n].tobytes(), staging[:room].tobytes()
@@ -270,13 +270,13 @@ def ranges_of_items(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
 
 
 @compiled
-@given(ranges_of_items(), st.integers(0, 40), st.integers(0, 600))
+@given(ranges_of_items(), st.integers(0, 40), st.integers(0, 600), st.sampled_from([0, 1, 9000, 1 << 20]))
 @settings(deadline=None)
-def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, room: int) -> None:
+def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, room: int, ahead: int) -> None:
     ranges, itemsize = problem
     content = os.pread(file.fileno(), N_BYTES, 0)
     expected = b"".join(content[start * itemsize : (start + count) * itemsize] for start, count in ranges)
-    whole, got, _ = read(file, ranges, itemsize, hole, room)
+    whole, got, _ = read(file, ranges, itemsize, hole, room, ahead)
     assert whole
     assert got == expected
 

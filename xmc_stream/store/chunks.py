@@ -25,9 +25,13 @@ from xmc_stream.stop import stop_if_unwanted
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
 _OPEN_FILES = 64  # of one array
+_TAKES_ADVICE = hasattr(os, "posix_fadvise")
 _STAGING = 1 << 18  # bytes that a sweep reads at a time
 # A hole smaller than this is cheaper read over than jumped: see benchmarks/read_paths.py.
 _HOLE = 1 << 13
+# Bytes that a sweep asks the kernel for ahead of what it reads: see benchmarks/overlap.py.
+_AHEAD = 1 << 20
+_PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
 
 class ChunkedArray:
@@ -125,12 +129,27 @@ class ChunkedArray:
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
-            self._open(k), starts, counts, itemsize, _HOLE // itemsize, self._staging, out.view(np.uint8)
-        ):
+            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE, self._staging,
+            out.view(np.uint8),
+        ):  # fmt: skip
             raise StoreError(
                 f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "
                 "if it stays, make the store again"
             )
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Have the kernel read items [start, stop) into the page cache while the caller does something else.
+
+        Takes no memory of the process, and changes nothing but when the bytes come; compressed and remote arrays stay
+        as they are.
+        """
+        while self.path is not None and _TAKES_ADVICE and start < stop:
+            k, offset = divmod(start, self.chunk)
+            take = min(stop - start, self.chunk - offset)
+            begin, end = offset * self.dtype.itemsize, (offset + take) * self.dtype.itemsize
+            for at in range(begin, end, _PIECE):
+                os.posix_fadvise(self._open(k), at, min(_PIECE, end - at), os.POSIX_FADV_WILLNEED)
+            start += take
 
     def _open(self, k: int) -> int:
         fd = self._files.get(k)
