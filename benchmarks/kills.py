@@ -36,7 +36,7 @@ from xmc_stream.store.predictions import Predictions
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 EXECUTIONS = (("600MB", 1), ("1GB", 2), ("4GB", 2))
-SHAPE = "--samples 6000 --features 3000 --labels 2500 --features-per-sample 60 --test-samples 20000".split()
+SHAPE = "--samples 4000 --features 2000 --labels 2100 --features-per-sample 40 --test-samples 10000".split()
 
 
 @dataclass

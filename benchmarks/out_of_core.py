@@ -38,6 +38,7 @@ from xmc_stream.store.predictions import Predictions
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 _BUSY = 0.7  # share of the processors, or of the disk's rate, from which a phase is bound by them
 _PROBES = 5
+CUTS = "{passes:g} passes, {class_blocks} class blocks, {row_blocks} row blocks, "
 
 
 @dataclass
@@ -182,7 +183,7 @@ def main(
                 failures.append(f"{command} came to {format_size(peak)} under {format_size(bound)}")
             print(
                 f"{command:8} under {format_size(bound):>7}: VmHWM {format_size(peak):>7}, {job.seconds:.1f} s, "
-                + (f"{job.figures['passes']:g} passes, " if "passes" in job.figures else "")
+                + (CUTS.format(**job.figures) if command == "train" else "")
                 + (f"asked {format_size(job.figures['bytes_read'])}, " if "bytes_read" in job.figures else "")
                 + f"{format_size(job.from_disk)} from disk at {job.from_disk / job.seconds / rates[-1]:.0%} of its rate",
                 flush=True,
