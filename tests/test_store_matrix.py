@@ -432,7 +432,7 @@ def damage(file: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "empty", "long"])
-def test_opening_names_the_chunk_that_is_missing_or_of_the_wrong_size(tmp_path: Path, how: str) -> None:
+def test_the_chunk_that_is_missing_or_of_the_wrong_size_is_named(tmp_path: Path, how: str) -> None:
     lines = make_lines(np.full(9000, 4))
     good = write(tmp_path / "good", lines)
     for name in ("indptr", "indices", "data"):
@@ -440,10 +440,11 @@ def test_opening_names_the_chunk_that_is_missing_or_of_the_wrong_size(tmp_path: 
             shutil.copytree(tmp_path / "good", tmp_path / "bad")
             file = tmp_path / "bad" / name / "c" / str(k)
             damage(file, how)
-            with pytest.raises(StoreError) as caught:
-                SparseMatrix(tmp_path / "bad")
-            assert str(file) in str(caught.value)
-            assert str(caught.value).isprintable()  # hence one line
+            for look in (lambda m: m.check_sizes(), lambda m: m.block(0, 9000), lambda m: m.gather(np.arange(9000))):
+                with pytest.raises(StoreError) as caught:
+                    look(SparseMatrix(tmp_path / "bad"))
+                assert str(file) in str(caught.value)
+                assert str(caught.value).isprintable()  # hence one line
             shutil.rmtree(tmp_path / "bad")
 
 

@@ -209,7 +209,8 @@ def predict(
         attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
         if filter is not None:
             attributes["filter"] = Path(filter).name
-        finish_predictions(run.out, store, attributes, overwrite and not as_file)
+        # beside a file, a store of that name is what a killed prediction left
+        finish_predictions(run.out, store, attributes, overwrite or as_file)
         if as_file:
             _export(Predictions(store), out, limit, model)
     seconds = time.perf_counter() - began

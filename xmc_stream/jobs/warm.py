@@ -25,6 +25,9 @@ from xmc_stream.store.predictions import begin_predictions
 from xmc_stream.store.state import new_unit_state
 
 
+_loaded: set[tuple[bool, ...]] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
+
+
 @dataclass(frozen=True)
 class WarmUp:
     """Train on a few rows and, if asked, predict them, or evaluate the model on them, which predicts them too.
@@ -49,8 +52,16 @@ class WarmUp:
         """Never in a ledger."""
         return "warm"
 
+    @property
+    def kernels(self) -> tuple[bool, ...]:
+        """What decides which kernels are loaded."""
+        p = self.parameters
+        return self.predict, self.evaluate, self.again, p.delta > 0, p.min_value > 0
+
     def run(self) -> Receipt:
-        """Do it in a temporary folder."""
+        """Do it in a temporary folder, once in a process."""
+        if self.kernels in _loaded:
+            return {}
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
             rng = np.random.default_rng(0)
@@ -82,6 +93,7 @@ class WarmUp:
                 if self.evaluate:
                     run = FigureRun(model, dataset, 2, out, plan, folder=path)
                 run_here(run.loop(), Notes())
+        _loaded.add(self.kernels)
         return {}
 
     def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:

@@ -37,8 +37,8 @@ _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more 
 class ChunkedArray:
     """A 1-D array of a store, read by ranges.
 
-    bytes_read counts what `read` returned, `opened` the chunk numbers it touched. Raises StoreError when a chunk is
-    missing or not of its full size (checked at once, as behind a map a short file kills the process).
+    bytes_read counts what `read` returned. Reading and mapping open only the chunk files of their ranges, and raise
+    StoreError for one that is missing or not of its full size (behind a map a short file would kill the process).
     """
 
     def __init__(self, array: zarr.Array[Any]) -> None:
@@ -51,8 +51,7 @@ class ChunkedArray:
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
         self._staging: NDArray[np.uint8] | None = None
-        if self.path is not None:  # elsewhere other writers may leave out chunks of zeros
-            self._check_sizes()
+        if self.path is not None:
             weakref.finalize(self, _close_all, self._files)
 
     @property
@@ -66,16 +65,21 @@ class ChunkedArray:
             raise StoreError(f"{self._array.store_path} is compressed or not local: it has no plain chunk files")
         return self.path / "c" / str(k)
 
-    def _check_sizes(self) -> None:
+    def check_sizes(self) -> None:
+        """Look at all chunk files. Raises StoreError for one that is missing or not of its full size."""
+        if self.path is not None:  # elsewhere other writers may leave out chunks of zeros
+            for k in range(self.n_chunks):
+                self._check_size(k, self.chunk_file(k))
+
+    def _check_size(self, k: int, opened: Path | int) -> None:
         expected = self.chunk * self.dtype.itemsize + _CHECKSUM_BYTES
-        for k in range(self.n_chunks):
+        try:
+            size = os.stat(opened).st_size
+        except FileNotFoundError:
+            raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
+        if size != expected:
             file = self.chunk_file(k)
-            try:
-                size = file.stat().st_size
-            except FileNotFoundError:
-                raise StoreError(f"{file} is missing: the store is damaged; convert or train it again") from None
-            if size != expected:
-                raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
+            raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Items [start, stop) in a private array, or in `out[: stop - start]`."""
@@ -159,9 +163,10 @@ class ChunkedArray:
             try:
                 fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             except FileNotFoundError:
-                raise StoreError(f"{self.chunk_file(k)} is gone: the store is damaged; make it again") from None
+                raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
             except OSError as error:
                 raise _unreadable(self.chunk_file(k), error) from None
+            self._check_size(k, fd)
         return fd
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
@@ -191,6 +196,7 @@ class ChunkedArray:
     def verify_chunk(self, k: int) -> None:
         """Compare chunk k with its checksum. Raises StoreError naming the file."""
         crc, path = 0, self.chunk_file(k)
+        self._check_size(k, path)
         try:
             with open(path, "rb") as file:
                 left = self.chunk * self.dtype.itemsize
@@ -220,6 +226,7 @@ class ChunkedArray:
             values = self.read(0, self.size)
             values.flags.writeable = False
             return values
+        self.check_sizes()
         total = self.n_chunks * chunk_bytes
         libc = _libc()
         reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE

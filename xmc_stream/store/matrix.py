@@ -93,6 +93,11 @@ class SparseMatrix:
         """The arrays that hold bytes."""
         return [self.indptr, self.indices] + ([] if self.data is None else [self.data])
 
+    def check_sizes(self) -> None:
+        """Look at all chunk files. Raises StoreError for one that is missing or not of its full size."""
+        for array in self.arrays():
+            array.check_sizes()
+
     def block(self, start: int, stop: int, buffer: Buffer | None = None) -> Block:
         """Lines [start, stop), in private arrays or in a buffer's."""
         indptr = self._ends(start, stop + 1)
