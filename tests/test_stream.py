@@ -68,7 +68,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
-    "until done": {"max_rounds": None, "tol": 0.05, "lam": 0.1},
+    "some done": {"max_rounds": 4, "epochs": 8, "tol": 0.3, "lam": 0.1},
     "hinge": {"loss": "hinge", "bias": False},
     "rough": {"delta": 3.0, "min_value": 0.05},
 }

@@ -338,13 +338,17 @@ class LargeClasses:
 
             solver = StreamSolver(
                 self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
-                lambda start, stop: None, min(self.room.threads, len(classes)),
+                self._ahead, min(self.room.threads, len(classes)),
             )  # fmt: skip
             inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
             if self.rough:
                 fresh, used = pairs.fresh()
                 self.fresh, self.used = self.fresh + fresh, self.used + used
             self._write(pairs, solver, inside, line, writer, kept)
+
+    def _ahead(self, start: int, stop: int) -> None:
+        if start < stop:
+            self.X.will_need(start, stop)
 
     def _write(
         self, pairs: AnyPairs, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,
