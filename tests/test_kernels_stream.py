@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ class Held:
 
     def sleeping(self) -> NDArray[np.bool_]:
         ptr = self.all.ptr
-        return np.array([self.all.asleep[a:b].any() for a, b in zip(ptr, ptr[1:], strict=False)])
+        return np.array([self.all.asleep[a:b].any() for a, b in itertools.pairwise(ptr)])
 
     def wake(self, classes: NDArray[np.bool_]) -> None:
         for c in np.flatnonzero(classes):

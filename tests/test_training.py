@@ -88,17 +88,16 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     for n, (threads, limit, cuts) in enumerate(
         [
             (1, "1500MB", Cuts(classes=150, rows=200)),
-            (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
             (1, "2GB", Cuts(leg=30)),
             (2, "2GB", Cuts(classes=700, rows=97, leg=60, solve_rows=200)),
+            (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
         ]
     ):
         clf = xs.PPDSparse(threads=threads, memory_limit=limit).fit(small, model=tmp_path / f"{n}", cuts=cuts)
         digests.add(clf.model_.digest())
-        blocks.append((clf.report_["class_blocks"], clf.report_["row_blocks"]))
     assert len(digests) == 1
-    assert blocks[3][0] >= 4
-    assert blocks[3][1] >= 15
+    assert clf.report_["class_blocks"] >= 4
+    assert clf.report_["row_blocks"] >= 15
 
 
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:

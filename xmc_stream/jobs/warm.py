@@ -24,7 +24,6 @@ from xmc_stream.store.model import StoredModel, begin_model, finish_model
 from xmc_stream.store.predictions import begin_predictions
 from xmc_stream.store.state import new_unit_state
 
-
 _loaded: set[tuple[bool, ...]] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
 
 
