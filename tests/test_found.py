@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xmc_stream.jobs import found as jobs_found
 from xmc_stream.jobs.found import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.store import state
 from xmc_stream.store.state import new_found
@@ -70,7 +71,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             of_class.update(classes[c])
         first = label + data.draw(st.integers(-1, len(expected) - 1))
         last = data.draw(st.integers(first + 1, label + len(expected) + 1))
-        ptr, rows, scores = read_found(files, first, last, N)
+        ptr, rows, scores = read_found(files, first, last, N, np.zeros(last - first, np.int64))
         for at, c in enumerate(range(first - label, last - label)):
             mine = slice(ptr[at], ptr[at + 1])
             of_class = expected[c] if 0 <= c < len(expected) else {}
@@ -80,15 +81,25 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             assert [row for part, _ in windows for row in part.tolist()] == sorted(of_class)
             assert [score for _, part in windows for score in part.tolist()] == scores[mine].tolist()
             assert all(0 < len(part) <= state._WINDOW and part.dtype == np.int64 for part, _ in windows)
-            check_threshold(files, label + c, of_class, data.draw(st.integers(0, len(of_class) + 2)))
+            room = data.draw(st.integers(0, len(of_class) + 2))
+            best = check_threshold(files, label + c, of_class, room)
+            with pytest.MonkeyPatch.context() as little:  # of which more is too much to be read as it is
+                little.setattr(jobs_found, "_WHOLE", 10)
+                of_one = read_found(files, label + c, label + c + 1, N, np.array([room]))
+            if len(of_class) > 10:
+                assert of_one[1].tolist() == best
+                assert of_one[2].tolist() == [of_class[row] for row in best]
+            assert of_one[0].tolist() == [0, len(of_one[1])]
 
 
-def check_threshold(files: list[FoundFile], label: int, of_class: Rows, room: int) -> None:
+def check_threshold(files: list[FoundFile], label: int, of_class: Rows, room: int) -> list[int]:
+    """Rows that pass, ascending."""
     threshold, last_tie = select_threshold(files, label, room)
     passing = [row for row, s in of_class.items() if s > threshold or (s == threshold and row <= last_tie)]
     assert sorted(passing) == sorted(sorted(of_class, key=lambda row: (-of_class[row], row))[:room])
     if len(of_class) > room > 0:
         assert of_class[last_tie] == threshold
+    return sorted(passing)
 
 
 def test_the_best_of_very_many(tmp_path: Path) -> None:

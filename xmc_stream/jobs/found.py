@@ -14,6 +14,7 @@ from xmc_stream.kernels.active import append_lines
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.state import Found
 
+_WHOLE = 1 << 20  # rows found of a class that are read at once, whatever is wanted of them
 _HIGH = 16  # bits of a score's key that are counted at a time
 
 
@@ -27,15 +28,28 @@ class FoundFile:
 
 
 def read_found(
-    files: Sequence[FoundFile], first: int, last: int, n_samples: int
+    files: Sequence[FoundFile], first: int, last: int, n_samples: int, room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
-    """All that was found for classes [first, last): their places (n + 1,), rows (ascending in a class) and scores."""
+    """What was found for classes [first, last): their places (n + 1,), rows (ascending in a class) and scores.
+
+    room (n,): how many are wanted. All that was found is read, but for a class by itself of which very much was.
+    """
     parts = [(Found(Path(file.path)), file.first, low, high) for file, low, high in _holding(files, first, last)]
     ptr = np.zeros(last - first + 1, np.int64)
     for found, start, low, high in parts:
         ptr[low - first + 1 : high - first + 1] += found.of_classes("counts", low - start, high - start)
     np.cumsum(ptr, out=ptr)
+    one = last - first == 1 and ptr[1] > max(_WHOLE, room[0])
+    if one:
+        ptr[1] = room[0]
     rows, scores = np.empty(ptr[-1], index_dtype(n_samples)), np.empty(ptr[-1], np.float32)
+    if one:
+        filled, (threshold, last_tie) = 0, select_threshold(files, first, int(room[0]))
+        for some_rows, some in found_windows(files, first):
+            best = (some > threshold) | ((some == threshold) & (some_rows <= last_tie))
+            part = slice(filled, filled := filled + int(np.count_nonzero(best)))
+            rows[part], scores[part] = some_rows[best], some[best]
+        return ptr, rows, scores
     place = ptr[:-1].copy()
     for found, start, low, high in parts:
         for classes, block in found.blocks(low - start, high - start):

@@ -327,7 +327,8 @@ def _cut_blocks(
 def search_ranges(plan: MemoryPlan, n_samples: int) -> list[tuple[int, int]]:
     """The rows of each search job of a class block."""
     at_once = plan.threads * plan.processes
-    return even_ranges(n_samples, min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once))
+    parts = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
+    return even_ranges(n_samples, max(parts, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes
 
 
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:

@@ -337,9 +337,10 @@ class _UnitSolve:
             alpha = np.zeros(len(rows))
         else:
             old = self.previous.active.block(low, high)
-            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples)
-            found, sizes = np.diff(f_ptr), np.diff(old.indptr)
+            sizes = np.diff(old.indptr)
             room = self._room(sizes, job.round)
+            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples, room)
+            found = np.diff(f_ptr)
             scratch = np.empty(int(found.max()), np.float32)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
