@@ -1,0 +1,559 @@
+"""What goes wrong around a run: signals, full disks, unreadable and damaged files, a second run, no memory left.
+
+Real processes and real disks throughout. A run ends in one line, and the same command ends with the identical model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from conftest import load_tool
+from test_resume import SETTINGS, command, kill_when
+
+import xmc_stream as xs
+from xmc_stream.datasets.verify import verify
+from xmc_stream.engine.events import EventLog, read_events
+from xmc_stream.engine.ledger import Ledger, read_ledger
+from xmc_stream.engine.summary import describe_unfinished, summarise_events, unfinished_run
+from xmc_stream.errors import ResumeError, StoreError
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels"
+)
+# on the noise below a kernel does not end within minutes, in the second round
+NOISY = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 10**8}
+ENDLESS = [word for name, value in NOISY.items() for word in ("--set", f"{name}={value}")]
+SECONDS = 8  # that an interrupted command may take where other tests run beside this one; 3 on a quiet machine
+FAST: dict[str, Any] = {"memory_limit": "1GB", "threads": 2}
+
+
+def cli_command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments)]
+
+
+@contextmanager
+def start(*arguments: Any, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command in a child process, which ends with the block."""
+    with subprocess.Popen(
+        cli_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def wait_until(run: subprocess.Popen[str] | None, ready: Callable[[], bool], seconds: float = 100) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it took too long"
+        assert run is None or run.poll() is None, run.communicate()
+        time.sleep(0.01)
+
+
+def interrupt(run: subprocess.Popen[str], number: int) -> str:
+    """Send the signal: the one line that the command ends with, within seconds, by the exit code of the signal."""
+    run.send_signal(number)
+    began = time.monotonic()
+    out, said = run.communicate(timeout=60)
+    assert time.monotonic() - began < SECONDS
+    assert (run.returncode, out) == (128 + number, ""), said
+    [line] = [line for line in said.splitlines() if not line.startswith(("plan: ", "note: "))]
+    assert f"interrupted by {signal.Signals(number).name}" in line
+    return line
+
+
+def one_line(*arguments: Any) -> str:
+    """What a command that fails says."""
+    done = subprocess.run(cli_command(*arguments), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
+    return line
+
+
+def flip(path: Path, at: int = 100) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 8
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of a run with the settings of test_resume that nothing disturbed."""
+    path = tmp_path_factory.mktemp("whole") / "m"
+    return slow_fit(small, path).model_.digest()
+
+
+def slow_fit(data: Path, model: Path, **options: Any) -> xs.PPDSparse:
+    return xs.PPDSparse(epochs=20, last_epochs=40, **FAST).fit(data, model=model, **options)
+
+
+def test_settings_are_those_of_slow_fit() -> None:
+    assert SETTINGS == ["--set", "epochs=20", "--set", "last_epochs=40"]
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set on which coordinate descent does not converge for long: nothing is to be learned from it."""
+    rng = np.random.default_rng(0)
+    X = scipy.sparse.csr_matrix(rng.normal(size=(4000, 20)).astype(np.float32))
+    Y = scipy.sparse.csr_matrix(rng.random((4000, 2)) < 0.5)
+    return xs.convert(X, tmp_path_factory.mktemp("noise") / "noise.xmc", labels=Y).path
+
+
+# signals and locks
+
+
+def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, small: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    work = tmp_path / "m.partial"
+    with start("train", noise, model, "--memory-limit", "1GB", *ENDLESS) as run:
+        wait_until(run, lambda: any(event["phase"] == "round 2: solve" for event in read_events(work / "events.jsonl")))
+        again = ("train", noise, model, "--memory-limit", "900MB", *ENDLESS)
+        assert "m.partial is being written by another run: wait for it" in one_line(*again)
+        assert "is being written by another run" in one_line(*again, "--overwrite")
+        told = describe_unfinished(work)
+        assert (told["running"], told["phase"], told["jobs_done"], told["jobs_in_phase"]) == (
+            True, "round 2: solve", 0, 1,
+        )  # fmt: skip
+        assert "give the same command again, it goes on where it was" in interrupt(run, signal.SIGTERM)
+    assert not model.exists()
+    assert [event["event"] for event in read_events(work / "events.jsonl")][-1] == "interrupted"
+    assert unfinished_run(model) == work
+    told = json.loads(subprocess.check_output(cli_command("info", model, "--json")))
+    assert (told["kind"], told["running"], told["round"], told["run"]["sessions"]) == ("unfinished model", False, 2, 1)
+    assert "goes on" in told["next"]
+    options = {**NOISY, **FAST}
+    for other, said in ((("seed", 5), "seed 0, not 5"), (("lam", 0.5), r"params lam 0.01, not 0.5")):
+        with pytest.raises(ResumeError, match=f"m.partial holds a run with {said}: give the same"):
+            xs.PPDSparse(**{**options, other[0]: other[1]}).fit(noise, model=model)
+    test_set = small.with_name("small-test.xmc")
+    before, now = xs.open_dataset(noise).fingerprint, xs.open_dataset(test_set).fingerprint
+    with pytest.raises(ResumeError, match=f"data {before}, not {now}"):
+        xs.PPDSparse(**options).fit(test_set, model=model)
+
+
+def test_sigterm_where_the_main_thread_is_in_a_kernel(noise: Path, tmp_path: Path) -> None:
+    """The plan's probe solves a class in it, here for ever."""
+    with start("train", noise, tmp_path / "m", *ENDLESS, "--set", "epochs=100000000") as run:
+        wait_until(run, lambda: any(read_events(tmp_path / "m.partial" / "events.jsonl")))
+        time.sleep(1.5)
+        interrupt(run, signal.SIGTERM)
+
+
+def test_the_lock_goes_with_a_killed_process(noise: Path, tmp_path: Path) -> None:
+    ledger = tmp_path / "m.partial" / "ledger.jsonl"
+    with start("train", noise, tmp_path / "m", *ENDLESS) as run:
+        wait_until(run, lambda: ledger.exists() and read_ledger(ledger)[1] and bool(read_ledger(ledger)[0]))
+        identity = read_ledger(ledger)[0]["identity"]
+        with pytest.raises(ResumeError, match="being written by another run"):
+            Ledger(ledger, identity)
+        run.kill()
+        run.communicate()
+    with Ledger(ledger, identity):
+        pass
+
+
+def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
+    model, ledger = tmp_path / "m", tmp_path / "m.partial" / "ledger.jsonl"
+    with start(*command(small, model, "1GB", 1)[3:]) as run:
+        wait_until(run, lambda: ledger.exists() and b"solve/1/" in ledger.read_bytes())
+        interrupt(run, signal.SIGINT)
+    done = set(read_ledger(ledger)[0])
+    assert any(key.startswith("solve/1/") for key in done)
+    fitted = slow_fit(small, model)
+    assert fitted.model_.digest() == whole
+    events = list(read_events(model / "events.jsonl"))
+    second = [event["event"] for event in events].index("start", 1)
+    assert not {event["job"] for event in events[second:] if event["job"].startswith(("solve", "search"))} & done
+    told = json.loads(subprocess.check_output(cli_command("info", model, "--json")))["run"]
+    assert (told["sessions"], told["resumed"], told["limits"]) == (2, True, [10**9])
+
+
+FIT = """
+import os, signal, sys, threading, time
+import xmc_stream as xs
+from xmc_stream.engine import runner
+from xmc_stream.engine.events import read_events
+from pathlib import Path
+data, folder = sys.argv[1], Path(sys.argv[2])
+runner._GRACE = 0.1
+def fit(name):
+    clf = xs.PPDSparse(max_rounds=2, last_epochs=2500, tol=1e-5, C=1e4, loss="hinge", memory_limit="1GB", threads=2)
+    return clf.fit(data, model=folder / name).model_.digest()
+def press():
+    log = folder / "m.partial/events.jsonl"
+    while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not runner._jobs_under_way(str(log)):
+        time.sleep(0.01)
+    time.sleep(0.3)
+    global pressed
+    pressed = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+whole = fit("whole")
+threading.Thread(target=press, daemon=True).start()
+try:
+    fit("m")
+    print("not interrupted")
+except KeyboardInterrupt:
+    print(time.monotonic() - pressed < 1.5)
+under_way = runner._jobs_under_way(str(folder / "m.partial/events.jsonl"))
+print(under_way, fit("m") == whole, runner._jobs_under_way(str(folder / "m.partial/events.jsonl")))
+"""
+
+
+def test_an_interrupted_fit_leaves_its_kernels_and_the_next_one_waits_for_them(noise: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", FIT, str(noise), str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines() == ["True", "1 True 0"], done
+
+
+def test_interrupted_conversion_from_a_pipe(tmp_path: Path) -> None:
+    with start("convert", "-", tmp_path / "d.xmc", stdin=subprocess.PIPE) as run:
+        assert run.stdin is not None
+        run.stdin.write("400000 4 3\n" + "0 1:1\n" * 200000)
+        run.stdin.flush()
+        wait_until(run, (tmp_path / "d.xmc.partial").exists)
+        assert "goes on where it was" in interrupt_with_open_pipe(run)
+    assert not (tmp_path / "d.xmc").exists()
+
+
+def interrupt_with_open_pipe(run: subprocess.Popen[str]) -> str:
+    run.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    run.wait(60)
+    assert time.monotonic() - began < SECONDS
+    assert run.returncode == 143
+    assert run.stderr is not None
+    [line] = run.stderr.read().splitlines()
+    return line
+
+
+@pytest.fixture(scope="module")
+def many(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows that take the small model a while."""
+    path = tmp_path_factory.mktemp("many") / "many.xmc"
+    load_tool("make_synthetic").make_synthetic(
+        path, n_samples=60_000, n_features=800, n_labels=1100, features_per_sample=30, seed=3
+    )
+    return path
+
+
+@pytest.mark.parametrize("what", ["predict", "evaluate"])
+def test_interrupted_prediction_leaves_nothing(trained: Path, many: Path, tmp_path: Path, what: str) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    out = [tmp_path / "p.npz"] if what == "predict" else []
+    with start(what, trained, many, *out, "-k", 100, env={**os.environ, "TMPDIR": str(temporary)}) as run:
+        wait_until(run, lambda: any(tmp_path.glob("*.partial")) or any(temporary.glob("xmc_stream-*/*")))
+        assert "begins anew" in interrupt(run, signal.SIGINT)
+    assert [path for path in tmp_path.iterdir() if path != temporary] == []
+
+
+# full disks
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
+    """A small disk of its own, and what changes its size."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], check=False).returncode
+    ):
+        pytest.skip("mounting a small disk takes root")
+    try:
+        yield path, lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", path], check=True)
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_training_on_a_full_disk(small: Path, disk: tuple[Path, Callable[[str], None]], whole: str) -> None:
+    path, resize = disk
+    model = path / "m"
+    for size in ("400k", "5m"):
+        resize(size)
+        line = one_line(*command(small, model, "1GB", 2)[3:-1])
+        assert "No space left on device" in line
+        assert str(path) in line
+        assert "make room there and give the same command again" in line
+        with pytest.raises(StoreError):
+            xs.load_model(model)
+    resize("64m")
+    fitted = slow_fit(small, model)
+    assert fitted.report_["resumed"]
+    assert fitted.model_.digest() == whole
+
+
+def fill(path: Path) -> Path:
+    """Take all room that there is."""
+    filler = path / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError:
+                continue
+    return filler
+
+
+def test_a_ledger_line_that_does_not_fit(disk: tuple[Path, Callable[[str], None]]) -> None:
+    path, _ = disk
+    with Ledger(path / "ledger.jsonl", {"seed": 0}) as ledger:
+        filler = fill(path)
+        added = 0
+        with pytest.raises(OSError, match="No space left"):  # noqa: PT012
+            for added in range(1000):
+                ledger.add(f"job/{added}", {"n": "x" * 100})
+        filler.unlink()
+        assert len(dict(ledger.items())) == added
+        ledger.add("behind", {})
+    kept = read_ledger(path / "ledger.jsonl")[0]
+    assert list(kept) == ["identity", *(f"job/{i}" for i in range(added)), "behind"]
+
+
+def test_an_event_log_that_does_not_fit_ends_nothing(disk: tuple[Path, Callable[[str], None]]) -> None:
+    path, _ = disk
+    log = EventLog(path / "events.jsonl", 10**9)
+    filler = fill(path)
+    for i in range(100):
+        log.add("job", job=f"job/{i}")
+    filler.unlink()
+    log.add("job", job="behind")
+    log.close()
+    jobs = [event["job"] for event in read_events(path / "events.jsonl")]
+    assert len(jobs) < 100
+    assert jobs == [*(f"job/{i}" for i in range(len(jobs) - 1)), "behind"]
+
+
+def test_conversion_to_a_full_disk(tmp_path: Path, disk: tuple[Path, Callable[[str], None]]) -> None:
+    path, resize = disk
+    source = tmp_path / "train.txt"
+    load_tool("make_synthetic").make_synthetic(
+        source, n_samples=4000, n_features=300, n_labels=40, features_per_sample=30, seed=2
+    )
+    for size in ("16k", "1500k"):
+        resize(size)
+        line = one_line("convert", source, path / "d.xmc")
+        assert f"{path / 'd.xmc'} cannot be written (No space left on device): make room there" in line
+        assert not (path / "d.xmc").exists()
+    resize("64m")
+    converted = xs.convert(source, path / "d.xmc")
+    assert converted.fingerprint == xs.convert(source, tmp_path / "whole.xmc").fingerprint
+
+
+@pytest.mark.parametrize("name", ["p", "p.txt"])
+def test_predictions_to_a_full_disk(
+    trained: Path, small: Path, disk: tuple[Path, Callable[[str], None]], name: str
+) -> None:
+    path, resize = disk
+    resize("40k")
+    line = one_line("predict", trained, small, path / name)
+    assert "No space left on device" in line
+    assert str(path / name) in line
+    assert "make room there and give the same command again" in line
+    assert list(path.iterdir()) == []
+    resize("64m")
+    xs.predict(xs.load_model(trained), xs.open_dataset(small), path / name)
+    assert [file.name for file in path.iterdir()] == [name]
+
+
+# damage
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5)
+
+
+def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: Path, whole: str) -> None:
+    model, data = tmp_path / "m", tmp_path / "copy.xmc"
+    assert kill_when(small, model, "solve/1/", 0.0, threads=1)
+    shutil.copytree(small, data)
+    chunk = data / "X" / "rows" / "data" / "c" / "0"
+    flip(chunk)
+    with pytest.raises(StoreError, match=f"{chunk} fails its checksum"):
+        slow_fit(data, model)
+    truncate(chunk)
+    with pytest.raises(StoreError, match=f"{chunk} has [0-9]+ bytes instead of"):
+        slow_fit(data, model)
+    state = tmp_path / "m.partial" / "state"
+    flip(state / "solve-1" / "0" / "weights" / "data" / "c" / "0")
+    found = sorted((state / "search-1").iterdir())[0]
+    truncate(found / "rows" / "indices" / "c" / "0")
+    before = sum(1 for _ in read_events(tmp_path / "m.partial" / "events.jsonl"))
+    assert slow_fit(small, model).model_.digest() == whole
+    jobs = [event["job"] for event in read_events(model / "events.jsonl")][before:]
+    assert "solve/1/0" in jobs
+    assert sum(job.startswith("search/1/") for job in jobs) == 1
+
+
+def test_damage_of_what_cannot_be_made_again(small: Path, tmp_path: Path) -> None:
+    model, work = tmp_path / "m", tmp_path / "m.partial"
+    assert kill_when(small, model, "search/2/", 0.0)
+    chunk = work / "state" / "solve-1" / "0" / "active" / "data" / "c" / "0"
+    flip(chunk)
+    with pytest.raises(StoreError, match=f"{chunk} fails its checksum: the run cannot go on from it: remove {work}"):
+        slow_fit(small, model)
+    flip(chunk)
+    ledger = work / "ledger.jsonl"
+    flip(ledger)
+    with pytest.raises(StoreError, match=f"{ledger}:1: the line fails its checksum: remove {work}"):
+        slow_fit(small, model)
+    flip(ledger)
+    flip(work / "events.jsonl")  # which no run needs
+    slow_fit(small, model)
+
+
+def test_a_damaged_model_is_found_before_it_predicts(trained: Path, small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    shutil.copytree(trained, path)
+    chunk, data = path / "units" / "00001" / "weights" / "data" / "c" / "0", xs.open_dataset(small)
+    flip(chunk)
+    model = xs.load_model(path)
+    for out in ("p", "p.txt"):
+        with pytest.raises(StoreError, match=f"{chunk} fails its checksum"):
+            xs.predict(model, data, tmp_path / out)
+    with pytest.raises(StoreError, match=f"{chunk} fails its checksum"):
+        xs.evaluate(path, data)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m"]
+    xs.predict(model, data, tmp_path / "unchecked", check=False)
+    truncate(chunk)
+    with pytest.raises(StoreError, match=f"{chunk} has [0-9]+ bytes instead of"):
+        xs.predict(model, data, tmp_path / "p")
+
+
+def test_verify_finds_damage_of_logs(trained: Path, tmp_path: Path) -> None:
+    for name in ("events.jsonl", "ledger.jsonl"):
+        path = tmp_path / name
+        shutil.copytree(trained, path)
+        assert verify(path)["sound"]
+        flip(path / name)
+        assert verify(path)["damage"] == [f"{path / name} was changed"]
+        (path / name).unlink()
+        assert verify(path)["damage"] == [f"{path / name} is missing"]
+
+
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static int bad(int fd) {
+    char link[64], path[4096];
+    const char *wanted = getenv("UNREADABLE");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (!wanted || n < 0) return 0;
+    path[n] = 0;
+    if (strcmp(path, wanted)) return 0;
+    errno = EIO;
+    return 1;
+}
+#define SHIM(name, parameters, ...) \\
+    ssize_t name parameters { \\
+        static ssize_t (*real) parameters; \\
+        if (!real) real = dlsym(RTLD_NEXT, #name); \\
+        return bad(fd) ? -1 : real(__VA_ARGS__); \\
+    }
+SHIM(read, (int fd, void *to, size_t n), fd, to, n)
+SHIM(pread, (int fd, void *to, size_t n, off_t at), fd, to, n, at)
+SHIM(pread64, (int fd, void *to, size_t n, off64_t at), fd, to, n, at)
+SHIM(preadv, (int fd, const struct iovec *to, int n, off_t at), fd, to, n, at)
+SHIM(preadv64, (int fd, const struct iovec *to, int n, off64_t at), fd, to, n, at)
+SHIM(preadv2, (int fd, const struct iovec *to, int n, off_t at, int flags), fd, to, n, at, flags)
+SHIM(preadv64v2, (int fd, const struct iovec *to, int n, off64_t at, int flags), fd, to, n, at, flags)
+"""
+
+
+@pytest.mark.parametrize("check", ["--check", "--no-check"])
+def test_a_read_error_names_the_file_and_the_run_goes_on(
+    small: Path, tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    """A disk that fails: the system's calls for reading one file give EIO."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("the failing calls are compiled by cc, for Linux")
+    (tmp_path / "shim.c").write_text(SHIM)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "shim.so", tmp_path / "shim.c", "-ldl"], check=True)
+    chunk, model = small / "X" / "rows" / "indices" / "c" / "0", tmp_path / "m"
+    with monkeypatch.context() as environment:
+        environment.setenv("LD_PRELOAD", str(tmp_path / "shim.so"))
+        environment.setenv("UNREADABLE", str(chunk))
+        line = one_line(*command(small, model, "1GB", 2)[3:-1], check)
+    assert f"{chunk} " in line
+    assert "cannot be read" in line
+    assert slow_fit(small, model).model_.digest() == whole
+
+
+# memory
+
+
+CROWDED = """
+import sys, threading, time
+from pathlib import Path
+import xmc_stream as xs
+from xmc_stream.errors import MemoryLimitError
+data, model, held = sys.argv[1], Path(sys.argv[2]), []
+def fit():
+    return xs.PPDSparse(epochs=20, last_epochs=40, memory_limit="600MB", threads=1).fit(data, model=model)
+def press():
+    ledger = model.with_name("m.partial") / "ledger.jsonl"
+    while not ledger.exists() or b"solve/0/" not in ledger.read_bytes():
+        time.sleep(0.005)
+    held.append(bytearray(b"x") * (500 << 20))
+threading.Thread(target=press, daemon=True).start()
+try:
+    fit()
+except MemoryLimitError as error:
+    print(error)
+held.clear()
+clf = fit()
+print(clf.report_["resumed"], clf.model_.digest())
+"""
+
+
+def test_a_run_that_comes_near_its_limit_ends_and_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
+    arguments = [sys.executable, "-c", CROWDED, str(small), str(tmp_path / "m")]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
+    said, then = done.stdout.splitlines()
+    for part in ("resident memory is", "at the limit of 600 MB", "can be resumed", "--memory-limit"):
+        assert part in said
+    assert then == f"True {whole}"
+
+
+def test_the_event_log_tells_a_run(trained: Path) -> None:
+    events = list(read_events(trained / "events.jsonl"))
+    names = "time event phase job jobs done seconds bytes_read resident private mapped peak limit process"
+    assert all(set(event) == set(names.split()) for event in events)
+    assert (events[0]["event"], events[-1]["event"]) == ("start", "end")
+    assert all(0 < event["private"] < event["resident"] <= event["limit"] for event in events)
+    assert all(abs(event["private"] + event["mapped"] - event["resident"]) < 2**26 for event in events)
+    run = summarise_events(trained / "events.jsonl")
+    phases = {phase["phase"]: phase for phase in run["phases"]}
+    assert list(phases)[:3] == ["check the data", "round 1: solve", "round 2: search"]
+    for phase in phases.values():
+        assert phase["jobs"] == phase["jobs_in_all"] > 0
+        assert phase["peak_resident"] <= run["peak_resident"]
+    ledger = read_ledger(trained / "ledger.jsonl")[0]
+    assert sum(phase["bytes_read"] for phase in phases.values()) == sum(
+        receipt.get("bytes_read", receipt.get("checked_bytes", 0)) for receipt in ledger.values()
+    )
+    assert sum(phase["seconds"] for phase in phases.values()) <= run["seconds"]
