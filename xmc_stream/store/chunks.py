@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.store.nodes import PlainArray, plain_array
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
@@ -36,12 +37,14 @@ class ChunkedArray:
     missing or not of its full size (checked at once, as behind a map a short file kills the process).
     """
 
-    def __init__(self, array: zarr.Array[Any]) -> None:
-        self._array = array
+    def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
+        self._array: Any = array
         self.dtype = array.dtype
-        self.size = int(array.shape[0])
-        self.chunk = int(array.chunks[0])
-        self.path = _local_path(array)
+        self.path: Path | None
+        if isinstance(array, PlainArray):
+            self.size, self.chunk, self.path = array.size, array.chunk, array.path
+        else:
+            self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
         self.bytes_read = 0
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
@@ -211,14 +214,14 @@ class ChunkedArray:
 def open_array(path: Path) -> ChunkedArray:
     """The array in a folder. Raises StoreError where there is none."""
     try:
-        return ChunkedArray(zarr.open_array(path, mode="r"))
+        return ChunkedArray(plain_array(path) or zarr.open_array(path, mode="r"))
     except (FileNotFoundError, KeyError, ValueError) as error:
         raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
 
 
-def read_small(group: zarr.Group, name: str) -> NDArray[Any]:
+def read_small(group: Path, name: str) -> NDArray[Any]:
     """A whole array that is known to be small, compared with its checksums. Raises StoreError where it is damaged."""
-    array = ChunkedArray(group[name])  # type: ignore[arg-type]
+    array = open_array(group / name)
     if array.path is not None:
         for k in range(array.n_chunks):
             array.verify_chunk(k)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.store.chunks import read_small
@@ -22,6 +21,7 @@ from xmc_stream.store.encoding import (
     new_store,
 )
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.nodes import Group
 
 # columns of a state's figures, one row a class
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, N_FIGURES = range(8)
@@ -32,7 +32,7 @@ WRITER_BYTES = 6 * 2 * SCRATCH_CHUNK_BYTES  # two matrices of three arrays: a ch
 class UnitStateWriter:
     """active: classes x N (csr), its values alpha; weights: D x classes (csc); figures: classes x N_FIGURES."""
 
-    def __init__(self, group: zarr.Group, n_classes: int, n_samples: int, n_features: int) -> None:
+    def __init__(self, group: Group, n_classes: int, n_samples: int, n_features: int) -> None:
         chunk = SCRATCH_CHUNK_BYTES
         shape = (n_classes, n_samples)
         self.active = MatrixWriter(group.create_group("active"), "csr_matrix", shape, np.float64, chunk)
@@ -58,7 +58,7 @@ class UnitState:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.figures = read_small(zarr.open_group(path, mode="r"), "figures").reshape(-1, N_FIGURES)
+        self.figures = read_small(path, "figures").reshape(-1, N_FIGURES)
         self.active = SparseMatrix(path / "active")
         self.weights = SparseMatrix(path / "weights")
 
@@ -74,7 +74,7 @@ class FoundWriter:
     losses (classes,): summed over the rows searched; best (classes,): the best score outside the active set, if found.
     """
 
-    def __init__(self, group: zarr.Group, n_classes: int, n_samples: int) -> None:
+    def __init__(self, group: Group, n_classes: int, n_samples: int) -> None:
         self.rows = MatrixWriter(
             group.create_group("rows"), "csr_matrix", (n_classes, n_samples), np.float32, SCRATCH_CHUNK_BYTES
         )
@@ -98,11 +98,10 @@ class Found:
 
     def __init__(self, path: Path) -> None:
         self.rows = SparseMatrix(path / "rows")
-        group = zarr.open_group(path, mode="r")
-        self.losses, self.best = read_small(group, "losses"), read_small(group, "best")
+        self.losses, self.best = read_small(path, "losses"), read_small(path, "best")
 
 
-def _write(group: zarr.Group, name: str, values: NDArray[Any]) -> None:
+def _write(group: Group, name: str, values: NDArray[Any]) -> None:
     writer = ArrayWriter(group, name, values.dtype, SCRATCH_CHUNK_BYTES)
     writer.append(values)
     writer.close()
