@@ -121,5 +121,5 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
 
 def _write(folder: Path, about: Mapping[str, Any]) -> None:
     work = folder / f"{_NAME}.partial"  # whoever is killed here leaves the file whole
-    work.write_text(json.dumps(about, indent=2))
+    work.write_text(json.dumps(about))
     work.replace(folder / _NAME)
