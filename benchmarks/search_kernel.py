@@ -93,9 +93,12 @@ class UnitSearch:
         active = positives + start_sizes(positives, data.n_samples)
         self.capacity = np.zeros(self.width, np.int64)
         self.capacity[:n] = added_sizes(active, 50, data.n_samples, 2)
-        self.best_start = np.concatenate([[0], np.cumsum(places(self.capacity, data.n_samples))])
-        self.best_scores = np.empty(self.best_start[-1], np.float32)
-        self.best_rows = np.empty(self.best_start[-1], np.int32)
+        of_slot = places(self.capacity, data.n_samples)
+        self.best_end = np.cumsum(of_slot)
+        self.best_begin = self.best_end - of_slot
+        self.best_scores = np.empty(self.best_end[-1], np.float32)
+        self.best_rows = np.empty(self.best_end[-1], np.int32)
+        self.scratch = np.empty(of_slot.max(), np.float32)
         self.n = n
 
     def run(self, x: Any, y: Any) -> None:
@@ -106,8 +109,8 @@ class UnitSearch:
         search(
             x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
             self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.capacity,
-            self.best_start, none.copy(), self.best_scores, self.best_rows, threshold, 0, np.zeros(self.width),
-            np.empty(self.width, np.float32),
+            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0,
+            np.zeros(self.width), np.empty(self.width, np.float32), self.scratch,
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:

@@ -25,7 +25,7 @@ EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta",
 
 def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
-    cuts = Cuts(classes=300, rows=240, solve_rows=400)
+    cuts = Cuts(classes=300, rows=240, solve_rows=400, leg=130)
     pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **BOTH).fit(small, model=tmp_path / "pieces", cuts=cuts)
     assert pieces.report_["class_blocks"] >= 4
     assert pieces.model_.digest() == whole.model_.digest()
@@ -34,13 +34,15 @@ def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: P
 
 
 @EACH
-def test_approximation_changes_the_model_and_saves_work(small: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact")
+def test_approximation_changes_the_model_and_saves_work(
+    small: Path, trained: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    exact = xs.load_model(trained)
     rough = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / "rough")
-    assert (rough.model_.to_scipy() != exact.model_.to_scipy()).nnz
+    assert (rough.model_.to_scipy() != exact.to_scipy()).nnz
     done, instead = rough.report_["search_work"], rough.report_["search_work_exact"]
     assert instead / 3 < done < 0.9 * instead  # the check, one search of three, is exact
-    assert exact.report_["search_work"] is None
+    assert "search_work" not in exact.attributes["run"]
 
 
 def multiply_adds(data: Path, model: xs.Model) -> int:
@@ -144,7 +146,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return xs.load_model(path).digest()
 
 
-@pytest.mark.parametrize("ready", ["cut/1/rough", "search/1/rough/", "solve/1/0", "search/2/rough/", "search/3/"])
+@pytest.mark.parametrize("ready", ["cut/1/rough", "search/2/rough/", "search/3/"])
 def test_killed_at_any_stage_ends_with_the_same_model(small: Path, tmp_path: Path, whole: str, ready: str) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, ready, 0.0, more=OPTIONS)
@@ -161,7 +163,7 @@ def test_killed_around_the_change_to_exact_searches(small: Path, tmp_path: Path)
     change = next(search for search in found if search.endswith("rough") and found[search] == 0)
     exact = change.removesuffix("/rough")
     assert found[exact] > 0
-    for ready in (f"{change}/", exact.replace("search", "cut") + '"', f"{exact}/0", exact.replace("search", "solve")):
+    for ready in (f"{change}/", exact.replace("search", "cut") + '"', exact.replace("search", "solve")):
         assert kill_when(small, tmp_path / "m", ready, 0.0, more=more)
         train(small, tmp_path / "m", limit="600MB", threads=1, more=more)
         assert xs.load_model(tmp_path / "m").digest() == digest

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from reference import active as twin
 
 from xmc_stream.kernels.active import (
-    clip_rows,
+    append_lines,
     count_before,
+    count_below,
     drop_idle,
     mark,
     marked_rows,
@@ -107,19 +108,27 @@ def found_by_jobs(draw: st.DrawFn) -> tuple[list[list[int]], list[list[list[tupl
     return active, jobs, room
 
 
-@given(found_by_jobs())
+@given(found_by_jobs(), st.sampled_from([np.int32, np.int64]))
 @settings(deadline=None)
-def test_the_best_of_all_jobs_join(problem: Any) -> None:
+def test_the_best_of_all_jobs_join(problem: Any, index: Any) -> None:
     active, jobs, room = problem
     n_classes = len(active)
     a_ptr, a_rows = ragged(active, np.int32)
     a_alpha = np.arange(len(a_rows)) / 8
-    flat = [[row for row, _ in mine] for job in jobs for mine in job]
-    f_ptr = np.zeros((len(jobs), n_classes + 1), np.int64)
-    places, f_rows = ragged(flat, np.int64)
-    for j in range(len(jobs)):
-        f_ptr[j] = places[j * n_classes : (j + 1) * n_classes + 1]
-    f_scores = np.array([score for job in jobs for mine in job for _, score in mine], np.float32)
+    f_ptr, _ = ragged([[row for job in jobs for row in job[c]] for c in range(n_classes)], index)
+    f_rows, f_scores = np.full(f_ptr[-1], -1, index), np.full(f_ptr[-1], np.nan, np.float32)
+    place = f_ptr[:-1].copy()
+    for job in jobs:  # lines of classes in any order
+        classes = np.array([c for c in range(n_classes) if job[c]][::-1], np.int64)
+        ptr, rows = ragged([[row for row, _ in job[c]] for c in classes], index)
+        _, scores = ragged([[score for _, score in job[c]] for c in classes], np.float32)
+        append_lines(ptr, rows, scores, classes, place, f_rows, f_scores)
+    assert place.tolist() == f_ptr[1:].tolist()
+    for c, mine in enumerate(
+        parts(f_ptr, f_rows, f_scores)
+    ):  # jobs have any rows here: none comes before all of another
+        f_rows[f_ptr[c] : f_ptr[c + 1]], order = np.sort(mine[0]), np.argsort(mine[0])
+        f_scores[f_ptr[c] : f_ptr[c + 1]] = np.array(mine[1], np.float32)[order]
     expected = [
         twin.merged(
             dict(zip(active[c], a_alpha[a_ptr[c] : a_ptr[c + 1]].tolist(), strict=True)),
@@ -130,10 +139,8 @@ def test_the_best_of_all_jobs_join(problem: Any) -> None:
     ]
     ptr, n = np.full(n_classes + 1, -1, np.int64), sum(map(len, expected))
     rows, alpha = np.full(n, -1, np.int64), np.full(n, np.nan)
-    merge_found(
-        a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), np.empty(len(jobs), np.int64),
-        ptr, rows, alpha,
-    )  # fmt: skip
+    scratch = np.empty(np.diff(f_ptr).max(), np.float32)
+    merge_found(a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha)
     assert parts(ptr, rows, alpha) == [(list(of_class), list(of_class.values())) for of_class in expected]
 
 
@@ -204,27 +211,22 @@ def test_full_words_are_counted() -> None:
     assert np.array_equal(number, np.arange(192))
 
 
-@given(st.lists(row_sets(), min_size=1, max_size=6), st.integers(0, 40), st.integers(0, 40), st.integers(1, 60))
+@given(st.lists(row_sets(), min_size=1, max_size=6), st.sets(st.integers(0, 40), min_size=2), st.integers(1, 60))
 @settings(deadline=None)
-def test_rows_of_a_range_are_clipped_window_by_window(classes: Any, a: int, b: int, window: int) -> None:
-    start, stop = min(a, b), max(a, b)
+def test_rows_below_bounds_are_counted_window_by_window(classes: Any, ends: set[int], window: int) -> None:
+    bounds = np.array(sorted(ends))
     ptr, rows = ragged(classes, np.int32)
-    begins, ends = np.full(len(classes), -1, np.int64), np.zeros(len(classes), np.int64)
-    found: list[int] = []
-    for low in range(0, len(rows) + 1, window):
+    begins = np.repeat(ptr[:-1, None], len(bounds), axis=1)
+    for low in range(0, len(rows), window):
         high = min(low + window, len(rows))
         # the classes with entries in the window: the last one may go on in the next
         mine = slice(int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left")))
-        out = np.full(high - low, -1, np.int32)
         places = np.clip(ptr[mine.start : mine.stop + 1], low, high) - low
-        n = clip_rows(places, rows[low:high], start, stop, begins[mine], ends[mine], out, len(found))
-        assert np.all(out[n:] == -1)
-        found += out[:n].tolist()
-    expected = [twin.clipped(of_class, start, stop) for of_class in classes]
-    assert found == [row for of_class in expected for row in of_class]
-    for c, of_class in enumerate(expected):
-        if classes[c]:  # windows pass a class without rows by
-            assert found[begins[c] : ends[c]] == of_class
+        count_below(places, rows[low:high], bounds, begins[mine])
+    for c, of_class in enumerate(classes):
+        for b, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+            mine = rows[begins[c, b] : begins[c, b + 1]] - start
+            assert mine.tolist() == twin.clipped(of_class, start, stop)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -243,13 +245,13 @@ def file() -> Iterator[BinaryIO]:
 
 
 def read(
-    file: BinaryIO, ranges: Sequence[tuple[int, int]], itemsize: int, hole: int, room: int
+    file: BinaryIO, ranges: Sequence[tuple[int, int]], itemsize: int, hole: int, room: int, ahead: int = 0
 ) -> tuple[bool, bytes, bytes]:
     """Whether it was all there, what was read, and the staging area; nothing beside the two is written to."""
     starts, counts = (np.array([pair[side] for pair in ranges], np.int64) for side in (0, 1))
     n = int(counts.sum()) * itemsize
     staging, out = np.full(room + 64, 0xEE, np.uint8), np.full(n + 64, 0xEE, np.uint8)
-    whole = pread_ranges(file.fileno(), starts, counts, itemsize, hole, staging[:room], out[:n])
+    whole = pread_ranges(file.fileno(), starts, counts, itemsize, hole, ahead, 9, staging[:room], out[:n])
     assert np.all(staging[room:] == 0xEE)
     assert np.all(out[n:] == 0xEE)
     return bool(whole), out[:n].tobytes(), staging[:room].tobytes()
@@ -268,13 +270,13 @@ def ranges_of_items(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
 
 
 @compiled
-@given(ranges_of_items(), st.integers(0, 40), st.integers(0, 600))
+@given(ranges_of_items(), st.integers(0, 40), st.integers(0, 600), st.sampled_from([0, 1, 9000, 1 << 20]))
 @settings(deadline=None)
-def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, room: int) -> None:
+def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, room: int, ahead: int) -> None:
     ranges, itemsize = problem
     content = os.pread(file.fileno(), N_BYTES, 0)
     expected = b"".join(content[start * itemsize : (start + count) * itemsize] for start, count in ranges)
-    whole, got, _ = read(file, ranges, itemsize, hole, room)
+    whole, got, _ = read(file, ranges, itemsize, hole, room, ahead)
     assert whole
     assert got == expected
 

@@ -19,12 +19,13 @@ from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.dcd import add_rows, dual_terms, take_weights, violation
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, Scratch, Solver
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
 
 SEED, ROUND = 7, 2
+NEVER = RowOrder(1, 2**62, 0)  # no class is large
 LOSSES = ("squared_hinge", "hinge")
 compiled = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="takes minutes where nothing is compiled")
 LONGEST = 2_000 if config.DISABLE_JIT else 100_000
@@ -210,7 +211,7 @@ def solved(
     block = block or sparse(p.X)
     scratch = Scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
     figures, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
-    Solver(parameters(p, epochs, tol), SEED).solve(sets, sets.rows, block, ROUND, scratch, figures, sink)
+    Solver(parameters(p, epochs, tol), SEED, NEVER).solve(sets, sets.rows, block, ROUND, scratch, figures, sink)
     check_clean(scratch)
     return Solution(sets.alpha, np.array(sink.rows), figures, sink.portions)
 
@@ -335,7 +336,7 @@ def kernel_dual(p: twin.Problem, alpha: NDArray[np.float64]) -> float:
     _, square, _, _ = take_weights(
         d, every, every.copy(), v, v0, p.lam, p.tau, np.empty(d, np.int32), np.empty(d, np.float32)
     )
-    return 0.5 * p.tau * square + dual_terms(alpha, p.h2)
+    return 0.5 * p.tau * square + dual_terms(alpha, p.h2, 0.0)
 
 
 @losses
@@ -456,7 +457,7 @@ def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max
         assert lengths[wanted].sum() <= max_nnz or len(wanted) == 1
         return rows.take(wanted)
 
-    Solver(parameters(p, epochs, tol), SEED).solve_large(
+    Solver(parameters(p, epochs, tol), SEED, NEVER).solve_large(
         sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, figures, sink
     )
     check_clean(scratch)

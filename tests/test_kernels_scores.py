@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs import tiles
 from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
-from xmc_stream.kernels.scores import places, search, sort_best, top_k
+from xmc_stream.kernels.scores import BINS, begin_anew, close_up, keep_best, places, search, top_k
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
@@ -200,46 +201,71 @@ class Problem:
 Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
 
 
-def searched(p: Problem, loss: str, start: int, cuts: Sequence[int]) -> Result:
-    """What is found, and the losses, by open class; rows cuts[0] .. cuts[-1] - 1 of a range that begins at start."""
-    classes = np.flatnonzero(p.open)
+def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 1000) -> Result:
+    """What is found, rows ascending, and the losses, by open class; rows cuts[0] .. cuts[-1] - 1 of a range from start.
+
+    Classes that want more than `leg` rows are emptied after so many.
+    """
+    classes, n_rows = np.flatnonzero(p.open), cuts[-1] - start
     width = tile_width(len(classes))
     tile = tile_of(p.W[:, classes], p.bias[classes])
     slot_of = np.full(len(p.open), -1, np.int16)
     slot_of[classes] = np.arange(len(classes))
-    capacity = np.zeros(width, np.int64)
-    capacity[: len(classes)] = p.capacity[classes]
-    best_start = np.concatenate([[0], np.cumsum(places(capacity, cuts[-1] - start))])
-    best_size = np.zeros(width, np.int64)
-    best_scores, best_rows = np.empty(best_start[-1], np.float32), np.empty(best_start[-1], np.int32)
+    wanted = np.zeros(width, np.int64)
+    wanted[: len(classes)] = p.capacity[classes]
+    large, capacity = wanted > leg, np.minimum(wanted, leg)
+    flushed, kept = np.flatnonzero(large), np.flatnonzero(~large)
+    order, of_slot = np.concatenate([flushed, kept]), places(capacity, np.where(large, leg, n_rows))
+    end = np.zeros(width, np.int64)
+    end[order] = np.cumsum(of_slot[order])
+    begin = end - of_slot
+    sizes, scratch = np.zeros(width, np.int64), np.empty(of_slot.max(), np.float32)
+    best_scores, best_rows = np.empty(of_slot.sum(), np.float32), np.empty(of_slot.sum(), np.int32)
     threshold = np.where(capacity > 0, p.threshold, np.inf).astype(np.float32)
     members = [np.flatnonzero(p.active[start : cuts[-1], c]) for c in classes]
     ends = np.zeros(width, np.int64)
     ends[: len(classes)] = np.cumsum([len(rows) for rows in members])
     nexts = np.concatenate([[0], ends[:-1]]) * (ends > 0)
     active = np.concatenate([*members, np.empty(0)]).astype(np.int32)
-    losses = np.zeros(width)
+    losses, counts = np.zeros(width), np.zeros((len(flushed), BINS), np.int32)
+    found: dict[int, list[tuple[int, float]]] = {c: [] for c in classes.tolist()}
+
+    def take(slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        n = close_up(slots, capacity, begin, sizes, best_scores, best_rows, scratch)
+        at = int(begin[slots[0]]) if len(slots) else 0
+        pairs = iter(zip((best_rows[at : at + n] + start).tolist(), best_scores[at : at + n].tolist(), strict=True))
+        for s in slots:
+            if s < len(classes):
+                found[int(classes[s])] += itertools.islice(pairs, int(sizes[s]))
+        assert next(pairs, None) is None
+        return best_scores[at : at + n]
+
     # labels before, of and behind the classes
     Y = np.pad(p.true, ((0, 0), (p.first, 2)), constant_values=True)
-    for low, high in itertools.pairwise(cuts):
+    for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], leg)})):
         search(
             *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            capacity, best_start, best_size, best_scores, best_rows, threshold, KINDS.index(loss), losses,
-            np.empty(width, np.float32),
+            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), losses,
+            np.empty(width, np.float32), scratch,
         )  # fmt: skip
-    assert sort_best(capacity, best_start, best_size, best_scores, best_rows) == best_size.sum()
+        if (high - start) % leg == 0 or high == cuts[-1]:
+            begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)
+            assert not sizes[flushed].any()
+    take(kept)
     assert not losses[len(classes) :].any()
-    assert not best_size[len(classes) :].any()
-    found, at = {}, 0
-    for s, c in enumerate(classes.tolist()):
-        mine = slice(at, at := at + best_size[s])
-        found[c] = list(zip((best_rows[mine] + start).tolist(), best_scores[mine].tolist(), strict=True))
+    assert not sizes[len(classes) :].any()
+    assert all(pairs == sorted(pairs) for pairs in found.values())
     return found, dict(zip(classes.tolist(), losses.tolist(), strict=False))
 
 
-def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]]) -> None:
-    """Ranges: of each the ends of its row blocks."""
+def best_of(pairs: Sequence[tuple[int, float]], most: int) -> list[tuple[int, float]]:
+    """Higher scores first, then lower rows; in ascending order."""
+    return sorted(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])
+
+
+def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], leg: int = 7) -> None:
+    """Ranges: of each the ends of its row blocks. leg: rows of a leg, where there are legs."""
     scores = twin.scores(rows_of(p.X), p.W, p.bias)
     together: dict[int, list[tuple[int, float]]] = {c: [] for c in np.flatnonzero(p.open).tolist()}
     for cuts in ranges:
@@ -249,13 +275,18 @@ def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]]) -> None
         for c, pairs in found.items():
             active, true = (set(np.flatnonzero(of[start:stop, c]).tolist()) for of in (p.active, p.true))
             expected = twin.violators(scores[start:stop, c], active, int(p.capacity[c]), p.threshold)
-            assert pairs == [(start + row, score) for row, score in expected]
+            assert pairs == [(start + row, score) for row, score in sorted(expected)]
             assert losses[c] == pytest.approx(twin.loss(scores[start:stop, c], true, loss), rel=1e-5, abs=1e-5)
             together[c] += pairs
+        in_legs, losses_of_legs = searched(p, loss, start, cuts, leg)
+        assert losses_of_legs == losses
+        for c, pairs in in_legs.items():
+            assert len(pairs) <= p.capacity[c] or p.capacity[c] > leg
+            assert best_of(pairs, int(p.capacity[c])) == found[c]
     for c, pairs in together.items():
         active = set(np.flatnonzero(p.active[:, c]).tolist())
-        best_of_all = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[: p.capacity[c]]
-        assert best_of_all == twin.violators(scores[:, c], active, int(p.capacity[c]), p.threshold)
+        expected = twin.violators(scores[:, c], active, int(p.capacity[c]), p.threshold)
+        assert best_of(pairs, int(p.capacity[c])) == sorted(expected)
 
 
 @st.composite
@@ -281,7 +312,7 @@ def cut_ranges(draw: st.DrawFn, n: int) -> list[list[int]]:
 @given(st.one_of(problems(SMALL), problems(ANY)), st.sampled_from(KINDS), st.data())
 @settings(deadline=None)
 def test_search_finds_what_sorting_finds(p: Problem, loss: str, data: st.DataObject) -> None:
-    check_search(p, loss, cut_ranges(data.draw, len(p.X)))
+    check_search(p, loss, cut_ranges(data.draw, len(p.X)), data.draw(st.integers(1, 9)))
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -292,7 +323,20 @@ def test_search_of_many_rows(whole: bool, loss: str) -> None:
     true = rng.random((300, 100)) < 0.02
     active = true | (rng.random((300, 100)) < rng.random(100) ** 4)
     p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
-    check_search(p, loss, [[0, 100, 101, 290], [290, 300]])
+    for leg in (1, 20, 150):
+        check_search(p, loss, [[0, 100, 101, 290], [290, 300]], leg)
+
+
+def test_thresholds_rise_from_leg_to_leg() -> None:
+    """What is taken of many legs is not much more than is wanted of all of them."""
+    X, W, bias = random_matrices(3000, 12, 3, 3, 0.8, whole=False)
+    nothing = np.zeros((3000, 3), np.bool_)
+    p = Problem(X, W, bias, nothing, nothing, np.array([100, 300, 2999]), np.ones(3, np.bool_), 0, -1.0)
+    taken = {c: len(pairs) for c, pairs in searched(p, "none", 0, [0, 3000], 50)[0].items()}
+    violators = [len(twin.violators(of_class, (), 3000, -1.0)) for of_class in twin.scores(rows_of(X), W, bias).T]
+    assert taken[0] < 700
+    assert taken[1] < 1400 < min(violators)
+    assert taken[2] == violators[2]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -313,26 +357,71 @@ def test_losses_of_whole_numbers_are_exact(loss: str) -> None:
     st.randoms(),
 )
 @settings(deadline=None)
-def test_sort_best_keeps_the_best_in_order_and_closes_gaps(slots: Any, random: Any) -> None:
-    start = np.cumsum([0, *(len(scores) + gap for scores, gap, _ in slots)]).astype(np.int64)
+def test_closing_up_keeps_the_best_in_order_of_rows(slots: Any, random: Any) -> None:
+    begin = np.cumsum([3, *(len(scores) + gap for scores, gap, _ in slots)]).astype(np.int64)
     sizes = np.array([len(scores) for scores, _, _ in slots], np.int64)
     capacity = np.array([capacity for _, _, capacity in slots], np.int64)
-    best_scores, best_rows = np.full(start[-1], 99, np.float32), np.full(start[-1], -7, np.int32)
+    best_scores, best_rows = np.full(begin[-1], 99, np.float32), np.full(begin[-1], -7, np.int32)
     expected = []
-    for begin, (scores, _, most) in zip(start, slots, strict=False):
-        pairs = list(zip(scores, random.sample(range(100), len(scores)), strict=True))
-        expected += sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:most]
-        for q, (score, row) in enumerate(pairs):
-            best_scores[begin + q], best_rows[begin + q] = score, row
-    filled = sort_best(capacity, start, sizes, best_scores, best_rows)
-    assert filled == len(expected)
-    assert list(zip(best_scores[:filled].tolist(), best_rows[:filled].tolist(), strict=True)) == expected
+    for first, (scores, _, most) in zip(begin, slots, strict=False):
+        pairs = list(zip(sorted(random.sample(range(100), len(scores))), scores, strict=True))
+        expected += best_of(pairs, most)
+        for q, (row, score) in enumerate(pairs):
+            best_scores[first + q], best_rows[first + q] = score, row
+    n = close_up(np.arange(len(slots)), capacity, begin[:-1], sizes, best_scores, best_rows, np.empty(40, np.float32))
+    assert n == len(expected)
+    assert list(zip(best_rows[3 : 3 + n].tolist(), best_scores[3 : 3 + n].tolist(), strict=True)) == expected
+    assert best_rows[:3].tolist() == [-7] * 3  # what stands before the first slot
+
+
+@given(st.lists(st.one_of(SMALL, ANY), min_size=1, max_size=60), st.data())
+@settings(deadline=None)
+def test_the_best_are_kept_and_the_worst_of_them_named(values: list[float], data: st.DataObject) -> None:
+    capacity = data.draw(st.integers(1, len(values)))
+    scores, rows = np.array(values, np.float32), np.arange(len(values), dtype=np.int32)
+    expected = best_of(list(zip(rows.tolist(), scores.tolist(), strict=True)), capacity)
+    worst = keep_best(scores, rows, len(values), capacity, np.empty(len(values), np.float32))
+    assert list(zip(rows[:capacity].tolist(), scores[:capacity].tolist(), strict=True)) == expected
+    assert worst == min(score for _, score in expected)
+
+
+@given(st.lists(st.one_of(st.floats(-1, 4, width=32), st.sampled_from([-1 / 64, 0.0, -1e-30])), max_size=80), st.data())
+@settings(deadline=None)
+def test_a_raised_threshold_leaves_as_many_rows_as_are_wanted(values: list[float], data: st.DataObject) -> None:
+    wanted, counts, threshold = data.draw(st.integers(1, 90)), np.zeros((1, BINS), np.int32), np.full(4, -1, np.float32)
+    scores, before = np.array(values, np.float32), np.float32(-1)
+    for part in np.split(scores, sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=3)))):
+        sizes = np.array([5, 5, len(part), 5])
+        begin_anew(np.array([2]), np.array([wanted]), sizes, part, counts, threshold)
+        assert sizes.tolist() == [5, 5, 0, 5]
+        assert threshold[2] >= before
+        before = threshold[2]
+    assert counts.sum() == len(scores)
+    assert threshold[2] == -1 or (scores >= threshold[2]).sum() >= wanted
+    if (scores >= 0.5).sum() >= wanted:
+        assert threshold[2] >= 0.5
+    assert threshold[[0, 1, 3]].tolist() == [-1] * 3
 
 
 def test_places_have_room_for_more_than_is_wanted_but_not_for_more_than_there_is() -> None:
     capacity = np.array([0, 1, 10, 100, 1000])
     assert places(capacity, 10_000).tolist() == [0, 17, 26, 150, 1500]
     assert places(capacity, 120).tolist() == [0, 17, 26, 120, 1000]
+
+
+def test_a_tile_of_more_entries_than_four_bytes_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, W, bias = random_matrices(40, 20, 70, 7, 0.4, whole=False)
+    none = np.zeros((40, 70), np.bool_)
+    p = Problem(X, W, bias, none, none, np.full(70, 5), np.ones(70, np.bool_), 0, -1.0)
+    usual, small = searched(p, "hinge", 0, [0, 40]), tile_of(W, bias)
+    monkeypatch.setattr(tiles, "_MOST_PLACES", len(small.weights) - 1)
+    large = tile_of(W, bias)
+    assert (small.start.dtype, large.start.dtype) == (np.int32, np.int64)
+    assert np.array_equal(large.start, small.start)
+    assert tile_bytes(np.count_nonzero(W, axis=1), 70) == large.nbytes == small.nbytes + 4 * 21
+    assert searched(p, "hinge", 0, [0, 40]) == usual
+    monkeypatch.setattr(tiles, "_MOST_PLACES", len(small.weights))
+    assert tile_of(W, bias).start.dtype == np.int32
 
 
 # ---- the cache of tiles

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -428,7 +432,7 @@ def damage(file: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "empty", "long"])
-def test_opening_names_the_chunk_that_is_missing_or_of_the_wrong_size(tmp_path: Path, how: str) -> None:
+def test_the_chunk_that_is_missing_or_of_the_wrong_size_is_named(tmp_path: Path, how: str) -> None:
     lines = make_lines(np.full(9000, 4))
     good = write(tmp_path / "good", lines)
     for name in ("indptr", "indices", "data"):
@@ -436,10 +440,11 @@ def test_opening_names_the_chunk_that_is_missing_or_of_the_wrong_size(tmp_path: 
             shutil.copytree(tmp_path / "good", tmp_path / "bad")
             file = tmp_path / "bad" / name / "c" / str(k)
             damage(file, how)
-            with pytest.raises(StoreError) as caught:
-                SparseMatrix(tmp_path / "bad")
-            assert str(file) in str(caught.value)
-            assert str(caught.value).isprintable()  # hence one line
+            for look in (lambda m: m.check_sizes(), lambda m: m.block(0, 9000), lambda m: m.gather(np.arange(9000))):
+                with pytest.raises(StoreError) as caught:
+                    look(SparseMatrix(tmp_path / "bad"))
+                assert str(file) in str(caught.value)
+                assert str(caught.value).isprintable()  # hence one line
             shutil.rmtree(tmp_path / "bad")
 
 
@@ -514,3 +519,92 @@ def test_fewer_lines_than_promised_are_refused_and_leave_nothing(tmp_path: Path)
     ):
         writer.append(np.array([1]), np.array([4]), np.array([0.5]))
     assert list(tmp_path.iterdir()) == []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# asking ahead
+
+PAGE = mmap.PAGESIZE
+
+
+def cached_pages(path: Path) -> set[int]:
+    """Numbers of a file's pages that are in the page cache."""
+    size = path.stat().st_size
+    pages = np.zeros(-(-size // PAGE), np.uint8)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+        address = np.frombuffer(mapped, np.uint8)
+        libc = ctypes.CDLL(None)
+        done = libc.mincore(
+            ctypes.c_void_p(address.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del address
+    assert done == 0
+    return set(np.flatnonzero(pages & 1).tolist())
+
+
+def forget(matrix: SparseMatrix) -> None:
+    """Drop a matrix from the page cache, and let its files be read without the kernel's own reading ahead."""
+    for array in matrix.arrays():
+        for k in range(array.n_chunks):
+            fd = array._open(k)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    if any(cached_pages(array.chunk_file(0)) for array in matrix.arrays()):
+        pytest.skip("this file system keeps its files in memory")
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    """Whether it holds within some seconds."""
+    end = time.monotonic() + 20
+    while not (held := holds()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return held
+
+
+def pages_of(first: int, last: int) -> set[int]:
+    """Pages of items [first, last) of four bytes."""
+    return set(range(first * 4 // PAGE, -(-last * 4 // PAGE)))
+
+
+advised = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
+
+
+@advised
+def test_lines_that_will_be_needed_come_into_the_page_cache_and_no_others(tmp_path: Path) -> None:
+    matrix = write(tmp_path / "matrix", make_lines(np.full(3000, 250)), 16 * STEP)
+    forget(matrix)
+    matrix.will_need(400, 2050)  # 1.7 MB of either array, over the end of a chunk
+    per_chunk = matrix.indices.chunk
+    first, last = 400 * 250, 2050 * 250
+    assert first < per_chunk < last < 2 * per_chunk
+    for array in (matrix.indices, matrix.data):
+        assert array is not None
+        assert until(lambda array=array: cached_pages(array.chunk_file(0)) == pages_of(first, per_chunk))
+        assert until(lambda array=array: cached_pages(array.chunk_file(1)) == pages_of(0, last - per_chunk))
+        assert not cached_pages(array.chunk_file(2))
+
+
+@advised
+def test_a_stream_asks_for_the_next_block_before_it_gives_one(tmp_path: Path) -> None:
+    matrix = write(tmp_path / "matrix", make_lines(np.full(3000, 250)), 64 * STEP)
+    forget(matrix)
+    blocks = matrix.blocks(1000 * (250 * 8 + 8))
+    for asked in (2000, 3000, 3000):
+        assert next(blocks).n == 1000
+        assert until(lambda asked=asked: cached_pages(matrix.indices.chunk_file(0)) == pages_of(0, asked * 250))
+
+
+def test_asking_ahead_leaves_compressed_matrices_alone(tmp_path: Path) -> None:
+    lines = make_lines(np.full(300, 250))
+    path = tmp_path / "matrix"
+    write(path, lines)
+    group = zarr.open_group(path, mode="r+")
+    for name in ("indptr", "indices", "data"):
+        values = group[name][:]
+        del group[name]
+        group.create_array(name, data=values, chunks=(8192,), compressors=ZstdCodec())
+    matrix = SparseMatrix(path)
+    matrix.will_need(0, 300)
+    assert matrix.bytes_read == 0
+    check(matrix.block(0, 300), lines, np.arange(300))

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert import convert
-from xmc_stream.engine.ledger import Ledger, check_identity
-from xmc_stream.engine.runner import Engine
-from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import check_jobs
-from xmc_stream.jobs.job import Loop, Phase
+from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
+from xmc_stream.engine.runner import Engine, wait_for_interrupted
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state
+from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.warm import WarmUp
@@ -30,7 +30,7 @@ from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import memory_plan, plan_line, plan_training, probe_training, training_figures
 from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import folder_bytes
+from xmc_stream.store.encoding import folder_bytes, writing
 from xmc_stream.store.model import begin_model, finish_model
 from xmc_stream.store.names import copy_vocabulary
 
@@ -180,6 +180,14 @@ def train(
     warm_start: Model | None = None,
 ) -> tuple[Model, dict[str, Any]]:
     """Train, or go on training, a model at `path`; returns it, opened, and the figures of the run."""
+    with writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"):
+        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start)
+
+
+def _train(
+    dataset: Dataset, path: Path, parameters: PPDSparseParameters, seed: int, execution: Execution, overwrite: bool,
+    force: bool, check: bool, warm_start: Model | None,
+) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
@@ -192,6 +200,7 @@ def train(
     start = {} if warm_start is None else {"warm_start": warm_start.digest()}
     identity = {**_identity(dataset, parameters, seed), "warm_start": start.get("warm_start")}
     work = path.with_name(path.name + ".partial")
+    wait_for_interrupted()
     if path.exists():
         if overwrite:
             load_model(path)  # only a model is replaced
@@ -200,13 +209,14 @@ def train(
             check_identity(path / "ledger.jsonl", finished.attributes["identity"], identity, force=True)
             return finished, _report(finished, limit.limit, began, finished.attributes["run"], True)
     if overwrite:
+        refuse_in_progress(work / "ledger.jsonl")
         shutil.rmtree(work, ignore_errors=True)
     begin_model(work)
     with Ledger(work / "ledger.jsonl", identity, force) as ledger:
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
-            held = engine.warm(WarmUp(parameters=parameters, again=warm_start is not None))
+            held = engine.warm(WarmUp.for_training(dataset, parameters, warm_start is not None))
             plan = memory_plan(engine, limit, held, execution.cuts)
             forecast = probe_training(engine, dataset, parameters, seed, plan, warm_start).forecast(plan)
             if execution.progress:
@@ -214,6 +224,10 @@ def train(
                 print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
             begin_from = str(warm_start.path.absolute()) if warm_start else ""
             run = PPDSparseRun(dataset, work, parameters, seed, plan, ledger, begin_from, forecast.blocks)
+
+            if ledger.resumed:  # what was read and written before may have been damaged since
+                ledger.forget([job.key for job in check_jobs(dataset)])
+                _forget_damaged(ledger, engine, work, bool(begin_from))
 
             def whole() -> Loop:
                 if check:
@@ -245,6 +259,25 @@ def train(
         resumed = ledger.resumed
     model = load_model(path)
     return model, _report(model, limit.limit, began, totals, resumed)
+
+
+def _forget_damaged(ledger: Ledger, engine: Engine, work: Path, warm_start: bool) -> None:
+    """Compare what an earlier session left with its checksums; what is damaged is made again.
+
+    Raises StoreError where what it was made from is gone.
+    """
+
+    def state() -> Loop:
+        receipts = yield Phase("check the state", check_state_jobs(work))
+        return {"damaged": [receipt for receipt in receipts if receipt["damage"]]}
+
+    for receipt in engine.run(state(), Notes())["damaged"]:
+        key = key_of_state(work, Path(receipt["folder"]), warm_start)
+        if key is None:
+            raise StoreError(
+                f"{receipt['damage']}: the run cannot go on from it: remove {work} (or --overwrite) and train anew"
+            )
+        ledger.forget([key])
 
 
 def _row_blocks(ledger: Ledger) -> int:

@@ -19,7 +19,7 @@ from xmc_stream.metrics import (
     leave_out_labels,
     leave_out_predictions,
 )
-from xmc_stream.models import Execution, load_model, planned, stored_filter
+from xmc_stream.models import Execution, checked, load_model, planned, stored_filter
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
@@ -40,6 +40,7 @@ def evaluate(
     execution: Execution | None = None,
     filter: str | Path | None = None,
     threshold: float = 0.0,
+    check: bool = True,
 ) -> dict[str, Any]:
     """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
 
@@ -48,8 +49,9 @@ def evaluate(
     predicted where its score is above the threshold.
     predictions: what `predict` wrote, or a model (on a cluster, the folder for temporary files must be a shared one).
     propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs are taken out of the
-    predictions, where those behind move up, and out of the true labels. Raises InputError where rows do not match, k is
-    larger than what was predicted, or the filter leaves fewer; MemoryLimitError where the limit cannot work.
+    predictions, where those behind move up, and out of the true labels. check: compare a model with its checksums first.
+    Raises InputError where rows do not match, k is larger than what was predicted, or the filter leaves fewer; StoreError
+    where the model is damaged; MemoryLimitError where the limit cannot work.
     """
     execution = execution or Execution()
     limit = execution.limit()
@@ -61,7 +63,7 @@ def evaluate(
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as barred:
             figures: dict[str, Any] = {}
             if is_model(path):
-                path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch)
+                path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch, check)
                 stored = Predictions(path)
             else:
                 stored = Predictions(path)
@@ -132,7 +134,7 @@ def comparing_needs(k: int) -> dict[str, int]:
 
 def _predict(
     path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, barred: str, threshold: float,
-    folder: Path,
+    folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the figures that need every score."""
     from xmc_stream.jobs.figures import FigureRun
@@ -146,7 +148,7 @@ def _predict(
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         run = FigureRun(model, dataset, k, work, plan, barred, threshold, folder)
-        figures = engine.run(run.loop(), Notes())
+        figures = engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, store, {}, False)
     return store, figures
 

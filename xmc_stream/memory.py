@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
 from types import TracebackType
 
 import psutil
@@ -52,6 +52,26 @@ def format_size(n_bytes: float) -> str:
 def resident() -> int:
     """Bytes of this process in memory now, mapped pages included."""
     return int(psutil.Process().memory_info().rss)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of a process in memory: resident, of these private (anonymous) and mapped (file-backed and shared)."""
+
+    resident: int
+    private: int
+    mapped: int
+
+    @classmethod
+    def now(cls, process: psutil.Process | None = None) -> Usage:
+        """Of this process; where the system does not tell them apart, all is private."""
+        info = (process or psutil.Process()).memory_info()
+        mapped = int(getattr(info, "shared", 0))
+        return cls(int(info.rss), int(info.rss) - mapped, mapped)
+
+    def largest(self, other: Usage) -> Usage:
+        """The larger of each."""
+        return Usage(*map(max, astuple(self), astuple(other)))
 
 
 def peak_resident() -> int:
@@ -123,11 +143,15 @@ class MemoryLimit:
 class Guard:
     """Samples resident memory in a thread; `check` ends a run that comes too near the limit.
 
-    The second line of defence: plans keep the limit by construction. peak: the largest sample, in bytes.
+    The second line of defence: plans keep the limit by construction. peak: the largest sample, in bytes. watch: is told
+    each sample.
     """
 
-    def __init__(self, limit: MemoryLimit, interval: float = 0.05) -> None:
+    def __init__(
+        self, limit: MemoryLimit, interval: float = 0.05, watch: Callable[[Usage], None] | None = None
+    ) -> None:
         self.limit = limit
+        self._watch = watch
         self.peak = resident()
         self.now = self.peak
         self._interval = interval
@@ -147,8 +171,11 @@ class Guard:
     def _sample(self) -> None:
         process = psutil.Process()
         while not self._stop.wait(self._interval):
-            self.now = int(process.memory_info().rss)
+            usage = Usage.now(process)
+            self.now = usage.resident
             self.peak = max(self.peak, self.now)
+            if self._watch is not None:
+                self._watch(usage)
 
     def crowded(self) -> bool:
         """True when no further job should be admitted for the present (over 95 % of the limit)."""

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_resident, return_freed_memory
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import folder_bytes
+from xmc_stream.store.encoding import folder_bytes, writing
+from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import StoredModel, n_units, unit_range
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import scipy.sparse
 
     from xmc_stream.engine.runner import Engine
-    from xmc_stream.jobs.job import Job
+    from xmc_stream.jobs.job import Job, Loop
     from xmc_stream.jobs.plan import Cuts, MemoryPlan
 
 
@@ -175,12 +176,13 @@ def predict(
     execution: Execution | None = None,
     overwrite: bool = False,
     filter: str | Path | None = None,
+    check: bool = True,
 ) -> dict[str, Any]:
     """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz, .txt or .jsonl.
 
     filter: a file of lines `row label`, pairs that are not predicted: others come up, -1 where fewer than k are left.
-    Returns figures of the run (see DESIGN: predict). Raises InputError where the data do not match the model, and
-    MemoryLimitError where the limit cannot work.
+    check: compare the model with its checksums first. Returns figures of the run (see DESIGN: predict). Raises InputError
+    where the data do not match the model, MemoryLimitError where the limit cannot work, and StoreError.
     """
     from xmc_stream.jobs.job import Notes
     from xmc_stream.jobs.predict import PredictRun
@@ -195,20 +197,22 @@ def predict(
     as_file = out.suffix in (".npz", ".txt", ".jsonl")
     refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out
-    with (
-        stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as barred,
-        planned(execution, limit, WarmUp(predict=True)) as (engine, plan),
-    ):
-        run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan, barred)
-        begin_predictions(store, dataset.n_samples, model.n_labels, k)
-        result = engine.run(run.loop(), Notes())
-        peak = engine.peak
-    attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
-    if filter is not None:
-        attributes["filter"] = Path(filter).name
-    finish_predictions(run.out, store, attributes, overwrite and not as_file)
-    if as_file:
-        _export(Predictions(store), out, limit, model)
+    with writing(out, "give the same command again"), _removed_on_failure(store, out, as_file):
+        with (
+            stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as barred,
+            planned(execution, limit, WarmUp(predict=True)) as (engine, plan),
+        ):
+            run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan, barred)
+            begin_predictions(store, dataset.n_samples, model.n_labels, k)
+            result = engine.run(checked(model, run.loop(), check), Notes())
+            peak = engine.peak
+        attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
+        if filter is not None:
+            attributes["filter"] = Path(filter).name
+        # beside a file, a store of that name is what a killed prediction left
+        finish_predictions(run.out, store, attributes, overwrite or as_file)
+        if as_file:
+            _export(Predictions(store), out, limit, model)
     seconds = time.perf_counter() - began
     return {
         "predictions": str(out),
@@ -220,6 +224,29 @@ def predict(
         "memory_limit": limit.limit,
         **result,
     }
+
+
+def checked(model: Model, loop: Loop, check: bool) -> Loop:
+    """A loop, behind the comparison of the model with its checksums."""
+    from xmc_stream.jobs.check import check_model_jobs
+    from xmc_stream.jobs.job import Phase
+
+    if check:
+        yield Phase("check the model", check_model_jobs(model))
+    return (yield from loop)
+
+
+@contextmanager
+def _removed_on_failure(store: Path, out: Path, as_file: bool) -> Iterator[None]:
+    """Predictions that are not whole are of no use to the next run: they go, and free the disk."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(store.with_name(store.name + ".partial"), ignore_errors=True)
+        if as_file:
+            shutil.rmtree(store, ignore_errors=True)
+            out.with_name(out.name + ".partial").unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -282,8 +309,11 @@ def _export(predictions: Predictions, out: Path, limit: MemoryLimit, model: Mode
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Sizes and figures of a model, for `info`."""
+    """Sizes and figures of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
+    from xmc_stream.engine.summary import summarise_events
+
     n_bytes = folder_bytes(model.path)
-    hidden = ("tiles", "identity")
+    hidden = ("tiles", "identity", LOGS, SEAL)
     shown = {name: value for name, value in model.attributes.items() if name not in hidden}
-    return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes)}
+    run = {**shown.pop("run", {}), "rounds": shown.get("rounds"), **summarise_events(model.path / "events.jsonl")}
+    return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes), "run": run}

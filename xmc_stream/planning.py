@@ -89,7 +89,7 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = _held(engine, WarmUp(parameters=parameters, again=warm_start is not None))
+        held = _held(engine, WarmUp.for_training(dataset, parameters, warm_start is not None))
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)

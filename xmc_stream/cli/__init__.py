@@ -9,21 +9,24 @@ from typing import Any
 import click
 
 from xmc_stream.cli import data, datasets, learn
+from xmc_stream.cli.signals import Signals
 from xmc_stream.errors import XmcStreamError
+
+_AGAIN = dict.fromkeys(("train", "convert"), "give the same command again, it goes on where it was")
+_ANEW = "nothing was left behind, the same command begins anew"
 
 
 class _OneLine(click.Group):
-    """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from."""
+    """Ends any expected failure with one line on stderr and exit code 1; --debug shows where it came from.
+
+    SIGINT and SIGTERM end it likewise, with exit codes 130 and 143.
+    """
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
-        except click.exceptions.Abort:
-            click.echo(
-                "xmc-stream: interrupted; convert and train go on where they were when the same command is given again",
-                err=True,
-            )
+            with Signals(f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"):
+                return super().main(arguments, *rest, **{**kwargs, "standalone_mode": False})
         except click.ClickException as error:
             hint = (
                 f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""

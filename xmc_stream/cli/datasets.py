@@ -51,9 +51,13 @@ def verify(
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """Say what the dataset or model at PATH is: sizes, sparsity, label frequencies, bytes, where it came from.
 
+    Of a model also how its training went: seconds, memory and bytes read of each phase; of one that is not finished, how
+    far it is.
+
     Nothing passes over the data: figures a row are of a sample of the rows where there are more than a million.
     """
     from xmc_stream.datasets.summary import summarise
+    from xmc_stream.engine.summary import describe_unfinished, unfinished_run
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.model import is_model
@@ -63,7 +67,10 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
         figures = {"kind": "model", **describe(model)}
         if digest:
             figures["digest"] = model.digest()
-        lines = [f"{name:16} {plain(value)}" for name, value in figures.items()]
+        lines = _model_lines(figures)
+    elif work := unfinished_run(path):
+        figures = describe_unfinished(work)
+        lines = _model_lines(figures)
     else:
         dataset = open_dataset(path)
         figures = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
@@ -148,6 +155,29 @@ def export(
         f"peak memory {format_size(figures['peak_rss'])}",
         *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
     ])  # fmt: skip
+
+
+def _model_lines(figures: dict[str, Any]) -> list[str]:
+    """Attributes of a model and how its training went, for people."""
+    run = figures["run"]
+    lines = [f"{name:16} {plain(value)}" for name, value in figures.items() if name != "run"]
+    if not run["sessions"]:
+        return lines
+    lines.append(
+        f"{'training':16} {run['seconds']:,.1f} s in {run['sessions']} session{'s' * (run['sessions'] > 1)}, memory limit "
+        + ", ".join(map(format_size, run["limits"]))
+        + f", peak memory {format_size(run['peak_resident'])}"
+    )
+    lines.append(
+        f"  {'phase':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'a second':>10}{'resident':>10}{'private':>10}{'mapped':>10}"
+    )
+    for phase in run["phases"]:
+        sizes = ("bytes_read", "bytes_per_second", "peak_resident", "peak_private", "peak_mapped")
+        lines.append(
+            f"  {phase['phase']:26}{phase['jobs']:7,}{phase['seconds']:10,.1f}"
+            + "".join(f"{format_size(phase[name]):>10}" for name in sizes)
+        )
+    return lines
 
 
 def _summary_lines(path: Path, figures: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 
 _NOT_PLANNED = ("sources", "target", "normalize", "columns", "overwrite", "scheduler", "as_json", "debug")
+
+
+def _checked(what: str) -> Callable[..., Any]:
+    return click.option(
+        "--check/--no-check", default=True, show_default=True, help=f"Compare {what} with its checksums first."
+    )
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -49,7 +56,7 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> PPDSparseParameters:
 @click.option("--warm-start", type=PATH, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare the data with its checksums first.")
+@_checked("the data")
 @executed
 @common
 def train(
@@ -108,11 +115,12 @@ def train(
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@_checked("the model")
 @executed
 @common
 def predict(
-    model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, memory_limit: str | None,
-    threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, check: bool,
+    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
 
@@ -125,7 +133,7 @@ def predict(
     execution = Execution(memory_limit, threads, scheduler, True)
     trained, out_path = load_model(model), out.absolute()
     with samples(data, trained, out_path.parent, execution) as dataset:
-        figures = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs)
+        figures = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
     figures["predictions"] = str(out)
     show(figures, as_json, [
         f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
@@ -142,11 +150,13 @@ def predict(
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")
 @click.option("--threshold", default=0.0, show_default=True, help="Of a model: a label is predicted if it scores more.")
+@_checked("a model")
 @executed
 @common
 def evaluate(
     predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str, pairs: Path | None,
-    threshold: float, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    threshold: float, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
+    debug: bool,
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.
 
@@ -171,7 +181,9 @@ def evaluate(
     began = time.perf_counter()
     train_set = None if train_data is None else open_dataset(train_data)
     execution = Execution(memory_limit, threads, scheduler, True)
-    figures = evaluate_predictions(predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold)
+    figures = evaluate_predictions(
+        predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold, check
+    )
     lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
     shown = {name: value for name, value in figures.items() if name != "n_samples"}
     width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import fsync_folder, fsync_tree
 
 WINDOW = 2**19  # items read at a time
@@ -101,6 +102,7 @@ class _Checked:
 
     def fill(self, array: NDArray[Any]) -> None:
         """Read as many items as the array has."""
+        stop_if_unwanted()
         raw = array.view(np.uint8)
         view = raw.data
         while view.nbytes and (n := self._file.readinto(view)):
@@ -155,6 +157,7 @@ class PieceWriter:
 
     def append(self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32] | None) -> None:
         """Add rows: indptr from 0, all indices of one type throughout the piece."""
+        stop_if_unwanted()
         self._type = indices.dtype
         lengths = np.diff(indptr)
         arrays = [lengths, indices, data][: len(self._files)]

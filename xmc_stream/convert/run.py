@@ -15,7 +15,7 @@ from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
 from xmc_stream.convert.source import Like, PartRead, Settled, Source
 from xmc_stream.engine.ledger import Ledger
-from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
+from xmc_stream.errors import InputError, JobError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Job, Loop, Phase, run_here
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.store import assembly
@@ -179,7 +179,7 @@ def run_conversion(
                 result = run_here(run.loop(), ledger) if engine is None else engine.run(run.loop(), ledger)
             except BaseException as error:
                 if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
-                    shutil.rmtree(work)
+                    shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
                 raise
             if ledger.renewed:
                 result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
@@ -187,8 +187,9 @@ def run_conversion(
             publish(run.store, target)
             shutil.rmtree(work)
             return {**result, "resumed": ledger.resumed}
-    except OSError as error:
-        if isinstance(error, XmcStreamError):
+    except (OSError, JobError) as failure:
+        cause = failure.__cause__ if isinstance(failure, JobError) else failure
+        if isinstance(cause, XmcStreamError) or not isinstance(cause, OSError):
             raise
         if not (work / "pieces").exists():  # there was no room to begin
             shutil.rmtree(work, ignore_errors=True)
@@ -196,7 +197,7 @@ def run_conversion(
             f"make room there (what is done is in {work.name}, and goes on)" if work.is_dir() else "make room there"
         )
         raise StoreError(
-            f"{target} cannot be written ({error.strerror or error}): {advice} or name another place"
+            f"{target} cannot be written ({cause.strerror or cause}): {advice} or name another place"
         ) from None
 
 

@@ -7,7 +7,7 @@ two sides differ by sums of single hashes, and agree although they differ with o
 by the sum of a hash of each entry's feature against the hashes of all features times their counts; where every count is
 wrong by a multiple of 2^t, which damage has no reason to do, the odds are 2^(t-64).
 
-Not checked: the logs of the run in a model's folder, and free words in attributes before the store was sealed.
+Not checked: free words in attributes before the store was sealed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
-from xmc_stream.store.inventory import Inventory, seal_damage, take_inventory
+from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.model import StoredModel, n_units, unit_path, unit_range
@@ -214,6 +214,7 @@ class StoreCheck:
 
     def _model(self) -> Generator[Phase, list[Receipt], None]:
         model = StoredModel(self.path)
+        self.damage += log_damage(self.path, model.attributes.get(LOGS, {}))
         self._beside(model.n_features, model.n_labels)
         jobs, nnz = {}, 0
         for unit in range(n_units(model.n_labels)):

@@ -10,7 +10,8 @@ import fcntl
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from xmc_stream.errors import ResumeError, StoreError
 
 Receipt = dict[str, Any]
-_IDENTITY = "identity"
+IDENTITY = "identity"
 
 
 class Ledger:
@@ -31,26 +32,24 @@ class Ledger:
 
     def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False, renew: bool = False) -> None:
         self.path = path
-        self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise ResumeError(
-                f"{path.parent} is being written by another run: wait for it, or give another name"
-            ) from None
+            raise _in_progress(path) from None
         try:
             self._receipts = self._read()
-            before = self._receipts.get(_IDENTITY)
+            before = self._receipts.get(IDENTITY)
             self.renewed = renew and before is not None and before != json.loads(json.dumps(identity))
             if self.renewed:
                 self._file.truncate(0)
                 self._receipts = {}
             self.resumed = len(self._receipts) > 1
-            if _IDENTITY in self._receipts:
-                check_identity(path, self._receipts[_IDENTITY], identity, force)
+            if IDENTITY in self._receipts:
+                check_identity(path, self._receipts[IDENTITY], identity, force)
             else:
-                self.add(_IDENTITY, dict(identity))
+                self.add(IDENTITY, dict(identity))
         except BaseException:
             self._file.close()
             raise
@@ -65,21 +64,8 @@ class Ledger:
 
     def _read(self) -> dict[str, Receipt]:
         self._file.seek(0)
-        receipts: dict[str, Receipt] = {}
-        good = 0
-        lines = self._file.read().splitlines(keepends=True)
-        for number, line in enumerate(lines, 1):
-            text, _, crc = line.rstrip(b"\n").rpartition(b"\t")
-            if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
-                if number == len(lines):
-                    break  # the kill came while it was written: its job is done again
-                raise StoreError(
-                    f"{self.path}:{number}: the line fails its checksum: remove {self.path.parent} and train anew"
-                )
-            entry = json.loads(text)
-            receipts[entry["key"]] = entry["receipt"]
-            good += len(line)
-        self._file.truncate(good)
+        receipts, self._size = _parse(self.path, self._file.read())
+        self._file.truncate(self._size)
         return receipts
 
     def get(self, key: str) -> Receipt | None:
@@ -89,14 +75,69 @@ class Ledger:
     def add(self, key: str, receipt: Receipt) -> None:
         """Note a finished job; durable when this returns."""
         text = json.dumps({"key": key, "receipt": receipt}, separators=(",", ":")).encode()
-        self._file.write(text + b"\t%08x\n" % zlib.crc32(text))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = memoryview(text + b"\t%08x\n" % zlib.crc32(text))
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+            os.fsync(self._file.fileno())
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self._size)
+            raise
+        self._size += len(line)
         self._receipts[key] = receipt
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Have jobs done again in this session."""
+        for key in keys:
+            self._receipts.pop(key, None)
+
+    def hold(self) -> Callable[[], None]:
+        """Hold the run beyond the end of the block, for jobs that have not ended; returns what lets it go."""
+        fd = os.dup(self._file.fileno())
+        return lambda: os.close(fd)
 
     def items(self) -> Iterator[tuple[str, Receipt]]:
         """Keys and receipts, the identity apart, in the order of their lines."""
-        return ((key, receipt) for key, receipt in self._receipts.items() if key != _IDENTITY)
+        return ((key, receipt) for key, receipt in self._receipts.items() if key != IDENTITY)
+
+
+def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
+    """Receipts by key, and the bytes of the lines that are whole."""
+    receipts: dict[str, Receipt] = {}
+    good = 0
+    lines = content.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        text, _, crc = line.rstrip(b"\n").rpartition(b"\t")
+        if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
+            if number == len(lines):
+                break  # the kill came while it was written: its job is done again
+            raise StoreError(f"{path}:{number}: the line fails its checksum: remove {path.parent} and begin anew")
+        entry = json.loads(text)
+        receipts[entry["key"]] = entry["receipt"]
+        good += len(line)
+    return receipts, good
+
+
+def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
+    """Receipts by key, the identity among them, of a ledger that may be in use, and whether it is."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _parse(path, file.read())[0], True
+        return _parse(path, file.read())[0], False
+
+
+def refuse_in_progress(path: Path) -> None:
+    """Raise ResumeError where another run holds the ledger at `path`, if there is one."""
+    if path.exists() and read_ledger(path)[1]:
+        raise _in_progress(path)
+
+
+def _in_progress(path: Path) -> ResumeError:
+    return ResumeError(f"{path.parent} is being written by another run: wait for it, or give another name")
 
 
 def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
@@ -110,4 +151,14 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
             if name == "environment"
             else "give the same, name another model, or --overwrite"
         )
-        raise ResumeError(f"{path.parent} holds a run with {name} {before.get(name)}, not {now[name]}: {hint}")
+        what, old, new = _first_difference(name, before.get(name), now[name])
+        raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: {hint}")
+
+
+def _first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """What differs in a value, with both values: of a dict the first entry that does."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for part in {**old, **new}:
+            if old.get(part) != new.get(part):
+                return f"{name} {part}", old.get(part), new.get(part)
+    return name, old, new

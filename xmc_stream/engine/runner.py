@@ -1,16 +1,19 @@
 """The engine: a bounded window of jobs on a dask client, receipts into the ledger, events and progress beside it.
 
 This module covers: a client of its own (threads of this process) or one that is given; submitting, collecting, ending
-on errors and near the memory limit. It does not cover: what jobs do, how they are cut, what their receipts mean.
+on errors, near the memory limit and when it is interrupted. It does not cover: what jobs do, how they are cut, what
+their receipts mean.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
+import math
+import threading
 import time
-from collections.abc import Iterable, Iterator
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +23,18 @@ import dask
 import distributed
 from tqdm import tqdm
 
-from xmc_stream.engine.ledger import Receipt
-from xmc_stream.errors import InputError, JobError, XmcStreamError
-from xmc_stream.memory import Guard, MemoryLimit, peak_resident, resident
+from xmc_stream.engine.events import EventLog, this_process
+from xmc_stream.engine.ledger import Ledger, Receipt
+from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
+from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
+from xmc_stream.stop import StoppedError, wanted_while
+
+_GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
+
+_under_way: Counter[str] = Counter()  # jobs of each run on threads of this process
+_under_way_lock = threading.Lock()
+_ended: set[str] = set()  # runs of this process that want none of their jobs any more
+_leaving: list[threading.Thread] = []  # each waits for the jobs of an interrupted run, then closes what it held
 
 
 class Job(Protocol):
@@ -55,8 +67,9 @@ class Done:
 
     receipt: Receipt
     seconds: float
-    resident: int
+    usage: Usage
     peak: int
+    process: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,41 @@ def _run(job: Job) -> Done | Failed:
         receipt = job.run()
     except XmcStreamError as error:
         return Failed(type(error), str(error))
-    return Done(receipt, time.perf_counter() - began, resident(), peak_resident())
+    return Done(receipt, time.perf_counter() - began, Usage.now(), peak_resident(), this_process())
+
+
+def _run_on_worker(job: Job, run: str) -> Done | Failed:
+    """Run a job for as long as its run wants it: until it is cancelled, or whoever asked for it is gone."""
+    worker = distributed.get_worker()
+    key = worker.get_current_task()
+
+    def wanted() -> bool:
+        task = worker.state.tasks.get(key)
+        return run not in _ended and task is not None and task.state == "executing"
+
+    with _under_way_lock:
+        _under_way[run] += 1
+    try:
+        with wanted_while(wanted):
+            return _run(job)
+    except StoppedError:
+        return Failed(JobError, f"job {job.key} was stopped")
+    finally:
+        with _under_way_lock:
+            _under_way[run] -= 1
+
+
+def _jobs_under_way(run: str) -> int:
+    """Jobs on threads of this process, of a run or, without what follows #, of all sessions of it."""
+    with _under_way_lock:
+        return sum(n for name, n in _under_way.items() if run in (name, name.partition("#")[0]))
+
+
+def wait_for_interrupted() -> None:
+    """Wait until jobs of runs that were interrupted in this process have ended; they do at their next block."""
+    while _leaving:
+        _leaving[-1].join()
+        _leaving.pop()
 
 
 def _done(outcome: Done | Failed) -> Done:
@@ -86,7 +133,8 @@ class Engine:
     """Runs loops of phases. A context manager.
 
     scheduler: a distributed.Client, an address, or None for threads of this process. threads: of this process, when
-    there is no scheduler. events: a file that a JSON line a job is appended to. progress: bars on a terminal.
+    there is no scheduler. events: a file that a JSON line an event is appended to (see `events`), which also names the
+    run on a cluster. progress: bars on a terminal.
     """
 
     def __init__(
@@ -104,9 +152,12 @@ class Engine:
         self._scheduler = scheduler
         self._events_path = events
         self._progress = progress
-        self._guard = Guard(limit)
+        self._name = f"{events or ''}#{uuid.uuid4().hex}"
+        self._running: dict[Any, Job] = {}
+        self._release: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Engine:
+        wait_for_interrupted()
         self._cluster = None
         self._owned = not isinstance(self._scheduler, distributed.Client)
         if self._scheduler is None:
@@ -135,20 +186,47 @@ class Engine:
             if not workers:
                 raise InputError("the dask scheduler has no workers: start some, then run this again")
             self.threads, self.processes = max(workers.values()), len(workers)
+            self._wait_for_workers()
+        self._events = EventLog(self._events_path, self.limit.limit)
+        self._guard = Guard(self.limit, watch=self._events.sample)
         self._guard.__enter__()
-        self._events = open(self._events_path, "a", encoding="utf-8") if self._events_path else None
+        self._events.add("start", peak=peak_resident())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._guard.__exit__(kind, error, traceback)
-        if self._events:
-            self._events.close()
+        how = "end" if kind is None else "error" if issubclass(kind, Exception) else "interrupted"
+        self._events.add(how, peak=peak_resident())
+        self._events.close()
+        if self._jobs_here():  # in kernels that nothing can interrupt: the process goes on without them
+            _leaving.append(threading.Thread(target=self._close_later, name="xmc-stream-leaving", daemon=True))
+            _leaving[-1].start()
+        else:
+            self._close()
+
+    def _close(self) -> None:
         if self._owned:
             self._client.close()
         if self._cluster is not None:
             self._cluster.close()
+
+    def _close_later(self) -> None:
+        while self._jobs_here():
+            time.sleep(0.05)
+        self._close()
+        self._release()
+
+    def _jobs_here(self) -> int:
+        """Jobs of this run that are under way on threads of this process."""
+        return _jobs_under_way(self._name) if self._cluster is not None else 0
+
+    def _wait_for_workers(self) -> None:
+        """Wait for jobs that a session of this run which is gone left on a cluster: they write what its next ones do."""
+        run = self._name.partition("#")[0]
+        while run and any(self._client.run(_jobs_under_way, run).values()):
+            time.sleep(0.2)
 
     @property
     def in_process(self) -> bool:
@@ -161,17 +239,20 @@ class Engine:
         One after another, as two processes that compile into one cache at the same time can fail.
         """
         if self.in_process:
-            return _done(_run(job)).resident
+            return _done(_run(job)).usage.resident
         sizes = []
         for worker in self._client.nthreads():
-            sizes.append(self._result(job, self._client.submit(_run, job, workers=[worker], pure=False)).resident)
+            sizes.append(self._result(job, self._submit(job, workers=[worker])).usage.resident)
         return max(sizes)
 
     def once(self, job: Job) -> Receipt:
         """Run a job by itself, in this process or on a worker, and return its receipt."""
         if self.in_process:
             return _done(_run(job)).receipt
-        return self._result(job, self._client.submit(_run, job, pure=False)).receipt
+        return self._result(job, self._submit(job)).receipt
+
+    def _submit(self, job: Job, **where: Any) -> Any:
+        return self._client.submit(_run_on_worker, job, self._name, pure=False, **where)
 
     def run(self, loop: Any, book: Book) -> Receipt:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
@@ -190,20 +271,26 @@ class Engine:
             total=len(phase.jobs), initial=len(phase.jobs) - len(todo), desc=phase.name, unit="job", delay=2,
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
+        if todo:
+            self._events.phase(phase.name, len(phase.jobs), len(phase.jobs) - len(todo))
         with bar:
-            for job, done in self._as_completed(todo):
-                book.add(job.key, done.receipt)
-                self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
-                self._log(phase, job, done)
-                bar.update()
-                if self.in_process:
-                    self._guard.check()
+            try:
+                for job, done in self._as_completed(todo):
+                    book.add(job.key, done.receipt)
+                    self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
+                    self._log(job, done)
+                    bar.update()
+                    if self.in_process:
+                        self._guard.check()
+            except BaseException as error:
+                self._withdraw(book, math.inf if isinstance(error, Exception) else _GRACE)
+                raise
         return [receipt for job in phase.jobs if (receipt := book.get(job.key)) is not None]
 
     def _as_completed(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Done]]:
         """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""
         waiting = iter(jobs)
-        running: dict[Any, Job] = {}
+        running = self._running
         completed = distributed.as_completed()
 
         def admit() -> None:
@@ -212,33 +299,38 @@ class Engine:
                 job = next(waiting, None)
                 if job is None:
                     return
-                future = self._client.submit(_run, job, pure=False)
+                future = self._submit(job)
                 running[future] = job
                 completed.add(future)
 
-        try:
+        admit()
+        while running:
+            future = next(completed)
+            job = running.pop(future)
+            yield job, self._result(job, future)
             admit()
-            while running:
-                future = next(completed)
-                job = running.pop(future)
-                yield job, self._result(job, future)
-                admit()
-        finally:
-            if running:  # an error: what has not begun is withdrawn, what has begun comes to its end
-                self._client.cancel(list(running))
-                self._wait_for_threads()
 
-    def _wait_for_threads(self) -> None:
-        """Wait until no job runs in this process, so that no job of an ended run writes any more."""
-        while self._cluster is not None and any(w.state.executing for w in self._cluster.workers.values()):
+    def _withdraw(self, book: Book, seconds: float) -> None:
+        """Want no job any more: what has not begun does not begin, what has begun stops at its next block.
+
+        Waits so long for those of this process; with those that are in a kernel still the lock of the run stays.
+        """
+        _ended.add(self._name)
+        self._client.cancel(list(self._running))
+        self._running.clear()
+        end = time.monotonic() + seconds
+        while self._jobs_here() and time.monotonic() < end:
             time.sleep(0.02)
+        if self._jobs_here() and isinstance(book, Ledger):
+            self._release = book.hold()
 
     @staticmethod
     def _result(job: Job, future: Any) -> Done:
         try:
             outcome: Done | Failed = future.result()
         except OSError as error:
-            raise JobError(f"job {job.key}: {error}: mend that and run the same command again, it goes on") from error
+            advice = "make room there" if error.errno in NO_ROOM else "mend that"
+            raise JobError(f"job {job.key}: {error}: {advice} and give the same command again") from error
         except distributed.KilledWorker as error:
             raise JobError(
                 f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
@@ -247,18 +339,8 @@ class Engine:
             raise JobError(f"job {job.key} failed: {type(error).__name__}: {error}") from error
         return _done(outcome)
 
-    def _log(self, phase: Phase, job: Job, done: Done) -> None:
-        if self._events:
-            event = {
-                "time": round(time.time(), 3),
-                "phase": phase.name,
-                "job": job.key,
-                "seconds": round(done.seconds, 4),
-                "resident": done.resident,
-                "peak": done.peak,
-                "limit": self.limit.limit,
-                "process": os.getpid(),
-                **{name: done.receipt[name] for name in ("bytes_read",) if name in done.receipt},
-            }
-            self._events.write(json.dumps(event) + "\n")
-            self._events.flush()
+    def _log(self, job: Job, done: Done) -> None:
+        self._events.add(
+            "job", done.usage, done.process, job=job.key, seconds=round(done.seconds, 4), peak=done.peak,
+            bytes_read=done.receipt.get("bytes_read", done.receipt.get("checked_bytes", 0)),
+        )  # fmt: skip

@@ -19,13 +19,15 @@ from xmc_stream.jobs.plan import (
     MemoryPlan,
     SearchSize,
     SolvePlan,
+    choose_streamed,
     class_blocks,
+    held_rows,
     search_needs,
     search_ranges,
 )
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.tiles import Run, tile_width
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes, start_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel, n_units, unit_range
@@ -99,6 +101,7 @@ class Forecaster:
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
+        self.order = RowOrder.of(n, self.X.nnz)
         self.searches = self.rounds + (warm_start is not None)
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
@@ -107,12 +110,12 @@ class Forecaster:
         solve = solve_plan(plan, d, p, self.warm_start is not None)
         phases, blocks = {}, []
         if self.warm_start is not None:
-            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features)
+            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
             blocks.append(len(cut))
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
-            cut = class_blocks(plan, self._units(round_, check=round_ + 1 == self.rounds), d.n_features)
+            cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
             blocks.append(len(cut))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = self._most(plan, cut)
@@ -141,7 +144,7 @@ class Forecaster:
             sizes = []
             for run in (Run(*run) for run in runs):
                 mine = slice(run.first, run.last)
-                sizes.append(SearchSize(run, int(wanted[mine].sum()), int(self.counts[mine].sum())))
+                sizes.append(SearchSize(run, held_rows(wanted[mine]), held_rows(self.counts[mine])))
             units.append(sizes)
         return units
 
@@ -164,8 +167,8 @@ class Forecaster:
                         weights = int(self.weights[mine].sum() * more)
                         fixed = 4 * (d.n_features + 1) + 4 * tile_width(len(mine))
                         run = Run(a, b, int(weights * self.probe["tile_ratio"]) + fixed, weights)
-                        rows = len(mine) if check else int(wanted[mine].sum())
-                        sizes.append(SearchSize(run, rows, int(self.kept[round_][mine].sum())))
+                        rows = held_rows(np.ones_like(mine) if check else wanted[mine])
+                        sizes.append(SearchSize(run, rows, held_rows(self.kept[round_][mine])))
                 if step >= last - first:
                     break
             if sizes:
@@ -174,7 +177,7 @@ class Forecaster:
 
     def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
-        needs = search_needs(plan, pieces, self.dataset.n_features)
+        needs = search_needs(plan, pieces, self.dataset.n_features, self.dataset.n_samples)
         rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
@@ -185,12 +188,14 @@ class Forecaster:
         return needs
 
     def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int) -> Needs:
-        """Of the units with most active rows, one a thread.
+        """Of the units with most active rows, one a thread: of their large classes that stream, or of their batches.
 
         Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
         """
-        d, t = self.dataset, plan.threads
-        active, found = self.active[round_], self.found[round_] * len(search_ranges(plan, d.n_samples))
+        d, t = self.dataset, min(plan.threads, n_units(self.dataset.n_labels))
+        streamed, _, largest_run = self._streamed(sizes, round_)
+        active = np.where(streamed, 0.0, self.active[round_])
+        found = np.where(streamed, 0.0, self.found[round_] * len(search_ranges(plan, d.n_samples)))
         starts = np.arange(0, d.n_labels, UNIT)
         of_unit = np.add.reduceat(active, starts)
         found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), starts)
@@ -215,7 +220,15 @@ class Forecaster:
         }
         written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
         solving["rows found"] = int(second * merging["rows found"])
-        needs = max((merging, solving), key=lambda of: sum(of.values()))
+        kinds = [merging, solving]
+        if largest_run and sizes.room is not None:
+            groups = sizes.room.group_bytes(self.order) + 16 * d.n_features
+            kinds.append({
+                "large classes": t * min(largest_run, sizes.room.classes),
+                "rows gathered": t * min(8 * sizes.room.nnz, self.X.nnz * self.X.entry_bytes),
+                "groups of rows": t * groups,
+            })  # fmt: skip
+        needs = max(kinds, key=lambda of: sum(of.values()))
         return {
             **needs,
             "features": t * 36 * d.n_features + int(min(written, t * 8.0 * max(d.n_features, 1 << 20))),
@@ -223,13 +236,30 @@ class Forecaster:
             "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
+    def _streamed(self, sizes: SolvePlan, round_: int) -> tuple[NDArray[np.bool_], int, int]:
+        """Classes that are solved as X streams by, how often it does in all, and bytes of the most that go together."""
+        n_labels, n = self.dataset.n_labels, self.dataset.n_samples
+        active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
+        streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
+        large = np.flatnonzero(active > self.order.large)
+        for classes in np.split(large, np.flatnonzero(np.diff(large // UNIT)) + 1):
+            chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
+            if len(chosen) and sizes.room is not None:
+                streamed[chosen] = True
+                passes += sizes.room.passes(active[chosen], epochs)
+                for begin, end in sizes.room.together(active[chosen]):
+                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]]))
+        return streamed, passes, largest
+
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
-        """Bytes that the solves read: each unit's active rows, once a batch; its positives."""
+        """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
         total = 0.0
         starts = np.arange(0, self.dataset.n_labels, UNIT)
         n = self.dataset.n_samples
-        for active in self.active:
-            rows = np.add.reduceat(active, starts)
+        for round_ in range(self.rounds):
+            streamed, passes, _ = self._streamed(sizes, round_)
+            total += passes * float(self.X.nnz * self.X.entry_bytes + 8 * n)
+            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random

@@ -16,13 +16,23 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream.jobs.found import FoundFile
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, SearchSize, SolvePlan, class_blocks, plan_solve, search_ranges
+from xmc_stream.jobs.plan import (
+    MIB,
+    MemoryPlan,
+    SearchSize,
+    SolvePlan,
+    class_blocks,
+    plan_solve,
+    search_leg,
+    search_ranges,
+)
 from xmc_stream.jobs.search import Piece, SearchJob
-from xmc_stream.jobs.solve import FoundFile, SolveJob, update_figures
+from xmc_stream.jobs.solve import SolveJob, update_figures
 from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, start_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
 from xmc_stream.store.state import (
@@ -107,7 +117,10 @@ def solve_plan(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParamete
     largest = int((counts + start_sizes(counts, dataset.n_samples)).max())
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest)
+    order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)
+    return plan_solve(
+        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, n_units(dataset.n_labels)
+    )
 
 
 @dataclass
@@ -244,7 +257,7 @@ class PPDSparseRun:
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ == self.parameters.max_rounds
         blocks = self._cut_classes(round_, check, rough, solves)
-        phases = [self._search_jobs(round_, check, rough, pieces, cache_bytes) for pieces, cache_bytes in blocks]
+        phases = [self._search_jobs(round_, check, rough, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [FoundFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -262,39 +275,44 @@ class PPDSparseRun:
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, rough: bool, pieces: tuple[Piece, ...], cache_bytes: int
+        self, round_: int, check: bool, rough: bool, pieces: tuple[Piece, ...], cache_bytes: int, leg: int
     ) -> list[SearchJob]:
         d = self.dataset
         name = f"{'rough.' if rough else ''}{pieces[0].first}-{pieces[-1].last}"
         return [
             SearchJob(
                 str(d.path), self.parameters, self.seed, round_, check, rough, start, stop, pieces,
-                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes,
+                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, leg,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip
 
     def _cut_classes(
         self, round_: int, check: bool, rough: bool, solves: list[Receipt]
-    ) -> list[tuple[tuple[Piece, ...], int]]:
-        """Class blocks: the pieces of each, and the bytes of its tiles. Only open classes are in them."""
+    ) -> list[tuple[tuple[Piece, ...], int, int]]:
+        """Class blocks: the pieces of each, the bytes of its tiles, rows of a leg. Only open classes are in them."""
         kind = "rough_runs" if rough and self.parameters.delta > 0 else "runs"
         units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt[kind]] for receipt in solves]
         if check:
-            units = [[replace(size, wanted_rows=size.run.last - size.run.first) for size in sizes] for sizes in units]
+            units = [
+                [replace(size, wanted=[size.run.last - size.run.first] * len(size.wanted)) for size in sizes]
+                for sizes in units
+            ]
         blocks = []
         at = round_ if self.warm_start else round_ - 1
         promised = self.blocks[at] if at < len(self.blocks) else 1
-        for block in class_blocks(self.plan, units, self.dataset.n_features, promised):
+        d = self.dataset
+        for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
             pieces = tuple(
                 Piece(run.first, run.last, str(self._state(f"solve-{round_ - 1}", str(run.first // UNIT))), run.tile)
                 for run in (piece.run for piece in block)
             )
-            blocks.append((pieces, sum(piece.tile_bytes for piece in pieces)))
+            leg = search_leg(self.plan, block, d.n_features, d.n_samples)
+            blocks.append((pieces, sum(piece.tile_bytes for piece in pieces), leg))
         if self.plan.cuts.classes:
             blocks = [
-                ((small,), small.tile_bytes)
-                for pieces, _ in blocks
+                ((small,), small.tile_bytes, leg)
+                for pieces, _, leg in blocks
                 for piece in pieces
                 for small in self._split(piece, self.plan.cuts.classes)
             ]

@@ -17,7 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan, SolvePlan
 from xmc_stream.jobs.tiles import Tile, make_tile, tile_bytes
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.scores import search
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, Scratch, Solver, start_sizes
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -63,6 +63,10 @@ class ProbeJob:
         ptr = np.zeros(len(classes) + 1, np.int64)
         rows = np.empty(int((np.diff(positives.indptr) + sizes).sum()), np.int64)
         start_sets(positives.indptr, positives.indices, sizes, 0, n, self.seed, ptr, rows)
+        started = np.diff(ptr)
+        if len(classes) == 1:  # it may be larger than what is planned for: some of its rows serve
+            rows = rows[:: -(-len(rows) // self._most_rows(X.nnz / n))].copy()
+            ptr[1] = len(rows)
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         sets = ActiveSets(0, ptr, rows, sign, np.zeros(len(rows)))
@@ -89,7 +93,7 @@ class ProbeJob:
         scratch = Scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
         figures = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed).solve(sets, at, block, 0, scratch, figures, sink)
+        Solver(self.parameters, self.seed, RowOrder.of(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)
@@ -104,8 +108,8 @@ class ProbeJob:
         fixed = tile_bytes(np.zeros(dataset.n_features), len(classes))
         return {
             "counts": counts[classes].tolist(),
-            "started": np.diff(ptr).tolist(),
-            "kept": kept.tolist(),
+            "started": started.tolist(),
+            "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
             "weights": weights.tolist(),
             "tile_ratio": (tile_bytes(of_feature, len(classes)) - fixed) / max(1, int(weights.sum())),
             "step": step,
@@ -113,9 +117,14 @@ class ProbeJob:
             "read": read,
         }
 
+    def _most_rows(self, row_length: float) -> int:
+        """Active rows solved at most."""
+        most = min(_ENTRIES, self.sizes.max_nnz // 2, self.sizes.max_class_nnz) / max(row_length, 1.0)
+        return max(1, min(int(most), self.sizes.max_rows))
+
     def _sample(self, counts: NDArray[np.int64], n_samples: int, row_length: float) -> NDArray[np.int64]:
         """Classes of all sizes, evenly by rank of their label counts, as many as fit; ascending."""
-        most = min(_ENTRIES, self.sizes.max_nnz // 2, int(self.sizes.max_rows * row_length) // 2)
+        most = self._most_rows(row_length) * max(row_length, 1.0)
         classes = np.flatnonzero(counts)
         active = counts[classes] + start_sizes(counts[classes], n_samples)
         if not len(classes):
@@ -136,16 +145,16 @@ class ProbeJob:
     def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
         """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
         width, n = len(tile.bias), X.n_lines
-        none, one, ends = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width + 1)
+        none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
         rows, took = 0, 0.0
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, self.parameters.tol - 1.0, np.float32)
             began = time.perf_counter()
             search(
                 x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,
-                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, ends, np.zeros(width, np.int64),
-                np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold, self.parameters.loss_code,
-                np.zeros(width), np.empty(width, np.float32),
+                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, begins, begins + 2,
+                np.zeros(width, np.int64), np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold,
+                self.parameters.loss_code, np.zeros(width), np.empty(width, np.float32), np.empty(2, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
             if took > _SECONDS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.found import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, ROW_BYTES, MemoryPlan, SolvePlan
+from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed, held_rows
+from xmc_stream.jobs.stream import DiskPairs, LargeClasses, disk_pairs
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,
@@ -25,16 +28,17 @@ from xmc_stream.kernels.active import (
 )
 from xmc_stream.kernels.dcd import start_alpha
 from xmc_stream.kernels.sample import sparsify
-from xmc_stream.memory import format_size
 from xmc_stream.solvers.ppdsparse import (
     ActiveSets,
     PPDSparseParameters,
+    RowOrder,
     Scratch,
     Sink,
     Solver,
     added_sizes,
     start_sizes,
 )
+from xmc_stream.solvers.stream import Weights
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 from xmc_stream.store.model import unit_range
@@ -55,29 +59,7 @@ from xmc_stream.store.state import (
     new_unit_state,
 )
 
-
-@dataclass(frozen=True)
-class FoundFile:
-    """What one search job found for classes [first, last)."""
-
-    first: int
-    last: int
-    path: str
-
-
-def read_found(files: tuple[FoundFile, ...], first: int, last: int) -> list[Block]:
-    """What the search jobs found for classes [first, last): a block for each file that holds some of them.
-
-    A block's lines are the classes [first, last), empty where the file does not hold them.
-    """
-    blocks = []
-    for file in files:
-        low, high = max(first, file.first), min(last, file.last)
-        if low < high:
-            block = Found(Path(file.path)).rows.block(low - file.first, high - file.first)
-            before, after = np.zeros(low - first, np.int64), np.full(last - high, block.indptr[-1])
-            blocks.append(Block(first, np.concatenate([before, block.indptr, after]), block.indices, block.data))
-    return blocks
+_SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
 def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_], tau: float) -> None:
@@ -105,10 +87,10 @@ def update_figures(
         low, high = max(first, file.first), min(first + n, file.last)
         if low < high:
             found = Found(Path(file.path))
-            mine, theirs = slice(low - first, high - first), slice(low - file.first, high - file.first)
-            n_found[mine] += np.diff(found.rows.indptr.read(theirs.start, theirs.stop + 1))
-            losses[mine] += found.losses[theirs]
-            best[mine] = np.maximum(best[mine], found.best[theirs])
+            mine, theirs = slice(low - first, high - first), (low - file.first, high - file.first)
+            n_found[mine] += found.of_classes("counts", *theirs)
+            losses[mine] += found.of_classes("losses", *theirs)
+            best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
     if rough:
         return n_found
     open_ = figures[:, STATUS] == OPEN
@@ -123,7 +105,7 @@ def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: 
     runs = []
     for run in tiles.runs:
         mine = slice(run.first - first, run.last - first)
-        runs.append([*astuple(run), int(heaps[mine].sum()), int(sizes[mine].sum())])
+        runs.append([*astuple(run), held_rows(heaps[mine]), held_rows(sizes[mine])])
     return runs
 
 
@@ -170,10 +152,8 @@ class _UnitSolve:
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
         self.warm = self.previous is not None and job.round == 0
-        self.solver = Solver(job.parameters, job.seed)
-        rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
-        self.scratch = Scratch(self.dataset.n_features, rows, nnz)
-        self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
+        self.order = RowOrder.of(self.n_samples, self.X.nnz)
+        self.solver = Solver(job.parameters, job.seed, self.order)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
         p, d = job.parameters, self.dataset.n_features
@@ -183,30 +163,42 @@ class _UnitSolve:
         if p.delta > 0 and job.round + 1 != p.max_rounds:
             self.rough_tiles = TileSizes(self.first, self.last, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
-        self.sizes = np.zeros(self.last - self.first, np.int64)  # |A| of open classes
+        self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
+        self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
+        self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
+        self.line_of = np.zeros(0, np.int64)
 
     def run(self) -> Receipt:
         job, n = self.job, self.last - self.first
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
+            n_found = np.zeros(n, np.int64)
             if self.previous is None:
-                positives = self.Y.indptr.read(self.first, self.last + 1)
-                counts = np.diff(positives)
+                counts = np.diff(self.Y.indptr.read(self.first, self.last + 1))
                 set_empty(writer.figures, counts == 0, job.parameters.tau)
-                bound = counts + start_sizes(counts, self.n_samples)
+                self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
                 n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
-                bound = sizes + np.minimum(self._room(sizes, job.round), n_found)
-                bound += n_found // 4  # a row that was found takes a quarter of an active one while they are merged
+                self.n_active = sizes + np.minimum(self._room(sizes, job.round), n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
             if self.rough_tiles is not None:
                 self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
-            for low, high in self._batches(writer.figures[:, STATUS] == DONE, bound):
-                if (writer.figures[low:high, STATUS] == OPEN).any():
+            streamed = self._stream(n_found, writer)
+            rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
+            self.scratch = Scratch(self.dataset.n_features, rows, nnz)
+            self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
+            kind = np.where(writer.figures[:, STATUS] == DONE, _CARRIED, _SOLVED)
+            kind[streamed] = _STREAMED
+            # a row that was found takes a quarter of an active one while they are merged
+            for low, high in self._batches(kind, self.n_active + n_found // 4):
+                if kind[low] == _STREAMED:
+                    self._copy(self.large, self.line_of[low], low, high, writer)
+                elif (writer.figures[low:high, STATUS] == OPEN).any():
                     self._solve_batch(low, high, writer)
                 else:
-                    self._copy(low, high, writer)
+                    self._copy(self.previous, low, low, high, writer)
+            shutil.rmtree(self._large_path, ignore_errors=True)
         open_ = writer.figures[:, STATUS] == OPEN
         heaps = np.where(open_, self._room(self.sizes, job.round + 1), 0)
         options: Receipt = {}
@@ -223,6 +215,59 @@ class _UnitSolve:
             "bytes_read": self.X.bytes_read + self.Y.bytes_read,
             **options,
         }
+
+    def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
+        """Solve large classes as X streams by, where that is the way; returns which. Their lines are in `large` then."""
+        job, n = self.job, self.last - self.first
+        large = np.flatnonzero((self.n_active > self.order.large) & (writer.figures[:, STATUS] == OPEN))
+        sizes = self.n_active[large]
+        epochs = job.parameters.epochs_of(job.round)
+        chosen = choose_streamed(sizes, epochs, job.sizes, self.X.nnz, self.n_samples)
+        classes, sizes = large[chosen], sizes[chosen]
+        if not len(classes) or job.sizes.room is None:
+            return classes
+        with new_unit_state(self._large_path, len(classes), self.n_samples, self.dataset.n_features) as lines:
+            solver = LargeClasses(
+                job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
+                lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
+                Path(f"{job.out}.pairs"),
+            )  # fmt: skip
+            self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
+        self.fresh, self.used = solver.fresh, solver.used
+        writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
+        self.large = UnitState(self._large_path)
+        self.line_of = np.zeros(n, np.int64)
+        self.line_of[classes] = np.arange(len(classes))
+        return classes
+
+    @property
+    def _large_path(self) -> Path:
+        return Path(f"{self.job.out}.large")
+
+    def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
+        """The active set of a class that is larger than memory."""
+        job, label = self.job, self.first + c
+        return disk_pairs(
+            folder, self.words, self.before, self.n_samples, label, job.seed, self.Y, int(self.n_active[c]),
+            None if self.previous is None else (self.previous.active, c), self._found_rows(c), job.rough,
+        )  # fmt: skip
+
+    def _found_rows(self, c: int) -> Iterator[NDArray[np.int64]]:
+        """The rows that a class may add, part by part."""
+        if self.previous is None:
+            return
+        files, label = self.job.found, self.first + c
+        room = self._room(np.diff(self.previous.active.indptr.read(c, c + 2)), self.job.round)
+        score, last = select_threshold(files, label, int(room[0]))
+        for rows, scores in found_windows(files, label):
+            yield rows[(scores > score) | ((scores == score) & (rows <= last))]
+
+    def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
+        """Weights and biases of a warm start."""
+        if self.previous is not None:
+            for c in classes.tolist():
+                w = self.previous.weights.block(c, c + 1)
+                yield w.indices, w.values, float(self.previous.figures[c, BIAS])
 
     def _room(self, sizes: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
         return added_sizes(sizes, self.job.parameters.added, self.n_samples, round_)
@@ -245,37 +290,38 @@ class _UnitSolve:
             counts, features = np.diff(indptr), features[:n]
         self.rough_tiles.add(counts, features)
 
-    def _batches(self, done: NDArray[np.bool_], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Runs of classes that are all done or all not, with at most max_rows active rows, or of one larger class.
+    def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Runs of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
 
-        Classes without positives stand in either: they have no rows.
+        Classes without positives stand among those to solve: they have no rows.
         """
         batches: list[tuple[int, int]] = []
         total = 0
-        for c in range(len(done)):
+        for c in range(len(kind)):
             total += int(bound[c])
             low = batches[-1][0] if batches else 0
-            full = total > self.job.sizes.max_rows or c - low >= (self.job.plan.cuts.classes or len(done))
-            if not batches or full or done[c] != done[c - 1]:
+            full = kind[c] == _SOLVED and total > self.job.sizes.max_rows
+            full = full or c - low >= (self.job.plan.cuts.classes or len(kind))
+            if not batches or full or kind[c] != kind[c - 1]:
                 batches.append((c, c + 1))
                 total = int(bound[c])
             else:
                 batches[-1] = (low, c + 1)
         return batches
 
-    def _copy(self, low: int, high: int, writer: UnitStateWriter) -> None:
-        """Carry classes that are not solved any more over from the last state."""
-        if self.previous is None:
+    def _copy(self, state: UnitState | None, line: int, low: int, high: int, writer: UnitStateWriter) -> None:
+        """Take classes [low, high) over from a state that has them from a line on; without one they are empty."""
+        n = high - low
+        if state is None:
             nothing = np.zeros(0, np.int32)
-            writer.active.append(np.zeros(high - low, np.int64), nothing, np.zeros(0))
-            writer.weights.append(np.zeros(high - low, np.int64), nothing, np.zeros(0, np.float32))
-            self._count(np.zeros(high - low, np.int64), nothing, None)
+            writer.active.append(np.zeros(n, np.int64), nothing, np.zeros(0))
+            writer.weights.append(np.zeros(n, np.int64), nothing, np.zeros(0, np.float32))
+            self._count(np.zeros(n, np.int64), nothing, None)
             return
-        for c in range(low, high):
-            active, weights = self.previous.active.block(c, c + 1), self.previous.weights.block(c, c + 1)
-            writer.active.append(np.diff(active.indptr), active.indices, active.data)
-            writer.weights.append(np.diff(weights.indptr), weights.indices, weights.data)
-            self._count(np.diff(weights.indptr), weights.indices, None)
+        writer.active.copy(state.active, line, line + n)
+        for w in state.weights.blocks(max(4 * MIB, 16 * self.dataset.n_features), line, line + n):
+            writer.weights.append(np.diff(w.indptr), w.indices, w.values)
+            self._count(np.diff(w.indptr), w.indices, w.values if state is self.large else None)
 
     def _active_sets(self, low: int, high: int) -> ActiveSets:
         """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
@@ -291,17 +337,13 @@ class _UnitSolve:
             alpha = np.zeros(len(rows))
         else:
             old = self.previous.active.block(low, high)
-            blocks = read_found(job.found, first, first + n)
-            sizes = np.diff(old.indptr)
+            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples)
+            found, sizes = np.diff(f_ptr), np.diff(old.indptr)
             room = self._room(sizes, job.round)
-            f_ptr, f_rows, f_scores = _join(blocks, n)
-            found = sum(np.diff(block.indptr) for block in blocks) if blocks else np.zeros(n, np.int64)
+            scratch = np.empty(int(found.max()), np.float32)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
-            merge_found(
-                old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, np.empty(len(f_ptr), np.int64),
-                ptr, rows, alpha,
-            )  # fmt: skip
+            merge_found(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha)
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         return ActiveSets(first, ptr, rows, sign, alpha)
@@ -334,7 +376,6 @@ class _UnitSolve:
             sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
             return
         if n == 1:
-            self._check_size(sets)
             lengths = self.X.lengths(sets.rows)[1]
             if self.warm:
                 ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -392,15 +433,6 @@ class _UnitSolve:
                 block.indptr, block.indices, block.values, dense, p.start_slope, p.upper, sets.alpha[mine],
             )  # fmt: skip
 
-    def _check_size(self, sets: ActiveSets) -> None:
-        """Refuse a class whose rows' own numbers, not to speak of the rows, do not fit."""
-        if len(sets.rows) > self.job.sizes.max_class_rows:
-            need = format_size(ROW_BYTES * len(sets.rows))
-            raise MemoryLimitError(
-                f"class {sets.first_label} has {len(sets.rows)} active rows, whose numbers take {need} a thread: "
-                "raise --memory-limit or lower --threads; the run can be resumed"
-            )
-
 
 def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:
     """Classes a .. b - 1 of some active sets: views, so that alpha is shared."""
@@ -414,14 +446,3 @@ def _rows_part(sets: ActiveSets, begin: int, end: int) -> ActiveSets:
     part = slice(begin, end)
     ptr = np.array([0, end - begin], np.int64)
     return ActiveSets(sets.first_label, ptr, sets.rows[part], sets.sign[part], sets.alpha[part])
-
-
-def _join(blocks: list[Block], n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Blocks of the same classes, one after another in shared arrays; the places of each block's classes in them."""
-    ptr = np.zeros((len(blocks), n + 1), np.int64)
-    filled = 0
-    for j, block in enumerate(blocks):
-        ptr[j] = filled + block.indptr
-        filled += len(block.indices)
-    rows = np.concatenate([np.zeros(0, np.int64), *(block.indices for block in blocks)]).astype(np.int64, copy=False)
-    return ptr, rows, np.concatenate([np.zeros(0, np.float32), *(block.values for block in blocks)])

@@ -50,8 +50,11 @@ class StartJob:
             writer.figures[:, BIAS] = model.unit_array(self.unit)
             writer.figures[:, INSIDE] = np.inf  # unknown: no class is done
             set_empty(writer.figures, counts == 0, self.parameters.tau)
-            for y in Y.blocks(12 * self.sizes.max_class_rows, first, last):
-                writer.active.append(np.diff(y.indptr), y.indices, np.zeros(len(y.indices)))
+            ends, nothing = Y.indptr.read(first, last + 1), np.zeros(0, np.int64)
+            writer.active.append(np.diff(ends), nothing, np.zeros(0))
+            for begin in range(int(ends[0]), int(ends[-1]), MIB // 16):
+                rows = Y.indices.read(begin, min(begin + MIB // 16, int(ends[-1])))
+                writer.active.append(nothing, rows, np.zeros(len(rows)))
             for w in weights.blocks(max(4 * MIB, 16 * n_features)):
                 lengths = np.diff(w.indptr)
                 learned = counts[w.start : w.start + w.n] > 0

@@ -19,13 +19,14 @@ from xmc_stream.memory import format_size
 from xmc_stream.store.model import UNIT
 
 ENTRY_BYTES = 6  # a weight and its slot
+_MOST_PLACES = np.iinfo(np.int32).max  # that are numbered in four bytes
 
 
 @dataclass(frozen=True)
 class Tile:
     """Weights of up to 1,024 classes by feature, as `kernels.scores` describes; bias (width,), -inf beyond the classes."""
 
-    start: NDArray[np.int32]
+    start: NDArray[Any]
     slots: NDArray[np.uint16]
     weights: NDArray[np.float32]
     bias: NDArray[np.float32]
@@ -46,7 +47,12 @@ def tile_bytes(feature_counts: NDArray[Any], n_classes: int) -> int:
     width = tile_width(n_classes)
     counts = feature_counts.astype(np.int64)
     total = int(np.where(counts * DENSE_SHARE >= width, width, counts).sum())
-    return total * ENTRY_BYTES + 4 * (len(counts) + 1) + 4 * width
+    return total * ENTRY_BYTES + _place_type(total).itemsize * (len(counts) + 1) + 4 * width
+
+
+def _place_type(n_entries: int) -> np.dtype[np.signedinteger[Any]]:
+    """Of the places in a tile with so many entries; a compiled search knows both."""
+    return np.dtype(np.int32 if n_entries <= _MOST_PLACES else np.int64)
 
 
 def make_tile(
@@ -58,8 +64,11 @@ def make_tile(
 ) -> Tile:
     """A tile of the classes of a CSC triple (indptr from 0), in that order."""
     width = tile_width(len(bias))
-    start = np.empty(n_features + 1, np.int32)
+    start: NDArray[Any] = np.empty(n_features + 1, np.int32)
     total = lay_out(features, width, start)
+    if _place_type(total) != start.dtype:
+        start = np.empty(n_features + 1, np.int64)
+        lay_out(features, width, start)
     slots = np.zeros(total, np.uint16)
     weights = np.zeros(total, np.float32)
     fill(indptr, features, values, width, start, np.empty(n_features, np.int32), slots, weights)

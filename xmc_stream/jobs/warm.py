@@ -14,34 +14,53 @@ import numpy as np
 
 from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.predict import PredictRun
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.jobs.stream import LargeClasses, disk_pairs
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import StoredModel, begin_model, finish_model
 from xmc_stream.store.predictions import begin_predictions
+from xmc_stream.store.state import new_unit_state
+
+_loaded: set[tuple[bool, ...]] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
 
 
 @dataclass(frozen=True)
 class WarmUp:
     """Train on a few rows and, if asked, predict them, or evaluate the model on them, which predicts them too.
 
-    parameters: whose options are used; again: with a warm start too.
+    parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by.
     """
 
     predict: bool = False
     evaluate: bool = False
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
     again: bool = False
+    large: bool = False
+
+    @classmethod
+    def for_training(cls, dataset: Dataset, parameters: PPDSparseParameters, again: bool) -> WarmUp:
+        """What training on a dataset will use."""
+        order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)
+        return cls(parameters=parameters, again=again, large=dataset.n_samples > order.large)
 
     @property
     def key(self) -> str:
         """Never in a ledger."""
         return "warm"
 
+    @property
+    def kernels(self) -> tuple[bool, ...]:
+        """What decides which kernels are loaded."""
+        p = self.parameters
+        return self.predict, self.evaluate, self.again, p.delta > 0, p.min_value > 0
+
     def run(self) -> Receipt:
-        """Do it in a temporary folder."""
+        """Do it in a temporary folder, once in a process."""
+        if self.kernels in _loaded:
+            return {}
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
             rng = np.random.default_rng(0)
@@ -53,10 +72,13 @@ class WarmUp:
                 writer.append(4 * every, x.ravel(), values, every, (np.arange(n) < 3).astype(np.int32))
             dataset, work = Dataset(path / "warm.xmc"), path / "model.partial"
             begin_model(work)
-            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded
-            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8)), Notes()
+            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
+            # and it wants more rows than a leg has
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, leg=16)), Notes()
             p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.large:
+                self._stream(dataset, p, path)
             if self.predict or self.again:
                 finish_model(work, path / "model", model_attributes(dataset, p, 0, result))
             if self.again:
@@ -70,4 +92,21 @@ class WarmUp:
                 if self.evaluate:
                     run = FigureRun(model, dataset, 2, out, plan, folder=path)
                 run_here(run.loop(), Notes())
+        _loaded.add(self.kernels)
         return {}
+
+    def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
+        """Solve class 0 with all rows streaming by."""
+        n, d = dataset.n_samples, dataset.n_features
+        sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
+        active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
+        solver = LargeClasses(
+            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d), False, lambda c: active,
+            lambda c, folder: disk_pairs(
+                folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
+            ),
+            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, path / "pairs",
+        )  # fmt: skip
+        for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
+            with new_unit_state(path / name, 1, n, d) as writer:
+                solver.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
+from xmc_stream.kernels.scores import keep_best
 
 _START = 1 << 40  # the epoch number that the draw of the first negatives uses: no epoch reaches it
 
@@ -51,6 +52,40 @@ def start_sets(
 
 
 @kernel
+def draw_negatives(n: int, label: int, n_samples: int, seed: int, words: NDArray[np.uint64]) -> None:
+    """`start_sets` for one class whose positives are marked: mark n keyed random negatives."""
+    bits = word_bits(n_samples)
+    key = key_of(seed, label, 0, _START)
+    t = 0
+    while n:
+        row = permuted(t, n_samples, bits, key)
+        t += 1
+        bit = np.uint64(1) << np.uint64(row & 63)
+        if not words[row >> 6] & bit:
+            words[row >> 6] |= bit
+            n -= 1
+
+
+@kernel
+def append_lines(
+    indptr: NDArray[np.int64],
+    rows: NDArray[Any],
+    scores: NDArray[np.float32],
+    classes: NDArray[np.int64],
+    place: NDArray[np.int64],
+    out_rows: NDArray[Any],
+    out_scores: NDArray[np.float32],
+) -> None:
+    """Copy the entries of each line to the place of its class, which moves on."""
+    for i in range(len(classes)):
+        q = place[classes[i]]
+        for p in range(indptr[i], indptr[i + 1]):
+            out_rows[q], out_scores[q] = rows[p], scores[p]
+            q += 1
+        place[classes[i]] = q
+
+
+@kernel
 def merge_found(
     a_ptr: NDArray[np.int64],
     a_rows: NDArray[Any],
@@ -59,52 +94,34 @@ def merge_found(
     f_rows: NDArray[Any],
     f_scores: NDArray[np.float32],
     room: NDArray[np.int64],
-    cursors: NDArray[np.int64],
+    scratch: NDArray[np.float32],
     ptr: NDArray[np.int64],
     rows: NDArray[np.int64],
     alpha: NDArray[np.float64],
 ) -> None:
-    """Active sets of the next round: A and the best of what the search jobs found, with their alpha (0 if new).
+    """Active sets of the next round: A and the best of what was found outside it, with their alpha (0 if new).
 
-    f_ptr (J, n + 1): for each job the places of class c in f_rows, f_scores, best first. room (n,): how many
-    may be added at most. cursors (J,) is scratch.
+    f_ptr, f_rows, f_scores: what was found, rows ascending in a class; overwritten. room (n,): how many may be added at
+    most. scratch: as long as the most that was found of a class.
     """
-    n_jobs = f_ptr.shape[0]
     ptr[0] = 0
     for c in range(len(a_ptr) - 1):
-        begin = ptr[c]
-        filled = begin
-        for j in range(n_jobs):
-            cursors[j] = f_ptr[j, c]
-        for _ in range(room[c]):
-            best = -1
-            for j in range(n_jobs):
-                q = cursors[j]
-                if q < f_ptr[j, c + 1] and (
-                    best < 0
-                    or f_scores[q] > f_scores[cursors[best]]
-                    or (f_scores[q] == f_scores[cursors[best]] and f_rows[q] < f_rows[cursors[best]])
-                ):
-                    best = j
-            if best < 0:
-                break
-            rows[filled] = f_rows[cursors[best]]
-            cursors[best] += 1
-            filled += 1
-        rows[begin:filled].sort()
-        # merge from the back, where the sorted new rows leave the room
-        n_new, q = filled - begin, a_ptr[c + 1] - 1
-        place = begin + n_new + (a_ptr[c + 1] - a_ptr[c])
-        ptr[c + 1] = place
-        new = filled - 1
-        while place > begin:
-            place -= 1
-            if q >= a_ptr[c] and (new < begin or a_rows[q] > rows[new]):
-                rows[place], alpha[place] = a_rows[q], a_alpha[q]
-                q -= 1
-            else:
-                rows[place], alpha[place] = rows[new], 0.0
-                new -= 1
+        f, n_new = f_ptr[c], f_ptr[c + 1] - f_ptr[c]
+        if n_new > room[c]:
+            if room[c]:
+                keep_best(f_scores[f:], f_rows[f:], n_new, room[c], scratch)
+            n_new = room[c]
+        a, place = a_ptr[c], ptr[c]
+        ptr[c + 1] = place + n_new + a_ptr[c + 1] - a
+        for q in range(f, f + n_new):
+            while a < a_ptr[c + 1] and a_rows[a] < f_rows[q]:
+                rows[place], alpha[place] = a_rows[a], a_alpha[a]
+                a, place = a + 1, place + 1
+            rows[place], alpha[place] = f_rows[q], 0.0
+            place += 1
+        while a < a_ptr[c + 1]:
+            rows[place], alpha[place] = a_rows[a], a_alpha[a]
+            a, place = a + 1, place + 1
 
 
 @kernel
@@ -192,28 +209,12 @@ def rank(rows: NDArray[np.int64], words: NDArray[np.uint64], before: NDArray[np.
 
 
 @kernel
-def clip_rows(
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    start: int,
-    stop: int,
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    out: NDArray[np.int32],
-    filled: int,
-) -> int:
-    """Append the rows in [start, stop) of each class to `out`, as numbers from `start`; returns their number.
-
-    ptr: places of the classes in `rows`. begins, ends: their places in all that was appended so far (`filled` before
-    this call); a class whose begin is -1 begins here, others go on.
-    """
-    n = 0
+def count_below(
+    ptr: NDArray[np.int64], rows: NDArray[Any], bounds: NDArray[np.int64], counts: NDArray[np.int64]
+) -> None:
+    """counts[c, b] += how many rows of class c are below bounds[b] (ascending). ptr: places of the classes in `rows`."""
     for c in range(len(ptr) - 1):
-        if begins[c] < 0:
-            begins[c] = filled + n
-        mine = rows[ptr[c] : ptr[c + 1]]
-        for q in range(np.searchsorted(mine, start), np.searchsorted(mine, stop)):
-            out[n] = mine[q] - start
-            n += 1
-        ends[c] = filled + n
-    return n
+        q = ptr[c]
+        for b in range(len(bounds)):
+            q += np.searchsorted(rows[q : ptr[c + 1]], bounds[b])
+            counts[c, b] += q - ptr[c]

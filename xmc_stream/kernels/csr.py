@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,35 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 
-# the C library's pread, found by name when the code is loaded: compiled code that calls it can be cached
+# functions of the C library, found by name when the code is loaded: compiled code that calls them can be cached
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
+_ADVICE = hasattr(os, "posix_fadvise")
+_fadvise: Any = types.ExternalFunction(
+    "posix_fadvise" if _ADVICE else "getpid", types.int32(types.int32, types.intp, types.intp, types.int32)
+)
+_WILL_NEED = os.POSIX_FADV_WILLNEED if _ADVICE else 0
+_PAGE = 1 << 12
+
+
+@kernel
+def _group(
+    begin: int, starts: NDArray[np.int64], counts: NDArray[np.int64], hole: int, most: int
+) -> tuple[int, int, bool]:
+    """Ranges from `begin` on that are read at once: their end, the item they end before, whether they have no holes.
+
+    most: items that they may span if there are holes.
+    """
+    low = starts[begin]
+    high = low + counts[begin]
+    end = begin + 1
+    dense = True
+    while end < len(starts) and starts[end] - high <= hole:
+        if not (dense and starts[end] == high) and starts[end] + counts[end] - low > most:
+            break
+        dense = dense and starts[end] == high
+        high = starts[end] + counts[end]
+        end += 1
+    return end, high, dense
 
 
 @kernel
@@ -21,28 +49,34 @@ def pread_ranges(
     counts: NDArray[np.int64],
     itemsize: int,
     hole: int,
+    ahead: int,
+    piece: int,
     staging: NDArray[np.uint8],
     out: NDArray[np.uint8],
 ) -> bool:
     """Read items [start, start + count) of a file for each range (ascending), one after another, into `out`.
 
     Ranges with holes of at most `hole` items between them are read at once, by way of `staging`, as far as it holds
-    them. Returns False when the file gives less than asked for.
+    them. The kernel is asked for what follows, `ahead` bytes before it is read, in pieces of at most `piece` bytes.
+    Returns False when the file gives less than asked for.
     """
+    most = len(staging) // itemsize
     filled = 0
     begin = 0
+    asked = 0  # ranges before this one are read or asked for
+    waiting = 0  # bytes asked for and not yet read, whole pages
     while begin < len(starts):
+        while asked < len(starts) and waiting < ahead:
+            end, high, _ = _group(asked, starts, counts, hole, most)
+            if _ADVICE and asked > begin:
+                for at in range(starts[asked] * itemsize, high * itemsize, piece):
+                    _fadvise(fd, at, min(piece, high * itemsize - at), _WILL_NEED)
+            waiting += (high - starts[asked]) * itemsize + _PAGE
+            asked = end
         low = starts[begin]
-        high = low + counts[begin]
-        end = begin + 1
-        dense = True
-        while end < len(starts) and starts[end] - high <= hole:
-            if not (dense and starts[end] == high) and (starts[end] + counts[end] - low) * itemsize > len(staging):
-                break
-            dense = dense and starts[end] == high
-            high = starts[end] + counts[end]
-            end += 1
+        end, high, dense = _group(begin, starts, counts, hole, most)
         n = (high - low) * itemsize
+        waiting -= n + _PAGE
         if dense:
             if n > 0 and _pread(fd, out.ctypes.data + filled, n, low * itemsize) != n:
                 return False

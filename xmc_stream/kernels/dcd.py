@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.order import stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 
 
@@ -234,9 +235,8 @@ def violation(
 
 
 @kernel
-def dual_terms(alpha: NDArray[np.float64], h2: float) -> float:
-    """-sum_i a_i + (h2/2) sum_i a_i^2: what G has beside the norm of w."""
-    total = 0.0
+def dual_terms(alpha: NDArray[np.float64], h2: float, total: float) -> float:
+    """total - sum_i a_i + (h2/2) sum_i a_i^2: what G has beside the norm of w."""
     for r in range(len(alpha)):
         total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
     return total
@@ -296,6 +296,10 @@ def solve_classes(
     indptr: NDArray[np.int64],
     indices: NDArray[Any],
     data: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    n_samples: int,
+    large: int,
+    run_bits: int,
     seed: int,
     round_: int,
     epochs: int,
@@ -323,7 +327,8 @@ def solve_classes(
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
     ascending: 0, 1, 2, ...
-    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block.
+    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. One with more than `large` visits them
+    in the order of `stream_order`.
     figures (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
     class and how many weights were filled in. Scratch holds what the largest class needs; local_of is -1, v is 0.
     """
@@ -346,7 +351,10 @@ def solve_classes(
         asleep[:n] = False
         bar = np.inf
         for epoch in range(epochs):
-            visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
+            if n > large:
+                stream_order(rows[begin:end], n_samples, run_bits, seed, round_, epoch, order[:n])
+            else:
+                visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
             v0, worst = descend(
                 order[:n], order[:n], l_indptr, l_indices, l_data, squares, signs, alphas, asleep, bar,
                 v, v0, lam, tau, h2, upper, use_bias,
@@ -362,7 +370,7 @@ def solve_classes(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_data[filled:]
         )
         figures[c, 0] = bias
-        figures[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2)
+        figures[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2, 0.0)
         figures[c, 2] = kept
         w_counts[c] = count
         filled += count

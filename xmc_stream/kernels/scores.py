@@ -21,21 +21,22 @@ LANES = 32  # a tile's width is a multiple of it: classes whose scores are compa
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
 
 SPARE = 16  # places for more rows than are wanted, at least
+BINS = 256  # of the scores that were flushed, see begin_anew
 
 SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
 
 
-def places(capacity: NDArray[np.int64], n_rows: int) -> NDArray[np.int64]:
+def places(capacity: NDArray[np.int64], n_rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """Places for the best `capacity` of n_rows rows: room to take half as many more before they are sifted."""
     with_spare = capacity + np.maximum(capacity // 2, SPARE) * (capacity > 0)
     return np.asarray(np.minimum(with_spare, np.maximum(n_rows, capacity)))
 
 
 @kernel
-def lay_out(features: NDArray[Any], width: int, start: NDArray[np.int32]) -> int:
+def lay_out(features: NDArray[Any], width: int, start: NDArray[Any]) -> int:
     """Where each feature's run begins, from the features of all weights; returns the length of all runs together.
 
-    start (D + 1,) int32 is overwritten.
+    start (D + 1,) int32 or int64 is overwritten; where the length does not fit its type, with nonsense.
     """
     start[:] = 0
     for p in range(len(features)):
@@ -54,7 +55,7 @@ def fill(
     features: NDArray[Any],
     values: NDArray[np.float32],
     width: int,
-    start: NDArray[np.int32],
+    start: NDArray[Any],
     cursor: NDArray[np.int32],
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
@@ -82,7 +83,7 @@ def _score(
     last: int,
     indices: NDArray[Any],
     data: NDArray[np.float32],
-    start: NDArray[np.int32],
+    start: NDArray[Any],
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],
@@ -107,53 +108,44 @@ def _score(
 
 
 @kernel
-def _better(score: np.float32, row: int, other: np.float32, other_row: int) -> bool:
-    """The order of what is found: higher scores first, then lower rows."""
-    return bool(score > other or (score == other and row < other_row))
+def keep_best(
+    scores: NDArray[np.float32], rows: NDArray[Any], size: int, capacity: int, scratch: NDArray[np.float32]
+) -> np.float32:
+    """Close up the best `capacity` (1 to size) of `size` items; returns the worst score among them.
 
-
-@kernel
-def _keep_best(scores: NDArray[np.float32], rows: NDArray[np.int32], size: int, capacity: int) -> np.float32:
-    """Move the best `capacity` of `size` items to the front, in any order; returns the worst score among them."""
-    low, high = 0, size - 1
+    Higher scores are better, then lower rows. Rows ascend before and after. scratch: `size` places at least.
+    """
+    wanted, low, high = capacity - 1, 0, size - 1
+    scratch[:size] = scores[:size]
     while low < high:  # quickselect: between low and high is what may stand on either side
-        middle = (low + high) // 2
-        score, row = scores[middle], rows[middle]
+        pivot = scratch[(low + high) // 2]
         i, j = low, high
         while i <= j:
-            while _better(scores[i], rows[i], score, row):
+            while scratch[i] > pivot:
                 i += 1
-            while _better(score, row, scores[j], rows[j]):
+            while pivot > scratch[j]:
                 j -= 1
             if i <= j:
-                scores[i], scores[j] = scores[j], scores[i]
-                rows[i], rows[j] = rows[j], rows[i]
+                scratch[i], scratch[j] = scratch[j], scratch[i]
                 i += 1
                 j -= 1
-        if capacity - 1 <= j:
+        if wanted <= j:
             high = j
-        elif capacity - 1 >= i:
+        elif wanted >= i:
             low = i
         else:
             break
-    worst: np.float32 = scores[:capacity].min()
+    worst: np.float32 = scratch[wanted]
+    ties = capacity
+    for q in range(size):
+        ties -= int(scores[q] > worst)
+    filled = 0
+    for q in range(size):
+        if scores[q] > worst or (scores[q] == worst and ties > 0):
+            ties -= int(scores[q] == worst)
+            scores[filled], rows[filled] = scores[q], rows[q]
+            filled += 1
     return worst
-
-
-@kernel
-def _sift_down(scores: NDArray[np.float32], rows: NDArray[np.int32], i: int, size: int) -> None:
-    """Restore a heap below place i; its root is the worst item."""
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            return
-        if child + 1 < size and _better(scores[child], rows[child], scores[child + 1], rows[child + 1]):
-            child += 1
-        if _better(scores[child], rows[child], scores[i], rows[i]):
-            return
-        scores[i], scores[child] = scores[child], scores[i]
-        rows[i], rows[child] = rows[child], rows[i]
-        i = child
 
 
 @kernel
@@ -166,7 +158,7 @@ def search(
     first_row: int,
     first_class: int,
     slot_of: NDArray[np.int16],
-    start: NDArray[np.int32],
+    start: NDArray[Any],
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],
@@ -174,7 +166,8 @@ def search(
     active_end: NDArray[np.int64],
     active: NDArray[np.int32],
     capacity: NDArray[np.int64],
-    best_start: NDArray[np.int64],
+    best_begin: NDArray[np.int64],
+    best_end: NDArray[np.int64],
     best_size: NDArray[np.int64],
     best_scores: NDArray[np.float32],
     best_rows: NDArray[np.int32],
@@ -182,14 +175,16 @@ def search(
     loss: int,
     losses: NDArray[np.float64],
     scores: NDArray[np.float32],
+    scratch: NDArray[np.float32],
 ) -> None:
     """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
 
     indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. first_row: number of the
     block's first row in the job's range. slot_of: the slot of class first_class + c, or -1. Per slot: the rows of the
     active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
-    [best_start[s], best_start[s + 1]) for them, more than that or as many as there are rows, best_size used; the score a
-    row must exceed to be taken; and the loss summed over all rows, C left out (NO_LOSS: not).
+    [best_begin[s], best_end[s]) for them, more than that or as many as there are rows, best_size used, rows ascending;
+    the score a row must exceed to be taken; and the loss summed over all rows, C left out (NO_LOSS: not). scratch: as
+    long as a slot has places.
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
@@ -233,45 +228,74 @@ def search(
                     active_next[c] += 1
                 if active_next[c] < active_end[c] and active[active_next[c]] == row:
                     continue
-                begin, end = best_start[c], best_start[c + 1]
+                begin, end = best_begin[c], best_end[c]
                 scores_c, rows_c = best_scores[begin:end], best_rows[begin:end]
                 size = best_size[c]
                 scores_c[size], rows_c[size] = scores[c], row
                 size += 1
-                if size == end - begin:  # what is too much goes all at once: cheaper than a heap
-                    threshold[c] = _keep_best(scores_c, rows_c, size, capacity[c])
+                if size == end - begin and size > capacity[c]:  # all that is too much at once: cheaper than a heap
+                    threshold[c] = keep_best(scores_c, rows_c, size, capacity[c], scratch)
                     size = capacity[c]
                 best_size[c] = size
 
 
 @kernel
-def sort_best(
+def close_up(
+    slots: NDArray[np.int64],
     capacity: NDArray[np.int64],
-    best_start: NDArray[np.int64],
+    best_begin: NDArray[np.int64],
     best_size: NDArray[np.int64],
     best_scores: NDArray[np.float32],
     best_rows: NDArray[np.int32],
+    scratch: NDArray[np.float32],
 ) -> int:
-    """Keep at most `capacity` items of each slot, from best to worst, and close the gaps; returns how many remain."""
-    filled = 0
-    for s in range(len(best_size)):
-        begin = best_start[s]
-        scores, rows = best_scores[begin:], best_rows[begin:]
-        size = best_size[s]
+    """Keep at most `capacity` items of each of some slots and close the gaps; returns how many remain.
+
+    The slots' places ascend; what remains stands from the first one's on.
+    """
+    filled = first = best_begin[slots[0]] if len(slots) else 0
+    for s in slots:
+        begin, size = best_begin[s], best_size[s]
         if size > capacity[s]:
             if capacity[s]:
-                _keep_best(scores, rows, size, capacity[s])
+                keep_best(best_scores[begin:], best_rows[begin:], size, capacity[s], scratch)
             size = best_size[s] = capacity[s]
-        for i in range(size // 2 - 1, -1, -1):
-            _sift_down(scores, rows, i, size)
-        for last in range(size - 1, 0, -1):
-            scores[0], scores[last] = scores[last], scores[0]
-            rows[0], rows[last] = rows[last], rows[0]
-            _sift_down(scores, rows, 0, last)
-        for q in range(size):
-            best_scores[filled], best_rows[filled] = scores[q], rows[q]
+        for q in range(begin, begin + size):
+            best_scores[filled], best_rows[filled] = best_scores[q], best_rows[q]
             filled += 1
-    return filled
+    return int(filled - first)
+
+
+@kernel
+def begin_anew(
+    slots: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    best_size: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    counts: NDArray[np.int32],
+    threshold: NDArray[np.float32],
+) -> None:
+    """Empty some slots and raise their thresholds to what leaves as many rows as are wanted of those taken so far.
+
+    scores: what the slots held, closed up. wanted (len(slots),): rows. counts (len(slots), BINS): of scores in bins of
+    1/64 from -1 on, all above in the last. A later row that only equals a threshold is none of the best: it comes after.
+    """
+    at = 0
+    for i in range(len(slots)):
+        s = slots[i]
+        for q in range(at, at + best_size[s]):
+            score = np.float64(scores[q])
+            b = int(min(max((score + 1.0) * 64.0, 0.0), BINS - 1.0))
+            b -= int(b > 0 and score < b / 64.0 - 1.0)  # the sum may have been rounded up
+            counts[i, b] += 1
+        at += best_size[s]
+        best_size[s] = 0
+        total = 0
+        for b in range(BINS - 1, 0, -1):
+            total += counts[i, b]
+            if total >= wanted[i]:
+                threshold[s] = max(threshold[s], np.float32(b / 64.0 - 1.0))
+                break
 
 
 @kernel
@@ -281,7 +305,7 @@ def top_k(
     data: NDArray[np.float32],
     first_class: int,
     n_classes: int,
-    start: NDArray[np.int32],
+    start: NDArray[Any],
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],

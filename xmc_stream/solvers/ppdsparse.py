@@ -21,12 +21,16 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, renumber, solve_classes, take_weights, violation
+from xmc_stream.kernels.order import stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "max_rounds": 5, "prune": 0.01}
 _OPTIONS = ("prune", "delta", "min_value")
+ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
+LARGE_BYTES = 16 << 20  # a class whose active rows take more, on average, is large
+RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at most (log2)
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,26 @@ def added_sizes(n_active: NDArray[np.int64], added: int, n_samples: int, round_:
     return np.minimum(np.maximum(wanted, added), n_samples - n_active)
 
 
+@dataclass(frozen=True)
+class RowOrder:
+    """Which classes are large, and the runs of rows that their visiting orders are made of: a matter of the data alone.
+
+    A class of more than `large` active rows visits them in an order that all such classes share: the 2^run_bits rows of
+    a run close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
+    """
+
+    n_samples: int
+    large: int
+    run_bits: int
+
+    @classmethod
+    def of(cls, n_samples: int, nnz: int) -> RowOrder:
+        """For n_samples rows with nnz entries together."""
+        row_bytes = 8 * nnz // max(n_samples, 1)
+        run_bits = max(0, (RUN_BYTES // max(row_bytes, 1)).bit_length() - 1)
+        return cls(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(run_bits, RUN_BITS))
+
+
 @dataclass
 class ActiveSets:
     """Active sets of a run of classes, ragged: class c has the entries [ptr[c], ptr[c + 1]).
@@ -201,11 +225,12 @@ Gather = Callable[[NDArray[np.int64]], CSRBlock]
 class Solver:
     """The inner problem for given parameters: gives every class of some active sets its weights.
 
-    seed: of the visiting orders, with class, round and epoch.
+    seed: of the visiting orders, with class, round and epoch. order: what large classes are, and their visiting order.
     """
 
     parameters: PPDSparseParameters
     seed: int
+    order: RowOrder
 
     def solve(
         self,
@@ -230,6 +255,7 @@ class Solver:
             end, filled = solve_classes(
                 done, sets.first_label, sets.ptr, at, sets.sign, sets.alpha,
                 block.indptr, block.indices, block.values,
+                sets.rows, self.order.n_samples, self.order.large, self.order.run_bits,
                 self.seed, round_, p.epochs_of(round_), p.tol, p.lam, p.tau, p.h2, p.upper, p.bias,
                 scratch.local_of, scratch.features, scratch.v, scratch.indptr, scratch.indices, scratch.data,
                 scratch.squares, scratch.order, scratch.ascending, scratch.asleep,
@@ -295,7 +321,12 @@ class Solver:
         bar = math.inf
         order = np.empty(n, np.int64)
         for epoch in range(p.epochs_of(round_)):
-            visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
+            if n > self.order.large:
+                stream_order(
+                    sets.rows, self.order.n_samples, self.order.run_bits, self.seed, round_, epoch, order
+                )  # fmt: skip
+            else:
+                visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
             worst = 0.0
             for visit, at, block, squares in stretches(order[~asleep[order]]):
                 v0, met = descend(
@@ -319,5 +350,5 @@ class Solver:
         count, square, kept, bias = take_weights(
             n_local, scratch.features, scratch.local_of, scratch.v, v0, p.lam, p.tau, scratch.w_features, scratch.w_data
         )
-        figures[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2), kept, inside
+        figures[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2, 0.0), kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_data[:count])

@@ -20,21 +20,26 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.nodes import PlainArray, plain_array
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
 _OPEN_FILES = 64  # of one array
+_TAKES_ADVICE = hasattr(os, "posix_fadvise")
 _STAGING = 1 << 18  # bytes that a sweep reads at a time
 # A hole smaller than this is cheaper read over than jumped: see benchmarks/read_paths.py.
 _HOLE = 1 << 13
+# Bytes that a sweep asks the kernel for ahead of what it reads: see benchmarks/overlap.py.
+_AHEAD = 1 << 20
+_PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
 
 class ChunkedArray:
     """A 1-D array of a store, read by ranges.
 
-    bytes_read counts what `read` returned, `opened` the chunk numbers it touched. Raises StoreError when a chunk is
-    missing or not of its full size (checked at once, as behind a map a short file kills the process).
+    bytes_read counts what `read` returned. Reading and mapping open only the chunk files of their ranges, and raise
+    StoreError for one that is missing or not of its full size (behind a map a short file would kill the process).
     """
 
     def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
@@ -49,8 +54,7 @@ class ChunkedArray:
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
         self._staging: NDArray[np.uint8] | None = None
-        if self.path is not None:  # elsewhere other writers may leave out chunks of zeros
-            self._check_sizes()
+        if self.path is not None:
             weakref.finalize(self, _close_all, self._files)
 
     @property
@@ -64,19 +68,25 @@ class ChunkedArray:
             raise StoreError(f"{self._array.store_path} is compressed or not local: it has no plain chunk files")
         return self.path / "c" / str(k)
 
-    def _check_sizes(self) -> None:
+    def check_sizes(self) -> None:
+        """Look at all chunk files. Raises StoreError for one that is missing or not of its full size."""
+        if self.path is not None:  # elsewhere other writers may leave out chunks of zeros
+            for k in range(self.n_chunks):
+                self._check_size(k, self.chunk_file(k))
+
+    def _check_size(self, k: int, opened: Path | int) -> None:
         expected = self.chunk * self.dtype.itemsize + _CHECKSUM_BYTES
-        for k in range(self.n_chunks):
+        try:
+            size = os.stat(opened).st_size
+        except FileNotFoundError:
+            raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
+        if size != expected:
             file = self.chunk_file(k)
-            try:
-                size = file.stat().st_size
-            except FileNotFoundError:
-                raise StoreError(f"{file} is missing: the store is damaged; convert or train it again") from None
-            if size != expected:
-                raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
+            raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Items [start, stop) in a private array, or in `out[: stop - start]`."""
+        stop_if_unwanted()
         n = stop - start
         out = np.empty(n, self.dtype) if out is None else out[:n]
         self.bytes_read += n * self.dtype.itemsize
@@ -97,6 +107,7 @@ class ChunkedArray:
 
         One sweep over the chunks; small holes between ranges are read over.
         """
+        stop_if_unwanted()
         some = counts > 0  # an empty range may begin where no chunk is
         firsts, counts = firsts[some], counts[some]
         places = np.concatenate([[0], np.cumsum(counts)])
@@ -125,9 +136,27 @@ class ChunkedArray:
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
-            self._open(k), starts, counts, itemsize, _HOLE // itemsize, self._staging, out.view(np.uint8)
-        ):
-            raise StoreError(f"{self.chunk_file(k)} ends early or cannot be read: the store is damaged; make it again")
+            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE, self._staging,
+            out.view(np.uint8),
+        ):  # fmt: skip
+            raise StoreError(
+                f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "
+                "if it stays, make the store again"
+            )
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Have the kernel read items [start, stop) into the page cache while the caller does something else.
+
+        Takes no memory of the process, and changes nothing but when the bytes come; compressed and remote arrays stay
+        as they are.
+        """
+        while self.path is not None and _TAKES_ADVICE and start < stop:
+            k, offset = divmod(start, self.chunk)
+            take = min(stop - start, self.chunk - offset)
+            begin, end = offset * self.dtype.itemsize, (offset + take) * self.dtype.itemsize
+            for at in range(begin, end, _PIECE):
+                os.posix_fadvise(self._open(k), at, min(_PIECE, end - at), os.POSIX_FADV_WILLNEED)
+            start += take
 
     def _open(self, k: int) -> int:
         fd = self._files.get(k)
@@ -137,14 +166,20 @@ class ChunkedArray:
             try:
                 fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             except FileNotFoundError:
-                raise StoreError(f"{self.chunk_file(k)} is gone: the store is damaged; make it again") from None
+                raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
+            except OSError as error:
+                raise _unreadable(self.chunk_file(k), error) from None
+            self._check_size(k, fd)
         return fd
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
         fd = self._open(k)
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
-            n = os.preadv(fd, [view], offset)
+            try:
+                n = os.preadv(fd, [view], offset)
+            except OSError as error:
+                raise _unreadable(self.chunk_file(k), error) from None
             if n == 0:
                 raise StoreError(f"{self.chunk_file(k)} ends early: the store is damaged; make it again")
             view, offset = view[n:], offset + n
@@ -163,18 +198,25 @@ class ChunkedArray:
 
     def verify_chunk(self, k: int) -> None:
         """Compare chunk k with its checksum. Raises StoreError naming the file."""
-        crc = 0
-        with open(self.chunk_file(k), "rb") as file:
-            left = self.chunk * self.dtype.itemsize
-            while left:
-                piece = file.read(min(left, 1 << 20))
-                if not piece:
-                    raise StoreError(f"{file.name} ends early: the store is damaged; make it again")
-                crc = google_crc32c.extend(crc, piece)
-                left -= len(piece)
-            stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
+        crc, path = 0, self.chunk_file(k)
+        self._check_size(k, path)
+        try:
+            with open(path, "rb") as file:
+                left = self.chunk * self.dtype.itemsize
+                while left:
+                    stop_if_unwanted()
+                    piece = file.read(min(left, 1 << 20))
+                    if not piece:
+                        raise StoreError(f"{path} ends early: the store is damaged; make it again")
+                    crc = google_crc32c.extend(crc, piece)
+                    left -= len(piece)
+                stored = int.from_bytes(file.read(_CHECKSUM_BYTES), "little")
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise _unreadable(path, error) from None
         if crc != stored:
-            raise StoreError(f"{self.chunk_file(k)} fails its checksum: the store is damaged; make it again")
+            raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
 
     def map(self) -> NDArray[Any]:
         """The whole array behind one read-only address range; nothing is read until it is touched.
@@ -187,6 +229,7 @@ class ChunkedArray:
             values = self.read(0, self.size)
             values.flags.writeable = False
             return values
+        self.check_sizes()
         total = self.n_chunks * chunk_bytes
         libc = _libc()
         reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
@@ -219,13 +262,32 @@ def open_array(path: Path) -> ChunkedArray:
         raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
 
 
-def read_small(group: Path, name: str) -> NDArray[Any]:
-    """A whole array that is known to be small, compared with its checksums. Raises StoreError where it is damaged."""
+def read_small(group: Path, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+    """An array that is known to be small, or items [start, stop) of it; their chunks are compared with the checksums.
+
+    Raises StoreError where it is damaged.
+    """
     array = open_array(group / name)
+    stop = array.size if stop is None else stop
     if array.path is not None:
-        for k in range(array.n_chunks):
+        for k in range(start // array.chunk, -(-stop // array.chunk)):
             array.verify_chunk(k)
-    return array.read(0, array.size)
+    return array.read(start, stop)
+
+
+def clip_ranges(
+    firsts: NDArray[np.int64], counts: NDArray[np.int64], low: int, high: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items [low, high) of all items of some ranges, counted through, as ranges again: see `ChunkedArray.read_ranges`."""
+    begins = np.cumsum(counts) - counts
+    skipped = np.clip(low - begins, 0, counts)
+    return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
+
+
+def _unreadable(file: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"{file} cannot be read ({error.strerror or error}): look at the disk and run the same command again"
+    )
 
 
 def _libc() -> ctypes.CDLL:

@@ -31,7 +31,7 @@ _COPY_BYTES = 2**24  # labels or norms that are copied at a time
 
 
 class Dataset:
-    """An opened dataset. Opening reads attributes only; each matrix is opened, and its chunks' sizes checked, on demand.
+    """An opened dataset. This reads attributes only; matrices are opened on demand, their chunk files when they are read.
 
     n_samples N, n_features D, n_labels K. Raises StoreError where there is no dataset, or one of a newer version.
     """
@@ -102,8 +102,14 @@ class Dataset:
 
 
 def open_dataset(path: str | Path) -> Dataset:
-    """Open a converted dataset. Raises StoreError where there is none."""
-    return Dataset(path)
+    """Open a converted dataset, and look at all its chunk files but those of X by columns, which may not be there.
+
+    Raises StoreError where there is none, or a chunk file is missing or not of its full size.
+    """
+    dataset = Dataset(path)
+    for matrix in (dataset.X_rows(), dataset.Y_rows(), dataset.Y_columns()):
+        matrix.check_sizes()
+    return dataset
 
 
 class DatasetWriter:

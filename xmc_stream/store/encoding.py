@@ -20,7 +20,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
+from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
@@ -38,6 +39,9 @@ Encoding = Literal["csr_matrix", "csc_matrix"]
 def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
     """int32 where indices below `bound` fit, else int64."""
     return np.dtype(np.int32 if bound <= np.iinfo(np.int32).max else np.int64)
+
+
+_PIECE = 1 << 15  # items that a copy moves at a time
 
 
 class ArrayWriter:
@@ -62,6 +66,7 @@ class ArrayWriter:
 
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
+        stop_if_unwanted()
         view = np.ascontiguousarray(values, dtype=self.dtype).view(np.uint8)
         self._hash.update(view.data)
         while len(view):
@@ -178,6 +183,19 @@ class MatrixWriter:
         self.lines += source.n_lines
         self.nnz += source.nnz
 
+    def copy(self, source: SparseMatrix, start: int, stop: int) -> None:
+        """Add lines [start, stop) of a stored matrix, in pieces of a few hundred kilobytes, however long a line is."""
+        for line in range(start, stop, _PIECE):
+            ends = source.indptr.read(line, min(line + _PIECE, stop) + 1)
+            self._indptr.append(ends[1:] - ends[0] + self.nnz)
+            for first in range(int(ends[0]), int(ends[-1]), _PIECE):
+                last = min(first + _PIECE, int(ends[-1]))
+                self._indices.append(source.indices.read(first, last))
+                if self._data is not None and source.data is not None:
+                    self._data.append(source.data.read(first, last))
+            self.lines += len(ends) - 1
+            self.nnz += int(ends[-1] - ends[0])
+
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
         if self._n_lines not in (None, self.lines):
@@ -244,6 +262,7 @@ def fsync_folder(path: Path) -> None:
 
 def publish(work: Path, path: Path) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed."""
+    stop_if_unwanted()
     fsync_tree(work)
     if path.exists():
         old = path.with_name(path.name + ".old")
@@ -266,11 +285,35 @@ def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     if work.exists():
         shutil.rmtree(work)
     try:
-        yield Group(work, attributes)
-        publish(work, path)
+        with naming(path):
+            yield Group(work, attributes)
+            publish(work, path)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system in the block that name no file name `path`: writing to a full disk tells none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path, again: str) -> Iterator[None]:
+    """Errors of the system in the block become a StoreError that names the file, or `path`, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, XmcStreamError):
+            raise
+        advice = "make room there" if error.errno in NO_ROOM else "mend that"
+        raise StoreError(f"{error.filename or path}: {error.strerror or error}: {advice} and {again}") from error
 
 
 @contextmanager

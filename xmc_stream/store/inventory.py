@@ -24,6 +24,7 @@ SEAL = "metadata_sha256"
 _BLANK = "0" * 64  # what the seal is while the hash is taken
 _APART = "X/columns"  # made later than the dataset it lies in: a store with a seal of its own
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
+LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
 
@@ -145,6 +146,26 @@ def seal(path: Path) -> None:
     sealed = path / "zarr.sealed.partial"  # whoever is killed here leaves the file whole
     sealed.write_bytes(file.read_bytes().replace(_BLANK.encode(), digest.encode(), 1))
     sealed.replace(file)
+
+
+def log_hashes(path: Path) -> dict[str, str]:
+    """The sha256 of each log of a run in a model's folder, for its attributes (LOGS), which are sealed."""
+    hashes = {}
+    for name in sorted(_LOGS):
+        if (path / name).exists():
+            with open(path / name, "rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def log_damage(path: Path, sealed: dict[str, str]) -> list[str]:
+    """A line for each log that is not as it was when the model was finished."""
+    now = log_hashes(path)
+    return [
+        f"{path / name} {'was changed' if name in now else 'is missing'}"
+        for name in sealed
+        if now.get(name) != sealed[name]
+    ]
 
 
 def seal_damage(path: Path) -> list[str]:

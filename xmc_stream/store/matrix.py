@@ -96,10 +96,30 @@ class SparseMatrix:
         """The arrays that hold bytes."""
         return [self.indptr, self.indices] + ([] if self.data is None else [self.data])
 
+    def check_sizes(self) -> None:
+        """Look at all chunk files. Raises StoreError for one that is missing or not of its full size."""
+        for array in self.arrays():
+            array.check_sizes()
+
     def block(self, start: int, stop: int, buffer: Buffer | None = None) -> Block:
         """Lines [start, stop), in private arrays or in a buffer's."""
         indptr = self._ends(start, stop + 1)
         return self._fill(start, indptr, buffer)
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Have the kernel read lines [start, stop) into the page cache while the caller does something else.
+
+        Reads two items of indptr itself. Does nothing for compressed and remote arrays.
+        """
+        if self.indptr.path is not None:
+            first, last = (int(self.indptr.read(line, line + 1)[0]) for line in (start, stop))
+            self.indptr.will_need(start, stop + 1)
+            self._entries_needed(first, last)
+
+    def _entries_needed(self, first: int, last: int) -> None:
+        self.indices.will_need(first, last)
+        if self.data is not None:
+            self.data.will_need(first, last)
 
     def _ends(self, start: int, stop: int) -> NDArray[np.int64]:
         """Items [start, stop) of indptr; stores of other writers may have it narrower."""
@@ -175,22 +195,41 @@ def stream(
     """Blocks of the same lines of some matrices, at most max_bytes of each (or so many of each), over [start, stop).
 
     All share one buffer a matrix: a block is gone when the next one comes. Every entry is read once. max_lines: of a
-    block, 0 for any number. Raises MemoryLimitError for a line that is larger than max_bytes.
+    block, 0 for any number. While a block is worked on, the kernel reads the next one into the page cache. Raises
+    MemoryLimitError for a line that is larger than max_bytes.
     """
     most = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else list(max_bytes)
     buffers = [
         Buffer(matrix, min(matrix.nnz, m // matrix.entry_bytes)) for matrix, m in zip(matrices, most, strict=True)
     ]
+    cuts = _cuts(matrices, most, start, stop, max_lines)
+    following = next(cuts, None)
+    while following is not None:
+        line, ends = following
+        parts = zip(matrices, ends, buffers, strict=True)
+        blocks = tuple(matrix._fill(line, of_matrix, buffer) for matrix, of_matrix, buffer in parts)
+        following = next(cuts, None)
+        if following is not None:
+            for matrix, of_matrix in zip(matrices, following[1], strict=True):
+                matrix._entries_needed(int(of_matrix[0]), int(of_matrix[-1]))
+        yield blocks
+
+
+def _cuts(
+    matrices: Sequence[SparseMatrix], most: Sequence[int], start: int, stop: int, max_lines: int
+) -> Iterator[tuple[int, list[NDArray[np.int64]]]]:
+    """The first line of each block of a stream, and what indptr says of its lines in each matrix."""
     for low in range(start, stop, _WINDOW):
         high = min(low + _WINDOW, stop)
         windows = [matrix._ends(low, high + 1) for matrix in matrices]
+        for matrix in matrices:
+            matrix.indptr.will_need(high, min(high + _WINDOW, stop) + 1)
         at = 0
         while at < high - low:
             n = max_lines or high - low
             for matrix, ends, m in zip(matrices, windows, most, strict=True):
                 n = min(n, matrix._fitting(ends, at, m, low + at))
-            parts = zip(matrices, windows, buffers, strict=True)
-            yield tuple(matrix._fill(low + at, ends[at : at + n + 1], buffer) for matrix, ends, buffer in parts)
+            yield low + at, [ends[at : at + n + 1] for ends in windows]
             at += n
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
-from xmc_stream.store.inventory import seal
+from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import attributes_of
@@ -77,7 +77,8 @@ def begin_model(path: Path) -> None:
 
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
-    zarr.open_group(work, mode="a", attributes={"format": FORMAT, "version": VERSION, **attributes})
+    known = {"format": FORMAT, "version": VERSION, **attributes, LOGS: log_hashes(work)}
+    zarr.open_group(work, mode="a", attributes=known)
     seal(work)
     publish(work, path)
 

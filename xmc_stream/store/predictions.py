@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.encoding import index_dtype, publish
+from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.encoding import index_dtype, naming, publish
 from xmc_stream.store.inventory import seal
 
 FORMAT = "xmc_stream predictions"
@@ -74,9 +75,11 @@ def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path
 
 def write_predictions(work: Path, start: int, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
     """Fill in rows from `start` on: whole chunks, or up to the last row."""
+    stop_if_unwanted()
     group = zarr.open_group(work, mode="r+")
-    group["labels"][start : start + len(labels)] = labels  # type: ignore[index]
-    group["scores"][start : start + len(scores)] = scores  # type: ignore[index]
+    with naming(work):
+        group["labels"][start : start + len(labels)] = labels  # type: ignore[index]
+        group["scores"][start : start + len(scores)] = scores  # type: ignore[index]
 
 
 def refuse_to_replace(path: Path, overwrite: bool, as_file: bool = False) -> None:

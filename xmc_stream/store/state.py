@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.store.chunks import read_small
+from xmc_stream.store.chunks import clip_ranges, read_small
 from xmc_stream.store.encoding import (
     SCRATCH_CHUNK_BYTES,
     ArrayWriter,
     MatrixWriter,
     new_store,
 )
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import Group
+
+_LINES = 1 << 15  # gathered at a time
+_WINDOW = 1 << 17  # entries of one class read at a time
 
 # columns of a state's figures, one row a class
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, N_FIGURES = range(8)
@@ -69,36 +72,87 @@ class UnitState:
 
 
 class FoundWriter:
-    """rows: classes x N (csr), values the scores, best first in each class.
+    """What a search job found; of each class its rows ascend, with their scores.
 
-    losses (classes,): summed over the rows searched; best (classes,): the best score outside the active set, if found.
+    rows: classes x N (csr), values the scores. Classes of which more may be found than is held at a time (`flushed`,
+    numbers of classes, ascending) are empty there: theirs stand in legs, ((leg, flushed class) x N), as the legs of the
+    rows end. counts (classes,): rows found; losses (classes,): summed over the rows searched; best (classes,): the best
+    score outside the active set, if found.
     """
 
-    def __init__(self, group: Group, n_classes: int, n_samples: int) -> None:
-        self.rows = MatrixWriter(
-            group.create_group("rows"), "csr_matrix", (n_classes, n_samples), np.float32, SCRATCH_CHUNK_BYTES
-        )
+    def __init__(self, group: Group, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
+        chunk = SCRATCH_CHUNK_BYTES
+        self.rows = MatrixWriter(group.create_group("rows"), "csr_matrix", (n_classes, n_samples), np.float32, chunk)
+        self.legs = None
+        if len(flushed):
+            self.legs = MatrixWriter(group.create_group("legs"), "csr_matrix", (None, n_samples), np.float32, chunk)
+        self.counts = np.zeros(n_classes, np.int64)
         self.losses = np.zeros(n_classes)
         self.best = np.full(n_classes, -np.inf)
 
 
 @contextmanager
-def new_found(path: Path, n_classes: int, n_samples: int) -> Iterator[FoundWriter]:
+def new_found(path: Path, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> Iterator[FoundWriter]:
     """What a search job found for a run of classes, under its name when the block ends well."""
     with new_store(path, {}) as group:
-        writer = FoundWriter(group, n_classes, n_samples)
+        writer = FoundWriter(group, n_classes, n_samples, flushed)
         yield writer
         writer.rows.close()
-        _write(group, "losses", writer.losses)
-        _write(group, "best", writer.best)
+        if writer.legs is not None:
+            writer.legs.close()
+            _write(group, "flushed", flushed)
+        for name, values in (("counts", writer.counts), ("losses", writer.losses), ("best", writer.best)):
+            _write(group, name, values)
 
 
 class Found:
-    """What a search job found, opened for reading."""
+    """What a search job found, opened for reading; classes are counted from the first of the job's block."""
 
     def __init__(self, path: Path) -> None:
-        self.rows = SparseMatrix(path / "rows")
-        self.losses, self.best = read_small(path, "losses"), read_small(path, "best")
+        self._path = path
+        self._rows = SparseMatrix(path / "rows")
+        self._flushed = np.zeros(0, np.int64)
+        self._legs = None
+        if (path / "legs").exists():
+            self._legs = SparseMatrix(path / "legs")
+            self._flushed = read_small(path, "flushed")
+
+    def of_classes(self, name: str, low: int, high: int) -> NDArray[Any]:
+        """counts, losses or best of classes [low, high)."""
+        return read_small(self._path, name, low, high)
+
+    def blocks(self, low: int, high: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
+        """All that was found for classes [low, high): blocks, and of each line the class, counted from low.
+
+        A class's lines come in ascending order of their rows.
+        """
+        yield np.arange(high - low), self._rows.block(low, high)
+        a, b = np.searchsorted(self._flushed, [low, high])
+        if self._legs is None or a == b:
+            return
+        n = len(self._flushed)
+        n_legs, step = self._legs.n_lines // n, max(1, _LINES // int(b - a))
+        for leg in range(0, n_legs, step):
+            legs = np.arange(leg, min(leg + step, n_legs))
+            lines = (legs[:, None] * n + np.arange(a, b)).ravel()
+            yield np.tile(self._flushed[a:b] - low, len(legs)), self._legs.gather(lines)
+
+    def windows(self, label: int) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
+        """What was found for one class, a window of it at a time: rows (ascending) and scores."""
+        at = int(np.searchsorted(self._flushed, label))
+        matrix, lines = self._rows, np.array([label])
+        if self._legs is not None and at < len(self._flushed) and self._flushed[at] == label:
+            matrix, lines = self._legs, np.arange(at, self._legs.n_lines, len(self._flushed))
+        firsts, counts = matrix.lengths(lines)
+        total = int(counts.sum())
+        for begin in range(0, total, _WINDOW):
+            end = min(begin + _WINDOW, total)
+            part = clip_ranges(firsts, counts, begin, end)
+            rows, scores = np.empty(end - begin, matrix.indices.dtype), np.empty(end - begin, np.float32)
+            matrix.indices.read_ranges(*part, rows)
+            if matrix.data is not None:
+                matrix.data.read_ranges(*part, scores)
+            yield rows, scores
 
 
 def _write(group: Group, name: str, values: NDArray[Any]) -> None:

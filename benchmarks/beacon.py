@@ -1,0 +1,77 @@
+"""A command of the library that says what it is doing, for a watcher that wants to kill it there.
+
+    python benchmarks/beacon.py FILE train DATA MODEL ...
+
+FILE holds a counter a phase (int32): how many threads are in it. It is a map that outlives the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# in a solve job and reading its rows: gather, else solve; compilation: with a cache of kernels of its own
+PHASES = ("conversion", "compilation", "check", "search", "gather", "solve", "finalise", "prediction")
+
+
+def make(path: Path) -> np.ndarray:
+    """A file of counters at zero."""
+    counts = np.memmap(path, np.int32, "w+", shape=len(PHASES))
+    counts[:] = 0
+    return counts
+
+
+def active(path: Path) -> list[str]:
+    """The phases that a process is in, or was in when it was killed."""
+    counts = np.fromfile(path, np.int32)
+    return [phase for phase, n in zip(PHASES, counts, strict=True) if n > 0]
+
+
+def main(path: Path, arguments: list[str]) -> None:
+    from xmc_stream import cli
+    from xmc_stream.jobs import check, ppdsparse, predict, search, solve, warm
+    from xmc_stream.store.matrix import SparseMatrix
+
+    counts = np.memmap(path, np.int32, "r+", shape=len(PHASES))
+    lock, warming = threading.Lock(), threading.Event()
+
+    def marked(method: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(*values: Any, **options: Any) -> Any:
+            if phase == "compilation":
+                warming.set()
+            elif warming.is_set():  # the little training that loads the kernels
+                return method(*values, **options)
+            with lock:
+                counts[PHASES.index(phase)] += 1
+            try:
+                return method(*values, **options)
+            finally:
+                warming.clear()
+                with lock:
+                    counts[PHASES.index(phase)] -= 1
+
+        return run
+
+    cold = "NUMBA_CACHE_DIR" in os.environ
+    if arguments[0] == "convert":
+        counts[PHASES.index("conversion")] = 1
+    for owner, phase in (
+        (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
+        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"),
+    ):  # fmt: skip
+        owner.run = marked(owner.run, phase)
+    SparseMatrix.gather = marked(SparseMatrix.gather, "gather")
+    warm.WarmUp.run = marked(warm.WarmUp.run, "compilation") if cold else warm.WarmUp.run
+    cli.main(arguments)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

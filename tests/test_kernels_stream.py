@@ -1,0 +1,137 @@
+"""The order of large classes against its twin; many classes on streaming rows against each of them held whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from reference import order as twin
+
+from xmc_stream.kernels.order import GROUP, stream_order
+from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver
+from xmc_stream.solvers.stream import Pairs, StreamSolver
+
+# uncompiled, numpy says so when a key wraps around
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+def order_of(rows: NDArray[Any], n: int, run_bits: int, seed: int, round_: int, epoch: int) -> NDArray[np.int64]:
+    out = np.empty(len(rows), np.int64)
+    stream_order(rows, n, run_bits, seed, round_, epoch, out)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 6), st.integers(0, 2**40), st.integers(0, 9), st.integers(0, 9), st.data())
+def test_the_order_is_that_of_the_twin(
+    n: int, run_bits: int, seed: int, round_: int, epoch: int, data: st.DataObject
+) -> None:
+    rows = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=60))), np.int64)
+    expected = twin.stream_order(rows.tolist(), n, run_bits, seed, round_, epoch)
+    assert order_of(rows, n, run_bits, seed, round_, epoch).tolist() == expected
+
+
+def test_the_order_of_some_rows_is_that_of_all_rows_without_the_others() -> None:
+    n, run_bits = 5000, 4
+    everything = order_of(np.arange(n), n, run_bits, 3, 1, 0)
+    some = np.flatnonzero(np.random.default_rng(0).random(n) < 0.3)
+    assert np.array_equal(some[order_of(some, n, run_bits, 3, 1, 0)], everything[np.isin(everything, some)])
+    assert not np.array_equal(order_of(np.arange(n), n, run_bits, 3, 1, 1), everything)
+
+
+def test_a_group_of_runs_is_visited_before_the_next_one_begins() -> None:
+    n, run_bits = GROUP * 40 * 8, 3
+    runs = order_of(np.arange(n), n, run_bits, 0, 0, 0) >> run_bits
+    groups = [set(part.tolist()) for part in np.split(runs, 40)]
+    assert all(len(group) == GROUP for group in groups)
+    assert sum(len(group) for group in groups) == len(set.union(*groups))
+    assert max(groups[0]) - min(groups[0]) > 5 * GROUP  # from all over the rows
+    assert np.abs(np.diff(runs[: GROUP * 8])).mean() > 20  # and mixed
+
+
+@dataclass
+class Rows:
+    """Rows in memory."""
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[np.int32]
+    values: NDArray[np.float32]
+
+    def take(self, lines: NDArray[np.int64]) -> Rows:
+        parts = [np.arange(self.indptr[i], self.indptr[i + 1]) for i in lines]
+        at = np.concatenate([np.zeros(0, np.int64), *parts])
+        return Rows(np.concatenate([[0], np.cumsum([len(part) for part in parts])]), self.indices[at], self.values[at])
+
+
+class Held:
+    """A pair store in memory."""
+
+    def __init__(self, sets: ActiveSets) -> None:
+        self.n_classes = len(sets.ptr) - 1
+        n = len(sets.rows)
+        self.all = Pairs(sets.ptr, sets.rows.astype(np.int32), sets.sign, sets.alpha.copy(), np.zeros(n, np.bool_))
+
+    def take(self, ranges: Any) -> Pairs:
+        return self.all
+
+    def give_back(self) -> None:
+        pass
+
+    def sleeping(self) -> NDArray[np.bool_]:
+        ptr = self.all.ptr
+        return np.array([self.all.asleep[a:b].any() for a, b in zip(ptr, ptr[1:], strict=False)])
+
+    def wake(self, classes: NDArray[np.bool_]) -> None:
+        for c in np.flatnonzero(classes):
+            self.all.asleep[self.all.ptr[c] : self.all.ptr[c + 1]] = False
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans()
+)
+def test_streaming_takes_the_steps_that_holding_takes(
+    seed: int, run_bits: int, room: int, threads: int, hinge: bool, bias: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    n, d, k = int(rng.integers(1, 150)), 9, 3
+    X = np.where(rng.random((n, d)) < 0.5, rng.standard_normal((n, d)), 0).astype(np.float32)
+    at = np.nonzero(X)
+    block = Rows(np.concatenate([[0], np.cumsum(np.bincount(at[0], minlength=n))]), at[1].astype(np.int32), X[at])
+    p = PPDSparseParameters(
+        lam=0.1, loss="hinge" if hinge else "squared_hinge", bias=bias, epochs=6, tol=0.05, max_rounds=5
+    )
+    active = [np.flatnonzero(rng.random(n) < 0.7) for _ in range(k)]
+    ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in active])])
+    rows = np.concatenate(active)
+    alpha = np.where(rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)))
+    sets = ActiveSets(5, ptr, rows, np.where(rng.random(len(rows)) < 0.4, 1, -1).astype(np.int8), alpha)
+    pairs = Held(sets)
+
+    figures, weights = np.empty((k, 4)), np.zeros((k, d), np.float32)
+    done = 0
+
+    def sink(counts: NDArray[np.int64], features: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+        nonlocal done
+        ends = np.cumsum(counts)
+        for begin, end in zip(ends - counts, ends, strict=True):
+            weights[done, features[begin:end]] = values[begin:end]
+            done += 1
+
+    Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, Scratch(d, n, n * d), figures, sink)
+
+    def gather(lines: NDArray[np.int64]) -> Rows | None:
+        found = block.take(lines)
+        return None if len(found.indices) > max(room, d) else found
+
+    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, lambda start, stop: None, threads)
+    inside = solver.solve(1)
+    assert np.array_equal(pairs.all.alpha, sets.alpha)
+    assert np.array_equal(inside, figures[:, 3])
+    assert np.array_equal((np.sign(solver.v) * np.maximum(np.abs(solver.v) - p.lam, 0)).astype(np.float32), weights)
+    assert np.array_equal(solver.v0.astype(np.float32), figures[:, 0].astype(np.float32))

@@ -1,0 +1,43 @@
+"""Commands killed at instants uniform over a run end as the undisturbed run did, whatever limit they go on with.
+
+`python benchmarks/kills.py FOLDER --kills 50` is what is run by hand: every phase is hit there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import ROOT
+
+import xmc_stream as xs
+
+N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "5"))
+SHAPE = "--samples 1500 --features 800 --labels 1100 --features-per-sample 30 --test-samples 5000".split()
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("kills")
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+def test_every_killed_command_ends_as_the_undisturbed_one(tmp_path: Path, kills: ModuleType) -> None:
+    done = kills.campaign(tmp_path / "kills", N_KILLS, 3, SHAPE)
+    assert [(kill.step.name, kill.phases, kill.why) for kill in done if not kill.same] == []
+    assert len(done) >= N_KILLS
+    assert all(kill.kills for kill in done)
+
+
+def test_what_a_killed_prediction_left_beside_its_file_is_replaced(small: Path, trained: Path, tmp_path: Path) -> None:
+    model, test = xs.load_model(trained), xs.open_dataset(small.with_name("small-test.xmc"))
+    xs.predict(model, test, tmp_path / "whole.txt", k=2)
+    xs.predict(model, test, tmp_path / "pred.txt.store", k=3)  # killed while it was turned into lines
+    (tmp_path / "pred.txt.partial").write_text("1:0.5 2:")
+    xs.predict(model, test, tmp_path / "pred.txt", k=2)
+    assert (tmp_path / "pred.txt").read_bytes() == (tmp_path / "whole.txt").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pred.txt", "whole.txt"]

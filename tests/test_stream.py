@@ -1,0 +1,115 @@
+"""Large classes, whose rows stream by: the same bits however they are solved, within the limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import xmc_stream as xs
+from xmc_stream.jobs import plan as jobs_plan
+from xmc_stream.jobs import stream as jobs_stream
+from xmc_stream.jobs.plan import Cuts, StreamRoom
+from xmc_stream.solvers import ppdsparse
+
+N, D, K = 3000, 60, 7
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A head class with nine rows in ten, another with a third, and small ones; sorted by label, as files may be."""
+    rng = np.random.default_rng(3)
+    W = rng.standard_normal((D, K))
+    X = sp.random(N, D, 0.2, "csr", dtype=np.float32, random_state=5, data_rvs=rng.standard_normal)
+    scores = X @ W + rng.standard_normal((N, K)) * 0.5
+    shares = [0.9, 0.33, 0.1, 0.02, 0.01, 0.004, 0.0]
+    Y = np.column_stack([scores[:, k] >= np.quantile(scores[:, k], 1 - share) for k, share in enumerate(shares)])
+    Y[:, -1] = False
+    order = np.argsort(-scores[:, 1])
+    path = tmp_path_factory.mktemp("stream") / "data.xmc"
+    xs.convert(X[order], path, labels=sp.csr_matrix(Y[order].astype(np.int8)), memory_limit="1GB")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes are large from 90 rows on, runs are 16 rows long."""
+    monkeypatch.setattr(ppdsparse, "LARGE_BYTES", 90 * (8 * 12 + ppdsparse.ROW_BYTES))
+    monkeypatch.setattr(ppdsparse, "RUN_BYTES", 2000)
+
+
+class Watch:
+    """How the large classes of a run were solved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.memory = self.disk = 0
+        make, disk = jobs_stream._MemoryPairs.__init__, jobs_stream.DiskPairs.__init__
+
+        def in_memory(pairs: Any, *args: Any) -> None:
+            self.memory += int(args[0].sum() > 40)  # not the warm-up's
+            make(pairs, *args)
+
+        def on_disk(pairs: Any, *args: Any) -> None:
+            self.disk += int(args[3] == N)
+            disk(pairs, *args)
+
+        monkeypatch.setattr(jobs_stream._MemoryPairs, "__init__", in_memory)
+        monkeypatch.setattr(jobs_stream.DiskPairs, "__init__", on_disk)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "until done": {"max_rounds": None, "tol": 0.05, "lam": 0.1},
+    "hinge": {"loss": "hinge", "bias": False},
+    "rough": {"delta": 3.0, "min_value": 0.05},
+}
+
+
+def digest(data: Path, path: Path, threads: int = 1, cuts: Cuts | None = None, **settings: Any) -> str:
+    clf = xs.PPDSparse(memory_limit="2GB", threads=threads, **{"epochs": 3, **settings})
+    return clf.fit(data, model=path, cuts=cuts).model_.digest()
+
+
+STREAMED = Cuts(solve_rows=60)  # no large class fits a batch
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_streamed_classes_end_the_same(data: Path, tmp_path: Path, watch: Watch, name: str) -> None:
+    expected = digest(data, tmp_path / "held", **SETTINGS[name])
+    assert watch.memory == 0
+    assert digest(data, tmp_path / "streamed", 2, STREAMED, **SETTINGS[name]) == expected
+    assert watch.memory > 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_class_that_exceeds_memory_ends_the_same(
+    data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    expected = digest(data, tmp_path / "held", **SETTINGS[name])
+    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None: room.classes + 1)
+    assert digest(data, tmp_path / "disk", 1, STREAMED, **SETTINGS[name]) == expected
+    assert watch.disk > 0
+
+
+def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
+    data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digest(data, tmp_path / "held")
+    room = jobs_plan.plan_solve
+
+    def small(*args: Any) -> Any:
+        sizes = room(*args)
+        return replace(sizes, room=sizes.room and replace(sizes.room, nnz=150))
+
+    monkeypatch.setattr("xmc_stream.jobs.ppdsparse.plan_solve", small)
+    assert digest(data, tmp_path / "parts", 1, STREAMED) == expected
+    assert watch.memory > 0

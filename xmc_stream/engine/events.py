@@ -1,0 +1,103 @@
+"""The event log of a run: a JSON line an event, for `info` and pictures.
+
+event: start, phase (jobs: how many it has; done: how many of them an earlier session did), job, memory (the most since
+the line before), end, error or interrupted (of a session; one that was killed has none). Every line has all keys.
+bytes_read and seconds are a job's; resident, private (anonymous) and mapped (file-backed) bytes those of `process`, peak
+its largest resident size so far, limit that of the session.
+
+The log is no part of what a run needs: where it cannot be written, lines are lost and the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.memory import Usage
+
+_SAMPLES = 1000  # memory is noted once a second so often, then at intervals of such a part of the time gone by
+MOST = ("resident", "private", "mapped")
+
+
+def this_process() -> str:
+    """Host and number of this process."""
+    return f"{platform.node()}:{os.getpid()}"
+
+
+class EventLog:
+    """Appends events. path: None for no log. limit: bytes. A context manager."""
+
+    def __init__(self, path: Path | None, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._phase = ""
+        self._most = Usage(0, 0, 0)
+        self._broken = False  # the last line may not be whole
+        self._began = self._last_sample = time.monotonic()
+        self._file = None
+        if path is not None:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                self._broken = self._file.read(1) != b"\n"
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def phase(self, name: str, jobs: int, done: int) -> None:
+        """A phase of so many jobs begins, some of which were done before."""
+        self._phase = name
+        self.add("phase", jobs=jobs, done=done)
+
+    def sample(self, usage: Usage) -> None:
+        """Memory of this process now; noted now and then, at its largest since the last line."""
+        with self._lock:
+            self._most = self._most.largest(usage)
+        now = time.monotonic()
+        if now - self._last_sample >= max(1.0, (now - self._began) / _SAMPLES):
+            self._last_sample = now
+            self.add("memory")
+
+    def add(self, event: str, usage: Usage | None = None, process: str = "", **more: Any) -> None:
+        """Note an event. usage: of another process; else the largest of this one since the last line."""
+        with self._lock:
+            if self._file is None:
+                return
+            if usage is None or process == this_process():
+                usage = self._most.largest(usage or Usage.now())
+                self._most = Usage(0, 0, 0)
+            line = {
+                "time": round(time.time(), 3), "event": event, "phase": self._phase, "job": "", "jobs": 0, "done": 0,
+                "seconds": 0.0, "bytes_read": 0, "resident": usage.resident, "private": usage.private,
+                "mapped": usage.mapped, "peak": 0, "limit": self._limit, "process": process or this_process(), **more,
+            }  # fmt: skip
+            text = b"\n" * self._broken + json.dumps(line).encode() + b"\n"
+            try:
+                self._broken = self._file.write(text) != len(text)
+            except OSError:
+                self._broken = True
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a log; a line that is damaged, or not whole, is passed over."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict) and {"time", "event", "phase", *MOST} <= set(event):
+                    yield event
+    except FileNotFoundError:
+        return

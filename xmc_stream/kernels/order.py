@@ -1,0 +1,63 @@
+"""The order in which large classes visit their rows: the same for all of them, made of runs of rows.
+
+Rows lie in runs of 2^run_bits. An epoch takes the runs in a keyed order, GROUP of them at a time, and visits the rows of
+such a group in a keyed order. The order does not depend on the class, so all classes can take their steps on a group
+while it is in memory; nor on how much memory there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.permutation import key_of, mix, permuted, word_bits
+
+_GROUP_BITS = 7
+GROUP = 1 << _GROUP_BITS  # runs of a group
+_ALL_CLASSES = 1 << 40  # the label number in the key of an order that all classes share
+_A = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def epoch_key(seed: int, round_: int, epoch: int) -> np.uint64:
+    """The key of an epoch's order, the same for all classes."""
+    return key_of(seed, _ALL_CLASSES, round_, epoch)
+
+
+@kernel
+def run_slots(n_runs: int, key: np.uint64, out: NDArray[np.int64]) -> None:
+    """out[r] = the slot of run r: slots 0 .. GROUP - 1 are the first group, and so on."""
+    bits = word_bits(n_runs)
+    for run in range(n_runs):
+        out[run] = permuted(run, n_runs, bits, key)
+
+
+@kernel
+def place_in_group(slot: int, offset: int, run_bits: int, key: np.uint64) -> int:
+    """When a row of a group comes, within the group. slot: of its run; offset: its number in the run."""
+    bits = run_bits + _GROUP_BITS
+    group = np.uint64(slot >> _GROUP_BITS)
+    local = ((slot & (GROUP - 1)) << run_bits) | offset
+    return permuted(local, 1 << bits, bits, mix(key ^ (group * _A)))
+
+
+@kernel
+def stream_order(
+    rows: NDArray[Any], n_samples: int, run_bits: int, seed: int, round_: int, epoch: int, out: NDArray[np.int64]
+) -> None:
+    """out = the numbers 0 .. n - 1 of some ascending rows in the order in which the epoch visits them."""
+    key = epoch_key(seed, round_, epoch)
+    n_runs = ((n_samples - 1) >> run_bits) + 1
+    bits = word_bits(n_runs)
+    keys = np.empty(len(rows), np.int64)
+    last, slot = -1, 0
+    for i in range(len(rows)):
+        row = int(rows[i])
+        run, offset = row >> run_bits, row & ((1 << run_bits) - 1)
+        if run != last:
+            last, slot = run, permuted(run, n_runs, bits, key)
+        keys[i] = ((slot >> _GROUP_BITS) << (run_bits + _GROUP_BITS)) | place_in_group(slot, offset, run_bits, key)
+    out[:] = np.argsort(keys)
