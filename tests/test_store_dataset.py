@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
-from xmc_stream.store.encoding import new_matrix, new_store
+from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel, begin_model, finish_model, n_units, new_unit, unit_path, unit_range
 from xmc_stream.store.predictions import (
@@ -240,7 +240,7 @@ def test_a_store_whose_making_fails_leaves_nothing_and_what_was_there_as_it_was(
 ) -> None:
     def fail(path: Path) -> None:
         with new_store(path, {"a": 1}) as group:
-            group.create_array("values", data=np.zeros(10))
+            ArrayWriter(group, "values", np.float64).append(np.zeros(10))
             raise error
 
     with pytest.raises(error):
@@ -257,7 +257,9 @@ def test_a_store_whose_making_fails_leaves_nothing_and_what_was_there_as_it_was(
 def test_publishing_over_a_store_puts_all_of_the_new_one_in_its_place(tmp_path: Path) -> None:
     for name in ("first", "second"):
         with new_store(tmp_path / "s", {"name": name}) as group:
-            group.create_array(name, data=np.arange(3))
+            writer = ArrayWriter(group, name, np.int64)
+            writer.append(np.arange(3))
+            writer.close()
             if name == "second":  # what a process that was killed as it replaced a store may leave
                 zarr.create_group(tmp_path / "s.old")
     assert [p.name for p in tmp_path.iterdir()] == ["s"]

@@ -27,6 +27,7 @@ from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
 from xmc_stream.store.inventory import seal, take_inventory
+from xmc_stream.store.nodes import Group
 
 
 def damage(path: Path) -> list[str]:
@@ -52,7 +53,7 @@ def make(path: Path, n: int = 60, d: int = 20, k: int = 9, seed: int = 0) -> Pat
 
 
 def add_array(folder: Path, name: str, values: Any) -> None:
-    writer = ArrayWriter(zarr.open_group(folder, mode="a"), name, values.dtype)
+    writer = ArrayWriter(Group(folder, {}), name, values.dtype)
     writer.append(values)
     writer.close()
 
@@ -130,7 +131,7 @@ class Untrue:
         lengths = np.diff(block.indptr)
         changed = change(lengths, block.indices, block.data) or (lengths, block.indices, block.data)
         shutil.rmtree(self.path / name)
-        group = zarr.open_group(self.path, mode="r+").create_group(name)
+        group = Group(self.path).create_group(name)
         dtype = None if block.data is None else np.float32
         writer = MatrixWriter(group, matrix.encoding, matrix.shape, dtype)  # type: ignore[arg-type]
         writer.append(*changed)

@@ -20,6 +20,7 @@ from xmc_stream.convert.source import Part
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
+from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import solve_plan
@@ -128,7 +129,7 @@ def plan_prediction(
     with _engine(execution, limit) as engine:
         held = _held(engine, WarmUp(predict=True, evaluate=evaluate))
         PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
-        of_labels = 3 * 8 * model.n_labels if evaluate else 0
+        of_labels = COUNT_BYTES * model.n_labels if evaluate else 0
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)

@@ -33,15 +33,15 @@ from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import write_predictions
 
 _HITS, _PREDICTED, _TRUE = range(3)  # rows of a job's counts over labels
-_LABELS = 1 << 16  # labels whose counts are summed at a time
+_LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
+COUNT_BYTES = 3 * 4  # of a label, in each thread
 
 
 @dataclass(frozen=True)
 class FigureJob:
-    """Rows [start, stop): predictions as a PredictJob's, and the file `counts` of int64 (3, K).
+    """Rows [start, stop): predictions as a PredictJob's, and the file `counts`, see `read_counts`.
 
-    For each label: rows in which it is predicted (scores above the threshold) and true, predicted, true. A pair of
-    `barred` is not true and scores -inf.
+    A pair of `barred` is not true and scores -inf.
     """
 
     model: str
@@ -66,7 +66,7 @@ class FigureJob:
         model, dataset = StoredModel(self.model), Dataset(self.data)
         X, Y = dataset.X_rows(), dataset.Y_rows()
         labels, scores = no_predictions(self.stop - self.start, self.k)
-        counts = np.zeros((3, dataset.n_labels), np.int64)
+        counts = np.zeros((3, dataset.n_labels), np.int32)
         n_blocks = auc = 0
         matrices = [X, Y, *barred_matrix(self.barred)]
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
@@ -75,12 +75,12 @@ class FigureJob:
             auc += self._count(model, x, y, barred, labels[mine], scores[mine], counts)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
-        counts.tofile(self.counts)
+        write_counts(Path(self.counts), counts)
         return {"auc": auc, "bytes_read": X.bytes_read + Y.bytes_read, "row_blocks": n_blocks}
 
     def _count(
         self, model: StoredModel, x: Block, y: Block, barred: list[Block], labels: NDArray[np.int64],
-        scores: NDArray[np.float32], counts: NDArray[np.int64],
+        scores: NDArray[np.float32], counts: NDArray[np.int32],
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y_indptr, y_indices = y.indptr, y.indices
@@ -108,6 +108,31 @@ class FigureJob:
                 )  # fmt: skip
             del tile
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
+
+
+def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
+    """The labels that some row of a job has or gets, in ascending order, and a file of their counts beside: few of many."""
+    with open(path, "wb") as labels, open(f"{path}.n", "wb") as numbers:
+        for first in range(0, counts.shape[1], _LABELS):
+            part = counts[:, first : first + _LABELS]
+            some = np.flatnonzero(part.any(axis=0))
+            labels.write((first + some).astype(np.int64).data)
+            numbers.write(np.ascontiguousarray(part[:, some].T).data)
+
+
+def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
+    """Add what a job wrote of labels first, first + 1, ... to total (3, n): rows in which each is predicted (scores above
+
+    the threshold) and true, predicted, true.
+    """
+    if not path.stat().st_size:  # no file of nothing can be mapped
+        return
+    labels = np.memmap(path, np.int64, "r")
+    low, high = np.searchsorted(labels, [first, first + total.shape[1]]).tolist()
+    mine = np.asarray(labels[low:high]) - first
+    item = 3 * 4
+    numbers = np.fromfile(f"{path}.n", np.int32, 3 * (high - low), offset=item * low).reshape(-1, 3)
+    total[:, mine] += numbers.T
 
 
 def _float32_below(threshold: float) -> np.float32:
@@ -138,7 +163,7 @@ class FigureRun(PredictRun):
         """One phase; returns the figures."""
         drop_tiles()
         n, n_labels = self.dataset.n_samples, self.model.n_labels
-        sizes = plan_predict(self.plan, self.model, n, self.k, True, 3 * 8 * n_labels)
+        sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels)
         jobs = [
             FigureJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k,
@@ -153,9 +178,7 @@ class FigureRun(PredictRun):
         for first in range(0, n_labels, _LABELS):
             total = np.zeros((3, min(_LABELS, n_labels - first)), np.int64)
             for job in jobs:
-                for of_kind, kind in zip(total, range(3), strict=True):
-                    offset = of_kind.itemsize * (kind * n_labels + first)
-                    of_kind += np.fromfile(job.counts, np.int64, total.shape[1], offset=offset)
+                read_counts(Path(job.counts), first, total)
             figures.update(*total)
         auc = average_auc(sum(receipt["auc"] for receipt in receipts), n)
         return {"average_auc": auc, **figures.result(n)}

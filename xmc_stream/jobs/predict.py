@@ -66,8 +66,9 @@ def plan_predict(
 ) -> PredictPlan:
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
-    If all tiles fit, they stay; else every row block loads each tile anew, and gets half of what there is, so that it
-    does so seldom. pairs: rows have pairs beside X. held: bytes that each thread keeps for itself.
+    If all tiles fit, they stay; else every row block makes each tile anew: it gets half of what there is, and there are
+    no more jobs than threads, so that this is seldom. Threads that come to a tile together share it. pairs: rows have
+    pairs beside X. held: bytes that each thread keeps for itself.
     """
     t = plan.threads
     fixed = {
@@ -90,7 +91,9 @@ def plan_predict(
     # results of a job stay in memory until it ends
     most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * _RESULT_BYTES))
     n_chunks = -(-n_samples // CHUNK_ROWS)
-    rows_per_job = CHUNK_ROWS * min(most, max(1, n_chunks // (4 * t * plan.processes)))
+    at_once = t * plan.processes
+    wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
+    rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
     return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
 
 

@@ -70,7 +70,7 @@ def count_above(
     y_indptr: NDArray[np.int64],
     positives: NDArray[np.float32],
     threshold: np.float32,
-    predicted: NDArray[np.int64],
+    predicted: NDArray[Any],
     above: NDArray[np.int64],
 ) -> None:
     """Do what `top_k` does; predicted[label] += rows in which it scores above the threshold; and for each row
@@ -86,7 +86,7 @@ def count_above(
         row = scores[:n_classes]
         counts = predicted[first_class : first_class + n_classes]
         for c in range(n_classes):
-            counts[c] += np.int64(row[c] > threshold)
+            counts[c] += np.int32(row[c] > threshold)
         for p in range(y_indptr[i], y_indptr[i + 1]):
             over, level = np.int32(0), np.int32(0)
             for c in range(n_classes):

@@ -6,12 +6,12 @@ of both; `make_columns`; `finish`. Each may be done again after a kill; what it 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
@@ -20,6 +20,7 @@ from xmc_stream.store.dataset import FORMAT, VERSION
 from xmc_stream.store.encoding import ArrayWriter, finish_matrix, index_dtype
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.nodes import Group
 from xmc_stream.store.transpose import transpose
 
 Side = Literal["X", "Y"]
@@ -31,12 +32,13 @@ def begin(path: Path) -> None:
     for stray in path.rglob("zarr.*.partial"):
         stray.unlink()
     for name in ("", "X", "X/rows", "Y", "Y/rows", "statistics"):
-        zarr.open_group(path / name, mode="a")
+        if not (path / name / "zarr.json").exists():
+            Group(path / name, {})
 
 
 def write_lengths(path: Path, side: Side, lengths: Iterable[NDArray[np.int64]]) -> dict[str, Any]:
     """indptr, from the entries of each row, in windows. Returns sha256, n_rows, nnz."""
-    writer = ArrayWriter(zarr.open_group(path / side / "rows", mode="r+"), "indptr", np.int64)
+    writer = ArrayWriter(Group(path / side / "rows"), "indptr", np.int64)
     writer.append(np.zeros(1, np.int64))
     n_rows = nnz = 0
     for window in lengths:
@@ -53,7 +55,7 @@ def write_indices(path: Path, side: Side, windows: Iterable[NDArray[Any]], base:
     from xmc_stream.kernels.csr import count_indices
 
     dtype = index_dtype(bound)
-    writer = ArrayWriter(zarr.open_group(path / side / "rows", mode="r+"), "indices", dtype)
+    writer = ArrayWriter(Group(path / side / "rows"), "indices", dtype)
     counts = np.zeros(bound, np.int64)
     for window in windows:
         if base:
@@ -68,7 +70,7 @@ def write_indices(path: Path, side: Side, windows: Iterable[NDArray[Any]], base:
         indices = window.astype(dtype, copy=False)
         count_indices(indices, counts)
         writer.append(indices)
-    statistics = ArrayWriter(zarr.open_group(path / "statistics", mode="r+"), _COUNTS[side], np.int64)
+    statistics = ArrayWriter(Group(path / "statistics"), _COUNTS[side], np.int64)
     statistics.append(counts)
     statistics.close()
     return {"sha256": writer.close()}
@@ -81,8 +83,8 @@ def write_values(
     divides each row by its norm. Returns sha256."""
     from xmc_stream.kernels.csr import row_norms, scale_rows_l2
 
-    writer = ArrayWriter(zarr.open_group(path / "X/rows", mode="r+"), "data", np.float32)
-    norms = ArrayWriter(zarr.open_group(path / "statistics", mode="r+"), "row_norms", np.float32)
+    writer = ArrayWriter(Group(path / "X/rows"), "data", np.float32)
+    norms = ArrayWriter(Group(path / "statistics"), "row_norms", np.float32)
     for indptr, data in blocks:
         if normalize == "l2":
             scale_rows_l2(indptr, data)
@@ -96,20 +98,20 @@ def write_values(
 
 def finish_rows(path: Path, side: Side, n_rows: int, bound: int, nnz: int, hashes: list[str]) -> None:
     """Make the arrays of a side a matrix. hashes: of indptr, indices and, for X, values."""
-    group = zarr.open_group(path / side / "rows", mode="r+")
-    finish_matrix(group, "csr_matrix", (n_rows, bound), nnz, hashes)
+    finish_matrix(path / side / "rows", "csr_matrix", (n_rows, bound), nnz, hashes)
 
 
 def make_columns(path: Path, side: Side, max_bytes: int) -> None:
     """Write a side by columns, in buffers of max_bytes."""
-    counts = read_small(zarr.open_group(path / "statistics", mode="r"), _COUNTS[side])
-    group = zarr.create_group(path / side / "columns", overwrite=True)
-    transpose(SparseMatrix(path / side / "rows"), counts, group, max_bytes)
+    counts = read_small(path / "statistics", _COUNTS[side])
+    columns = path / side / "columns"
+    shutil.rmtree(columns, ignore_errors=True)
+    transpose(SparseMatrix(path / side / "rows"), counts, Group(columns, {}), max_bytes)
     if side == "X":  # may be made later, and is sealed apart
-        seal(path / "X/columns")
+        seal(columns)
 
 
 def finish(path: Path, attributes: Mapping[str, Any]) -> None:
     """Make the folder a dataset. attributes: its sizes, and what was converted from what."""
-    zarr.open_group(path, mode="r+").update_attributes({"format": FORMAT, "version": VERSION, **attributes})
+    Group(path).update_attributes({"format": FORMAT, "version": VERSION, **attributes})
     seal(path)

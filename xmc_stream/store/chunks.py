@@ -21,6 +21,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.nodes import PlainArray, plain_array
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
@@ -41,12 +42,14 @@ class ChunkedArray:
     StoreError for one that is missing or not of its full size (behind a map a short file would kill the process).
     """
 
-    def __init__(self, array: zarr.Array[Any]) -> None:
-        self._array = array
+    def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
+        self._array: Any = array
         self.dtype = array.dtype
-        self.size = int(array.shape[0])
-        self.chunk = int(array.chunks[0])
-        self.path = _local_path(array)
+        self.path: Path | None
+        if isinstance(array, PlainArray):
+            self.size, self.chunk, self.path = array.size, array.chunk, array.path
+        else:
+            self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
         self.bytes_read = 0
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
@@ -254,17 +257,17 @@ class ChunkedArray:
 def open_array(path: Path) -> ChunkedArray:
     """The array in a folder. Raises StoreError where there is none."""
     try:
-        return ChunkedArray(zarr.open_array(path, mode="r"))
+        return ChunkedArray(plain_array(path) or zarr.open_array(path, mode="r"))
     except (FileNotFoundError, KeyError, ValueError) as error:
         raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
 
 
-def read_small(group: zarr.Group, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+def read_small(group: Path, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
     """An array that is known to be small, or items [start, stop) of it; their chunks are compared with the checksums.
 
     Raises StoreError where it is damaged.
     """
-    array = ChunkedArray(group[name])  # type: ignore[arg-type]
+    array = open_array(group / name)
     stop = array.size if stop is None else stop
     if array.path is not None:
         for k in range(start // array.chunk, -(-stop // array.chunk)):

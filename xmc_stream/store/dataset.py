@@ -13,16 +13,16 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.store.chunks import ChunkedArray, read_small
+from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
     MatrixWriter,
-    local_folder,
     new_store,
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.names import Names, open_names
+from xmc_stream.store.nodes import Group, attributes_of
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
@@ -39,10 +39,9 @@ class Dataset:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self._group = zarr.open_group(self.path, mode="r")
+            self.attributes = attributes_of(self.path)
         except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
             raise StoreError(f"{path} is not a dataset: make one with `xmc-stream convert INPUT {path}`") from None
-        self.attributes: dict[str, Any] = dict(self._group.attrs)
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
         if self.attributes["version"] > VERSION:
@@ -83,15 +82,15 @@ class Dataset:
 
     def feature_counts(self) -> NDArray[np.int64]:
         """Stored values of each feature (D,)."""
-        return read_small(self._group, "statistics/feature_counts")
+        return read_small(self.path, "statistics/feature_counts")
 
     def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
         """l2 norms of rows [start, stop) of X."""
-        return ChunkedArray(self._group["statistics/row_norms"]).read(start, stop)  # type: ignore[arg-type]
+        return open_array(self.path / "statistics/row_norms").read(start, stop)
 
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
-        return read_small(self._group, "statistics/label_counts")
+        return read_small(self.path, "statistics/label_counts")
 
     def feature_names(self) -> Names | None:
         """What the features are called, where that is known."""
@@ -116,9 +115,9 @@ def open_dataset(path: str | Path) -> Dataset:
 class DatasetWriter:
     """Takes the rows of a new dataset, block by block, whatever format they came in. folder: where it is made."""
 
-    def __init__(self, group: zarr.Group, n_features: int, n_labels: int) -> None:
+    def __init__(self, group: Group, n_features: int, n_labels: int) -> None:
         self._group = group
-        self.folder = local_folder(group)
+        self.folder = group.path
         self.n_features = n_features
         self.n_labels = n_labels
         self.X = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (None, n_features))

@@ -18,14 +18,13 @@ from typing import Any, BinaryIO, Literal
 
 import google_crc32c
 import numpy as np
-import zarr
 from numpy.typing import DTypeLike, NDArray
-from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.nodes import Group, PlainArray
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
@@ -51,12 +50,10 @@ class ArrayWriter:
     What has the name is replaced. close hashes the logical values (little-endian) by sha256, whatever the chunks.
     """
 
-    def __init__(self, group: zarr.Group, name: str, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._group = group
-        self._name = name
+    def __init__(self, group: Group, name: str, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._chunk_bytes = chunk_bytes // self.dtype.itemsize * self.dtype.itemsize
-        self._folder = local_folder(group) / name
+        self._folder = group.path / name
         shutil.rmtree(self._folder, ignore_errors=True)
         (self._folder / "c").mkdir(parents=True)
         self._file: BinaryIO | None = None
@@ -121,7 +118,7 @@ class ArrayWriter:
                 self._put(zeros[: chunk - self._filled])
             self._end_chunk()
         itemsize = self.dtype.itemsize
-        create_array(self._group, self._name, size // itemsize, chunk // itemsize, self.dtype)
+        PlainArray(self._folder, self.dtype, size // itemsize, chunk // itemsize, 0.0).write()
         return self._hash.hexdigest()
 
 
@@ -129,36 +126,6 @@ def _close(files: list[BinaryIO]) -> None:
     for file in files:
         with suppress(OSError):  # of a disk that is full: an array that was abandoned is no loss
             file.close()
-
-
-def local_folder(group: zarr.Group) -> Path:
-    """The folder of a group, which is where its arrays' chunks are written."""
-    store = group.store
-    if not isinstance(store, zarr.storage.LocalStore):
-        raise StoreError(f"{group.store_path} is not in a local folder: write it to one, then copy it there")
-    return Path(store.root) / group.path
-
-
-def create_array(
-    group: zarr.Group,
-    name: str,
-    size: int,
-    chunk: int,
-    dtype: DTypeLike,
-    fill_value: float = 0,
-    keep_empty: bool = True,
-) -> zarr.Array[Any]:
-    """A new uncompressed, checksummed 1-D array of `size` items in chunks of `chunk` items."""
-    return group.create_array(
-        name,
-        shape=(size,),
-        chunks=(chunk,),
-        dtype=dtype,
-        compressors=[Crc32cCodec()],
-        filters=None,
-        fill_value=fill_value,
-        config={"write_empty_chunks": keep_empty},
-    )
 
 
 class MatrixWriter:
@@ -170,13 +137,13 @@ class MatrixWriter:
 
     def __init__(
         self,
-        group: zarr.Group,
+        group: Group,
         encoding: Encoding,
         shape: tuple[int | None, int] | tuple[int, int | None],
         data_dtype: DTypeLike | None = np.float32,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._group = group
+        self._folder = group.path
         self._encoding = encoding
         n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
         if bound is None:
@@ -232,18 +199,16 @@ class MatrixWriter:
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
         if self._n_lines not in (None, self.lines):
-            raise StoreError(
-                f"{self._group.store_path}: {self.lines} lines were written where {self._n_lines} were promised"
-            )
+            raise StoreError(f"{self._folder}: {self.lines} lines were written where {self._n_lines} were promised")
         hashes = [self._indptr.close(), self._indices.close()]
         if self._data is not None:
             hashes.append(self._data.close())
         shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
-        self.fingerprint = finish_matrix(self._group, self._encoding, shape, self.nnz, hashes, self._chunk_bytes)
+        self.fingerprint = finish_matrix(self._folder, self._encoding, shape, self.nnz, hashes, self._chunk_bytes)
 
 
 def finish_matrix(
-    group: zarr.Group,
+    folder: Path,
     encoding: Encoding,
     shape: tuple[int, int],
     nnz: int,
@@ -256,10 +221,10 @@ def finish_matrix(
     """
     if len(hashes) == 2:
         # readers see ones: the fill value of chunks that do not exist; a run that was killed may have come to here
-        shutil.rmtree(local_folder(group) / "data", ignore_errors=True)
-        create_array(group, "data", nnz, chunk_bytes // 4, np.float32, 1.0, keep_empty=False)
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        PlainArray(folder / "data", np.dtype("<f4"), nnz, chunk_bytes // 4, 1.0).write()
     fingerprint = fingerprint_of(encoding, shape, hashes)
-    group.update_attributes(
+    Group(folder).update_attributes(
         {"encoding-type": encoding, "encoding-version": "0.1.0", "shape": list(shape), "fingerprint": fingerprint}
     )
     return fingerprint
@@ -311,7 +276,7 @@ def publish(work: Path, path: Path) -> None:
 
 
 @contextmanager
-def new_store(path: Path, attributes: Attributes) -> Iterator[zarr.Group]:
+def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     """A new group under a work name, renamed to `path` when the block ends well, else removed.
 
     A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes.
@@ -321,7 +286,7 @@ def new_store(path: Path, attributes: Attributes) -> Iterator[zarr.Group]:
         shutil.rmtree(work)
     try:
         with naming(path):
-            yield zarr.create_group(work, attributes=dict(attributes))
+            yield Group(work, attributes)
             publish(work, path)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.memory import format_size
 from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.nodes import PlainArray, attributes_of, plain_array
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
 
@@ -60,17 +61,19 @@ class SparseMatrix:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         try:
-            group = zarr.open_group(self.path, mode="r")
-            attributes = dict(group.attrs)
+            attributes = attributes_of(self.path)
             self.encoding = str(attributes["encoding-type"])
             shape = attributes["shape"]
-            arrays = {name: group[name] for name in ("indptr", "indices", "data")}
+            arrays = {name: plain_array(self.path / name) for name in ("indptr", "indices", "data")}
+            if None in arrays.values():
+                group = zarr.open_group(self.path, mode="r")
+                arrays = {name: group[name] for name in arrays}  # type: ignore[misc]
         except (KeyError, FileNotFoundError, ValueError) as error:
             raise StoreError(f"{self.path} is not a sparse matrix in anndata's encoding ({error!r})") from None
         if self.encoding not in ("csr_matrix", "csc_matrix"):
             raise StoreError(f"{self.path} is encoded as {self.encoding!r}, not as csr_matrix or csc_matrix")
         self.attributes = attributes
-        self.shape = (int(shape[0]), int(shape[1]))  # type: ignore[index, arg-type]
+        self.shape = (int(shape[0]), int(shape[1]))
         self.n_lines = self.shape[0] if self.encoding == "csr_matrix" else self.shape[1]
         self.indptr = ChunkedArray(arrays["indptr"])  # type: ignore[arg-type]
         self.indices = ChunkedArray(arrays["indices"])  # type: ignore[arg-type]
@@ -239,7 +242,7 @@ def stream_bytes(matrices: Sequence[SparseMatrix], ranges: Sequence[tuple[int, i
     )
 
 
-def _data_or_ones(path: Path, array: zarr.Array[Any]) -> ChunkedArray | None:
+def _data_or_ones(path: Path, array: zarr.Array[Any] | PlainArray) -> ChunkedArray | None:
     """The values, or None for a matrix of ones: fill value one and not a single chunk written."""
     if array.fill_value == 1 and array.nchunks_initialized == 0:
         return None

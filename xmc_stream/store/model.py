@@ -20,6 +20,7 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, n
 from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
+from xmc_stream.store.nodes import attributes_of
 
 FORMAT = "xmc_stream model"
 VERSION = 1
@@ -100,7 +101,7 @@ class StoredModel:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.attributes: dict[str, Any] = dict(zarr.open_group(self.path, mode="r").attrs)
+            self.attributes: dict[str, Any] = attributes_of(self.path)
         except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
             partial = self.path.with_name(self.path.name + ".partial")
             hint = "its training is not finished: run the train command again" if partial.exists() else "train it first"
@@ -131,7 +132,7 @@ class StoredModel:
 
     def unit_array(self, unit: int, name: str = "bias") -> NDArray[Any]:
         """The bias, or another array with an entry for each class of a unit."""
-        return read_small(zarr.open_group(unit_path(self.path, unit), mode="r"), name)
+        return read_small(unit_path(self.path, unit), name)
 
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit, behind a memory map."""

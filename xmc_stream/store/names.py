@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
+from xmc_stream.store.nodes import Group, attributes_of
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
@@ -30,7 +30,7 @@ _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
 class NamesWriter:
     """Appends names to a new group; n: how many so far."""
 
-    def __init__(self, group: zarr.Group) -> None:
+    def __init__(self, group: Group) -> None:
         self._bytes = ArrayWriter(group, "bytes", np.uint8, CHUNK_BYTES)
         self._ends = ArrayWriter(group, "ends", np.int64, CHUNK_BYTES)
         self._end = 0
@@ -68,9 +68,8 @@ class Names:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            group = zarr.open_group(path, mode="r")
-            self._bytes, self._ends = (ChunkedArray(group[name]) for name in ("bytes", "ends"))  # type: ignore[arg-type]
-        except (FileNotFoundError, ValueError, KeyError, zarr.errors.GroupNotFoundError):
+            self._bytes, self._ends = (open_array(path / name) for name in ("bytes", "ends"))
+        except StoreError:
             raise StoreError(f"{path} holds no names: the store is damaged; make it again") from None
 
     def __len__(self) -> int:
@@ -145,9 +144,8 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
     if not path.exists():
         return None
     try:
-        group = zarr.open_group(path, mode="r")
-        return dict(group.attrs), ChunkedArray(group["idf"])  # type: ignore[arg-type]
-    except (FileNotFoundError, ValueError, KeyError, zarr.errors.GroupNotFoundError):
+        return attributes_of(path), open_array(path / "idf")
+    except (FileNotFoundError, ValueError, KeyError, StoreError):
         raise StoreError(f"{path} is not a vectorizer: the store is damaged; make it again") from None
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.store.chunks import clip_ranges, read_small
@@ -22,6 +21,7 @@ from xmc_stream.store.encoding import (
     new_store,
 )
 from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.nodes import Group
 
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
@@ -35,7 +35,7 @@ WRITER_BYTES = 6 * 2 * SCRATCH_CHUNK_BYTES  # two matrices of three arrays: a ch
 class UnitStateWriter:
     """active: classes x N (csr), its values alpha; weights: D x classes (csc); figures: classes x N_FIGURES."""
 
-    def __init__(self, group: zarr.Group, n_classes: int, n_samples: int, n_features: int) -> None:
+    def __init__(self, group: Group, n_classes: int, n_samples: int, n_features: int) -> None:
         chunk = SCRATCH_CHUNK_BYTES
         shape = (n_classes, n_samples)
         self.active = MatrixWriter(group.create_group("active"), "csr_matrix", shape, np.float64, chunk)
@@ -61,7 +61,7 @@ class UnitState:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.figures = read_small(zarr.open_group(path, mode="r"), "figures").reshape(-1, N_FIGURES)
+        self.figures = read_small(path, "figures").reshape(-1, N_FIGURES)
         self.active = SparseMatrix(path / "active")
         self.weights = SparseMatrix(path / "weights")
 
@@ -80,7 +80,7 @@ class FoundWriter:
     score outside the active set, if found.
     """
 
-    def __init__(self, group: zarr.Group, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
+    def __init__(self, group: Group, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
         chunk = SCRATCH_CHUNK_BYTES
         self.rows = MatrixWriter(group.create_group("rows"), "csr_matrix", (n_classes, n_samples), np.float32, chunk)
         self.legs = None
@@ -109,17 +109,17 @@ class Found:
     """What a search job found, opened for reading; classes are counted from the first of the job's block."""
 
     def __init__(self, path: Path) -> None:
-        self._group = zarr.open_group(path, mode="r")
+        self._path = path
         self._rows = SparseMatrix(path / "rows")
         self._flushed = np.zeros(0, np.int64)
         self._legs = None
-        if "legs" in self._group:
+        if (path / "legs").exists():
             self._legs = SparseMatrix(path / "legs")
-            self._flushed = read_small(self._group, "flushed")
+            self._flushed = read_small(path, "flushed")
 
     def of_classes(self, name: str, low: int, high: int) -> NDArray[Any]:
         """counts, losses or best of classes [low, high)."""
-        return read_small(self._group, name, low, high)
+        return read_small(self._path, name, low, high)
 
     def blocks(self, low: int, high: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
         """All that was found for classes [low, high): blocks, and of each line the class, counted from low.
@@ -155,7 +155,7 @@ class Found:
             yield rows, scores
 
 
-def _write(group: zarr.Group, name: str, values: NDArray[Any]) -> None:
+def _write(group: Group, name: str, values: NDArray[Any]) -> None:
     writer = ArrayWriter(group, name, values.dtype, SCRATCH_CHUNK_BYTES)
     writer.append(values)
     writer.close()

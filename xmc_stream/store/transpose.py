@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.encoding import MatrixWriter, index_dtype, local_folder
+from xmc_stream.store.encoding import MatrixWriter, index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.nodes import Group
 
 _SHORT = 2**16  # lines of a block and columns of a bucket that are spilled: counted from the first, two bytes each
 
 
-def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: zarr.Group, max_bytes: int) -> MatrixWriter:
+def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: Group, max_bytes: int) -> MatrixWriter:
     """Write a CSR matrix as CSC into an empty local group.
 
     counts (n_columns,): entries of each column. max_bytes: of the buffers; beside them stand the writer's own chunks
@@ -46,7 +46,7 @@ def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: zarr.Group, 
     if rows.nnz <= capacity:
         _in_memory(rows, counts, ends, writer, max_bytes // 4)
     else:
-        folder = local_folder(group) / "spill"
+        folder = group.path / "spill"
         shutil.rmtree(folder, ignore_errors=True)  # of a killed process
         folder.mkdir()
         try:
