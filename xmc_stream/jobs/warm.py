@@ -22,7 +22,6 @@ from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import StoredModel, begin_model, finish_model
 from xmc_stream.store.predictions import begin_predictions
 
-
 _loaded: set[tuple[bool, ...]] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
 
 
