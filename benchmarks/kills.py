@@ -208,6 +208,8 @@ def campaign(
             shutil.rmtree(place)
         if killed.kills or not killed.same:
             done.append(killed)
+            said = "identical" if killed.same else killed.why
+            print(f"{len(done)}: {step.name} killed in {', '.join(killed.phases)}: {said}", file=sys.stderr, flush=True)
         else:  # it ended before: the machine is quicker now
             step.seconds *= 0.9
 

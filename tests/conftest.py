@@ -12,7 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
+hypothesis.settings.load_profile("any machine")
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,6 +30,15 @@ def load_tool(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With `-n`, kernels are compiled here, once: not by every process at the same time."""
+    if getattr(session.config.option, "numprocesses", None):
+        from xmc_stream.jobs.warm import WarmUp
+        from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+
+        WarmUp(True, True, PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()
 
 
 @pytest.fixture(scope="session")
