@@ -55,7 +55,7 @@ class WarmUp:
     def kernels(self) -> tuple[bool, ...]:
         """What decides which kernels are loaded."""
         p = self.parameters
-        return self.predict, self.evaluate, self.again, p.delta > 0, p.min_value > 0
+        return self.predict, self.evaluate, self.again, self.large, p.delta > 0, p.min_value > 0
 
     def run(self) -> Receipt:
         """Do it in a temporary folder, once in a process."""
