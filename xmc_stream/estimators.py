@@ -241,6 +241,7 @@ def _train(
         streamed = sum(receipt["bytes_read"] for key, receipt in ledger.items() if key.startswith("search/"))
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
+            "solve_passes": sum(receipt.get("solve_passes", 0) for receipt in receipts),
             "bytes_read": n_bytes,
             "bytes_streamed": streamed,
             "bytes_gathered": n_bytes - streamed,
@@ -350,6 +351,7 @@ def _report(model: Model, limit: int, began: float, totals: dict[str, Any], resu
         "rounds": a["rounds"],
         "bytes_streamed": totals["bytes_streamed"],
         "bytes_gathered": totals["bytes_gathered"],
+        "solve_passes": totals["solve_passes"],
         "class_blocks": totals["class_blocks"],
         "row_blocks": totals["row_blocks"],
         "search_work": totals.get("search_work"),

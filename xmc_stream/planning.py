@@ -67,6 +67,7 @@ def training_figures(forecast: Forecast, limit: int, held: int, before: int = 0)
         "fits": True,
         "memory_limit": limit,
         "passes": forecast.passes,
+        "solve_passes": forecast.solve_passes,
         "rounds_known": forecast.capped,
         "class_blocks": list(forecast.blocks),
         "row_blocks": forecast.row_blocks,
@@ -297,6 +298,8 @@ def _passes(figures: Mapping[str, Any]) -> str:
     if not figures["rounds_known"]:
         return f"{_number(blocks[-1])} in each round, as many rounds as the tolerance takes"
     more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
+    if figures["solve_passes"]:
+        more += f" and {figures['solve_passes']} for large classes"
     return _number(figures["passes"]) + more
 
 

@@ -47,12 +47,14 @@ Needs = dict[str, int]
 class Forecast:
     """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
 
-    passes: searches over the data, a class block each. bytes_streamed: by them, exact; bytes_gathered: by the solves,
+    passes: searches over the data, a class block each. solve_passes: how often X streams by for large classes, at most.
+    bytes_streamed: by the searches, exact; bytes_gathered: by the solves,
     estimated. seconds: estimated; capped: whether the number of rounds is known.
     """
 
     blocks: tuple[int, ...]
     row_blocks: int
+    solve_passes: int
     bytes_streamed: int
     bytes_gathered: int
     phases: dict[str, Needs]
@@ -128,7 +130,7 @@ class Forecaster:
         )
         row_blocks = max(len(ranges), -(-row_bytes // plan.row_block_bytes))
         return Forecast(
-            tuple(blocks), row_blocks, streamed, gathered, phases,
+            tuple(blocks), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)), streamed, gathered, phases,
             self._seconds(plan, streamed + gathered), p.max_rounds is not None,
         )  # fmt: skip
 

@@ -163,6 +163,7 @@ class _UnitSolve:
         if p.delta > 0 and job.round + 1 != p.max_rounds:
             self.rough_tiles = TileSizes(self.first, self.last, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
+        self.passes = 0  # over X, for large classes
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
         self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
         self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
@@ -201,9 +202,9 @@ class _UnitSolve:
             shutil.rmtree(self._large_path, ignore_errors=True)
         open_ = writer.figures[:, STATUS] == OPEN
         heaps = np.where(open_, self._room(self.sizes, job.round + 1), 0)
-        options: Receipt = {}
+        options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:
-            options = {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
+            options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
         if self.rough_tiles is not None:
             options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
         return {
@@ -233,7 +234,7 @@ class _UnitSolve:
                 Path(f"{job.out}.pairs"),
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
-        self.fresh, self.used = solver.fresh, solver.used
+        self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
         writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
         self.large = UnitState(self._large_path)
         self.line_of = np.zeros(n, np.int64)

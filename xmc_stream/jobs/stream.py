@@ -286,7 +286,7 @@ class LargeClasses:
         self.X, self.room, self.rough, self.scratch = X, room, rough, scratch
         self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
         self.fresh = self.used = 0
-        self.passes = 0.0
+        self.passes = 0
 
     def solve(
         self,
@@ -341,6 +341,7 @@ class LargeClasses:
                 self._ahead, min(self.room.threads, len(classes)),
             )  # fmt: skip
             inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
+            self.passes += solver.passes
             if self.rough:
                 fresh, used = pairs.fresh()
                 self.fresh, self.used = self.fresh + fresh, self.used + used

@@ -92,6 +92,7 @@ class StreamSolver:
     ) -> None:
         self.parameters, self.seed, self.n_samples, self.run_bits = parameters, seed, n_samples, run_bits
         self.pairs, self._gather, self._ahead, self.threads = pairs, gather, ahead, threads
+        self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
         rows = GROUP << run_bits
         self._needed, self._local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
@@ -169,6 +170,7 @@ class StreamSolver:
     def _ascend(self, act: Callable[..., None], all_: bool, change: bool = False) -> None:
         """Act on all classes, range of rows after range: with all active rows, or those with alpha > 0."""
         step = len(self._needed)
+        self.passes += 1
         for start in range(0, self.n_samples, step):
             stop = min(start + step, self.n_samples)
             self._ahead(stop, min(stop + step, self.n_samples))
@@ -196,6 +198,7 @@ class StreamSolver:
     def _epoch(
         self, key: np.uint64, going: NDArray[np.bool_], bar: NDArray[np.float64], worst: NDArray[np.float64]
     ) -> None:
+        self.passes += 1
         n_runs = -(-self.n_samples >> self.run_bits)
         slots = np.empty(n_runs, np.int64)
         run_slots(n_runs, key, slots)
