@@ -1,0 +1,59 @@
+"""A search of classes that hold many rows each takes what was planned for it: with legs, little."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import xmc_stream as xs
+from xmc_stream.jobs.job import Notes
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, SearchSize, search_needs
+from xmc_stream.jobs.ppdsparse import PPDSparseRun
+from xmc_stream.jobs.search import SearchJob
+from xmc_stream.jobs.tiles import Run
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model
+
+N, K = 20_000, 200
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Every class has 3 to 40 of 100 rows: what they want is more than X."""
+    rng = np.random.default_rng(0)
+    X = sp.random(N, 60, 0.05, format="csr", dtype=np.float32, random_state=0)
+    Y = sp.csr_matrix((rng.random((N, K)) < np.linspace(0.03, 0.4, K)).astype(np.float32))
+    return xs.convert(X, tmp_path_factory.mktemp("heavy") / "heavy.xmc", labels=Y)
+
+
+def searched(data: Dataset, work: Path, leg: int) -> tuple[int, int, int]:
+    """Peak bytes of the first search, bytes that were planned for it, rows that it found."""
+    begin_model(work)
+    plan = MemoryPlan(2**33, 1024 * MIB, 1, cuts=Cuts(leg=leg))
+    loop = PPDSparseRun(data, work, PPDSparseParameters(max_rounds=2), 0, plan, Notes()).loop()
+    (solve,) = next(loop).jobs
+    runs = solve.run()["runs"]
+    (search,) = loop.send([{"runs": runs, "inside": 1.0}]).jobs
+    assert isinstance(search, SearchJob)
+    search.run()  # compiled and imported what it needs
+    tracemalloc.start()
+    found = search.run()["found"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    pieces = [SearchSize(Run(*run[:4]), *run[4:]) for run in runs if run[:2] == [0, K]]
+    return peak, sum(search_needs(plan, pieces, data.n_features, N).values()), found
+
+
+def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset, tmp_path: Path) -> None:
+    whole, planned, found = searched(heavy, tmp_path / "whole", 0)
+    assert whole <= planned
+    assert whole > 12 * found
+    in_legs, planned_legs, found_legs = searched(heavy, tmp_path / "legs", 1000)
+    assert in_legs <= planned_legs
+    assert in_legs < whole / 3
+    assert found <= found_legs < 2 * found
