@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 import scipy.sparse
@@ -220,6 +221,32 @@ def test_an_interrupted_fit_leaves_its_kernels_and_the_next_one_waits_for_them(n
     assert done.stdout.splitlines() == ["True", "1 True 0"], done
 
 
+def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
+    """Its jobs end with their kernel, at the latest; the next session does not write beside them."""
+    options = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 2500}
+    settings = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+    events = tmp_path / "m.partial" / "events.jsonl"
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        at = ("--scheduler", cluster.scheduler_address)
+        with start("train", noise, tmp_path / "m", "--memory-limit", "1GB", *at, *settings) as run:
+            wait_until(run, lambda: any(event["phase"] == "round 2: solve" for event in read_events(events)))
+            wait_until(run, lambda: any(client.processing().values()))
+            interrupt(run, signal.SIGTERM)
+        there = xs.PPDSparse(memory_limit="1GB", scheduler=client, **options).fit(noise, model=tmp_path / "m")
+    assert there.report_["resumed"]
+    here = xs.PPDSparse(**FAST, **options).fit(noise, model=tmp_path / "here")
+    assert there.model_.digest() == here.model_.digest()
+    jobs = [event for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "job"]
+    clients = {event["process"] for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "start"}
+    assert len(clients) == 2
+    assert not {event["process"] for event in jobs} & clients  # a worker's memory is its own
+
+
 def test_interrupted_conversion_from_a_pipe(tmp_path: Path) -> None:
     with start("convert", "-", tmp_path / "d.xmc", stdin=subprocess.PIPE) as run:
         assert run.stdin is not None
@@ -398,7 +425,8 @@ def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: 
     assert slow_fit(small, model).model_.digest() == whole
     jobs = [event["job"] for event in read_events(model / "events.jsonl")][before:]
     assert "solve/1/0" in jobs
-    assert sum(job.startswith("search/1/") for job in jobs) == 1
+    assert any(job.startswith("search/1/") for job in jobs)
+    assert "solve/0/0" not in jobs
 
 
 def test_damage_of_what_cannot_be_made_again(small: Path, tmp_path: Path) -> None:

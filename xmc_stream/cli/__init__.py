@@ -13,7 +13,7 @@ from xmc_stream.cli.signals import Signals
 from xmc_stream.errors import XmcStreamError
 
 _AGAIN = dict.fromkeys(("train", "convert"), "give the same command again, it goes on where it was")
-_ANEW = "nothing was left behind, the same command begins anew"
+_ANEW = "the same command begins anew"
 
 
 class _OneLine(click.Group):

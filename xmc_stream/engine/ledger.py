@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from xmc_stream.errors import ResumeError, StoreError
 
@@ -33,11 +34,9 @@ class Ledger:
     def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False, renew: bool = False) -> None:
         self.path = path
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not any(_lock(self._file, fcntl.LOCK_EX, wait) for wait in (0.0, 0.05, 0.2)):  # others may look at it
             self._file.close()
-            raise _in_progress(path) from None
+            raise _in_progress(path)
         try:
             self._receipts = self._read()
             before = self._receipts.get(IDENTITY)
@@ -123,11 +122,19 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
 def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
     """Receipts by key, the identity among them, of a ledger that may be in use, and whether it is."""
     with open(path, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _parse(path, file.read())[0], True
-        return _parse(path, file.read())[0], False
+        free = _lock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        return _parse(path, file.read())[0], not free
+
+
+def _lock(file: IO[bytes], kind: int, wait: float = 0.0) -> bool:
+    """Lock a file, after a while, if no other process has."""
+    time.sleep(wait)
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def refuse_in_progress(path: Path) -> None:
