@@ -122,4 +122,4 @@ def test_python_does_nothing_for_each_class(tmp_path: Path) -> None:
     for n_labels in (120, 120, 960):  # the first time loads what is loaded once
         data = one_unit(tmp_path / f"{len(calls)}.xmc", n_labels)
         calls.append(calls_of_a_solve(data, tmp_path / f"{len(calls)}.model", 3))
-    assert calls[2] < 1.3 * calls[1], calls
+    assert calls[2] < 1.2 * calls[1], calls  # some work goes by runs of 128 classes

@@ -296,18 +296,18 @@ class _UnitSolve:
 
         Classes without positives stand among those to solve: they have no rows.
         """
+        n = len(kind)
+        rows, ends = np.cumsum(bound), np.append(np.flatnonzero(np.diff(kind)) + 1, n)
         batches: list[tuple[int, int]] = []
-        total = 0
-        for c in range(len(kind)):
-            total += int(bound[c])
-            low = batches[-1][0] if batches else 0
-            full = kind[c] == _SOLVED and total > self.job.sizes.max_rows
-            full = full or c - low >= (self.job.plan.cuts.classes or len(kind))
-            if not batches or full or kind[c] != kind[c - 1]:
-                batches.append((c, c + 1))
-                total = int(bound[c])
-            else:
-                batches[-1] = (low, c + 1)
+        low = 0
+        while low < n:
+            high = min(int(ends[np.searchsorted(ends, low, "right")]), low + (self.job.plan.cuts.classes or n))
+            if kind[low] == _SOLVED:
+                before = int(rows[low] - bound[low])
+                fitting = int(np.searchsorted(rows, before + self.job.sizes.max_rows, "right"))
+                high = min(high, max(fitting, low + 1))
+            batches.append((low, high))
+            low = high
         return batches
 
     def _copy(self, state: UnitState | None, line: int, low: int, high: int, writer: UnitStateWriter) -> None:
