@@ -31,7 +31,7 @@ from typing import Any
 import click
 import psutil
 from commands import drop_cache, machine, run
-from watch import Watched, cgroup_or_none, sequential_rate, watch
+from watch import Cgroup, Watched, cgroup_or_none, sequential_rate, watch
 
 from xmc_stream.memory import available_threads, format_size, parse_size
 from xmc_stream.store.dataset import Dataset
@@ -170,16 +170,16 @@ def main(
             cgroup = None
             if name == "limited" and (hard or page_cache != "any"):
                 cgroup = cgroup_or_none("xmc_stream_out_of_core", bound if hard else bound + parse_size(page_cache))
+            job = None
             try:
                 job = watch(command, *commands[command], "--memory-limit", bound, "--threads", threads, cgroup=cgroup)
             except RuntimeError as error:
                 failures.append(str(error))
-                print(f"  {error}")
-                break
             finally:
-                if cgroup is not None:
-                    held = cgroup.figures()
-                    cgroup.remove()
+                held = end_cgroup(cgroup)
+            failures += [f"{command}: killed for memory"] * (held.get("oom_kills", 0) > 0)
+            if job is None:
+                break
             peak = max(job.peak, job.figures.get("peak_rss", 0))
             seconds.setdefault(command, {})[name] = job.seconds
             if peak > bound:
@@ -192,7 +192,6 @@ def main(
                 flush=True,
             )
             if cgroup is not None:
-                failures += [f"{command}: {held['oom_kills']} out-of-memory kills"] * (held["oom_kills"] > 0)
                 print(
                     f"    cgroup of {format_size(cgroup.limit)}: at its limit {held['at_limit']:,} times, "
                     f"peak {format_size(held['peak'])} with page cache, {held['oom_kills']} out-of-memory kills"
@@ -218,6 +217,15 @@ def main(
             failures += [] if same else [f"{what} differ"]
     if failures:
         sys.exit("failed: " + "; ".join(failures))
+
+
+def end_cgroup(cgroup: Cgroup | None) -> dict[str, int]:
+    """Figures of a cgroup, which is removed."""
+    if cgroup is None:
+        return {}
+    held = cgroup.figures()
+    cgroup.remove()
+    return held
 
 
 def warm_up(folders: Sequence[Path]) -> None:
