@@ -54,7 +54,7 @@ class _PieceSearch:
         self.width = tile_width(len(self.classes))
 
         sizes = np.diff(state.active.indptr.read(mine.start, mine.stop + 1))[open_]
-        room = added_sizes(sizes, parameters.added, n_samples, job.round)
+        room = added_sizes(sizes, parameters.added, n_samples, job.round, parameters.growth)
         capacity = np.minimum(room, 1 if job.check else stop - start)
         self.capacity = np.zeros(self.width, np.int64)
         self.capacity[: len(capacity)] = capacity
@@ -63,7 +63,8 @@ class _PieceSearch:
         self.best_scores = np.empty(self.best_start[-1], np.float32)
         self.best_rows = np.empty(self.best_start[-1], np.int32)
         self.threshold = np.full(self.width, np.inf, np.float32)
-        self.threshold[: len(capacity)][capacity > 0] = np.float32(parameters.tol - 1.0)
+        near = -parameters.tol if job.rough else parameters.near
+        self.threshold[: len(capacity)][capacity > 0] = np.float32(-1.0 - near)
         self.losses = np.zeros(self.width)
         self.scores = np.empty(self.width, np.float32)
 
@@ -130,9 +131,9 @@ class SearchJob:
     """Rows [start, stop) for the classes of a block, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
-    -1 + tol, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so
-    the highest one is enough. rough: with the parameters' delta and min_value, so that losses are no losses and only the
-    rows count; else exact.
+    -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
+    over the rows. check: no round follows, so the highest one is enough. rough: with the parameters' delta and
+    min_value, so that losses are no losses and only the rows count; else exact.
     """
 
     data: str
@@ -165,7 +166,9 @@ class SearchJob:
         return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
-        """Search; the receipt counts bytes, row blocks and, where searches may be rough, multiply-adds."""
+        """Search; the receipt counts classes with violators (`found`), bytes, row blocks and, where searches may be
+        rough, multiply-adds.
+        """
         dataset = Dataset(self.data)
         p, d = self.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
@@ -218,4 +221,4 @@ class SearchJob:
                 writer.losses[done - self.first + places] = piece.losses[: len(piece.classes)]
                 done = piece.piece.last
             writer.rows.append(np.zeros(self.last - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-        return writer.rows.nnz
+        return int(self.parameters.violates(writer.best).sum())
