@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import distributed
 import numpy as np
@@ -16,6 +17,7 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError, StoreError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution
+from xmc_stream.solvers import ppdsparse
 
 # limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by
 # test_resume.py and test_cli.py
@@ -98,6 +100,25 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     assert len(digests) == 1
     assert clf.report_["class_blocks"] >= 4
     assert clf.report_["row_blocks"] >= 15
+
+
+def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_model(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(name: str, cuts: Cuts | None = None) -> tuple[str, dict[str, Any]]:
+        clf = xs.PPDSparse(max_rounds=None, memory_limit="2GB").fit(small, model=tmp_path / name, cuts=cuts)
+        assert clf.report_["violation"] <= clf.tol
+        assert clf.report_["n_open"] == 0
+        return clf.model_.digest(), clf.report_
+
+    digest, report = fit("whole")
+    assert fit("pieces", Cuts(classes=300, rows=150, solve_rows=200))[0] == digest
+    # a round as a capped one is: two epochs, |A| rows that violate
+    for rule, value in {"_MORE_EPOCHS": 1, "_NEAR": -0.01, "_GROWTH": 1}.items():
+        monkeypatch.setattr(ppdsparse, rule, value)
+    _, plain = fit("plain")
+    assert report["passes"] <= 0.6 * plain["passes"]
+    assert report["objective"] == pytest.approx(plain["objective"], rel=1e-4)
 
 
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ class Forecaster:
         brought = np.maximum(self.active[0] - counts, 0) * (warm_start is not None)
         self.found = [brought]  # rows that the search before it brings, of one job
         for round_ in range(1, self.rounds):
-            room = np.where(counts > 0, added_sizes(self.kept[-1].astype(np.int64), parameters.added, n, round_), 0)
+            before = self.kept[-1].astype(np.int64)
+            room = np.where(counts > 0, added_sizes(before, parameters.added, n, round_, parameters.growth), 0)
             self.found.append(room.astype(np.float64))
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
@@ -155,8 +156,9 @@ class Forecaster:
         d, units = self.dataset, []
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
         wanted = added_sizes(
-            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1
-        )
+            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1,
+            self.parameters.growth,
+        )  # fmt: skip
         for unit in range(n_units(d.n_labels)):
             first, last = unit_range(unit, d.n_labels)
             sizes = []

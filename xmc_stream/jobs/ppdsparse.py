@@ -78,7 +78,7 @@ class FinaliseJob:
         first, last = unit_range(self.unit, self.n_labels)
         state = UnitState(Path(self.state))
         figures = state.figures
-        update_figures(figures, self.found, first, self.parameters.tol)
+        update_figures(figures, self.found, first, self.parameters)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
@@ -241,7 +241,7 @@ class PPDSparseRun:
     def _search(
         self, round_: int, rough: bool, solves: list[Receipt]
     ) -> Generator[Phase, list[Receipt], tuple[list[FoundFile], int]]:
-        """One pass over the rows for each class block; returns the files written and how many rows were found.
+        """One pass over the rows for each class block; returns the files written and how many classes have violators.
 
         solves: receipts of the jobs that made the weights.
 

@@ -148,7 +148,7 @@ class ProbeJob:
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
         rows, took = 0, 0.0
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
-            threshold = np.full(width, self.parameters.tol - 1.0, np.float32)
+            threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
             search(
                 x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,

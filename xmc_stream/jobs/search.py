@@ -59,7 +59,7 @@ class _PieceSearch:
         self.width = tile_width(len(self.classes))
 
         ptr = state.active.indptr.read(mine.start, mine.stop + 1)
-        room = added_sizes(np.diff(ptr)[open_], parameters.added, n_samples, job.round)
+        room = added_sizes(np.diff(ptr)[open_], parameters.added, n_samples, job.round, parameters.growth)
         wanted = np.minimum(room, 1 if job.check else n_rows)
         large = wanted > leg
         self.flushed, self.kept = np.flatnonzero(large), np.flatnonzero(~large)
@@ -79,7 +79,8 @@ class _PieceSearch:
         self.best_rows = np.empty(len(self.best_scores), np.int32)
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
         self.threshold = np.full(self.width, np.inf, np.float32)
-        self.threshold[: len(wanted)][wanted > 0] = np.float32(parameters.tol - 1.0)
+        near = -parameters.tol if job.rough else parameters.near
+        self.threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
         self.losses = np.zeros(self.width)
         self.scores = np.empty(self.width, np.float32)
 
@@ -196,10 +197,10 @@ class SearchJob:
     """Rows [start, stop) for the classes of a block, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
-    -1 + tol, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so
-    the highest one is enough. rough: with the parameters' delta and min_value, so that losses are no losses and only the
-    rows count; else exact. leg: rows after which what a class found is written where it wants more than so many; its
-    active rows are read as many at a time.
+    -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
+    over the rows. check: no round follows, so the highest one is enough. rough: with the parameters' delta and
+    min_value, so that losses are no losses and only the rows count; else exact. leg: rows after which what a class
+    found is written where it wants more than so many; its active rows are read as many at a time.
     """
 
     data: str
@@ -233,7 +234,9 @@ class SearchJob:
         return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
-        """Search; the receipt counts bytes, row blocks and, where searches may be rough, multiply-adds."""
+        """Search; the receipt counts classes with violators (`found`), bytes, row blocks and, where searches may be
+        rough, multiply-adds.
+        """
         dataset = Dataset(self.data)
         p, d = self.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
@@ -279,7 +282,7 @@ class SearchJob:
             nothing = np.zeros(self.last - self.first - writer.rows.lines, np.int64)
             writer.rows.append(nothing, np.empty(0, np.int32), np.empty(0, np.float32))
         return {
-            "found": int(writer.counts.sum()),
+            "found": int(p.violates(writer.best).sum()),
             "row_blocks": n_blocks,
             "passes": (self.stop - self.start) / dataset.n_samples,
             "bytes_read": X.bytes_read + Y.bytes_read,

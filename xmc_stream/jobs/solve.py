@@ -74,12 +74,16 @@ def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_], tau: float
 
 
 def update_figures(
-    figures: NDArray[np.float64], files: tuple[FoundFile, ...], first: int, tol: float, rough: bool = False
+    figures: NDArray[np.float64],
+    files: tuple[FoundFile, ...],
+    first: int,
+    parameters: PPDSparseParameters,
+    rough: bool = False,
 ) -> NDArray[np.int64]:
     """Enter what a search saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     figures (n, N_FIGURES) is changed in the rows of open classes. Losses are added in the order of the files. Returns
-    how many rows were found for each class: those that violate by more than tol. A rough search enters nothing.
+    how many rows were found for each class. A rough search enters nothing.
     """
     n = len(figures)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
@@ -96,7 +100,8 @@ def update_figures(
     open_ = figures[:, STATUS] == OPEN
     figures[open_, LOSS] = losses[open_]
     figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
-    figures[open_ & (n_found == 0) & (figures[:, INSIDE] <= tol), STATUS] = DONE
+    settled = ~parameters.violates(best) & (figures[:, INSIDE] <= parameters.tol)
+    figures[open_ & settled, STATUS] = DONE
     return n_found
 
 
@@ -179,7 +184,7 @@ class _UnitSolve:
                 self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
-                n_found = update_figures(writer.figures, job.found, self.first, job.parameters.tol, job.rough)
+                n_found = update_figures(writer.figures, job.found, self.first, job.parameters, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 self.n_active = sizes + np.minimum(self._room(sizes, job.round), n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
@@ -271,7 +276,8 @@ class _UnitSolve:
                 yield w.indices, w.values, float(self.previous.figures[c, BIAS])
 
     def _room(self, sizes: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
-        return added_sizes(sizes, self.job.parameters.added, self.n_samples, round_)
+        parameters = self.job.parameters
+        return added_sizes(sizes, parameters.added, self.n_samples, round_, parameters.growth)
 
     def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
         """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.

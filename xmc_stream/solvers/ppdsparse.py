@@ -31,6 +31,10 @@ _OPTIONS = ("prune", "delta", "min_value")
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 16 << 20  # a class whose active rows take more, on average, is large
 RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at most (log2)
+# Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
+_MORE_EPOCHS = 5  # times `epochs`
+_NEAR = 0.1  # short of violating, and added all the same
+_GROWTH = 2  # times max(|A|, added) may be added
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class PPDSparseParameters:
     lam >= 0: l1 weight. tau > 0: l2 weight. C > 0: weight of the loss. loss: "squared_hinge" or "hinge". bias: whether
     there is a bias feature. tol: largest |dG/da_i| over all rows at which a class is done (at least 1e-5: scores are
     float32). max_rounds: solves of a class at most, None for no cap. epochs, last_epochs: passes over the active set
-    in a round, and in the last one that max_rounds allows. added: a round may add max(|A|, added) violators.
+    in a round, and in the last one that max_rounds allows. added: a round may add max(|A|, added) violators. Without a
+    cap, which takes as many searches as the tolerance needs, a round does more, so that they are fewer: it adds up to
+    twice as many rows, those within 0.1 of violating too, and passes up to 5 epochs times over the active set (until no
+    active row violates).
 
     Off at 0: prune: the finished model leaves out weights |w_j| < prune, the bias never. delta: between rounds a search
     scores with R = ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights. min_value: it only sees entries
@@ -120,8 +127,24 @@ class PPDSparseParameters:
         return self.C if self.loss == "squared_hinge" else 10.0 * self.C
 
     def epochs_of(self, round_: int) -> int:
-        """Passes over the active set in a round (the first round is 0)."""
+        """Passes over the active set in a round (the first round is 0), at most."""
+        if self.max_rounds is None:
+            return _MORE_EPOCHS * self.epochs
         return self.last_epochs if round_ + 1 == self.max_rounds else self.epochs
+
+    @property
+    def growth(self) -> int:
+        """Times max(|A|, added) that a round may add."""
+        return _GROWTH if self.max_rounds is None else 1
+
+    @property
+    def near(self) -> float:
+        """How far short of -1 the score of a row may be that an exact search adds."""
+        return _NEAR if self.max_rounds is None else -self.tol
+
+    def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which scores of rows outside A violate by more than tol."""
+        return np.asarray(scores > np.float32(self.tol - 1.0))
 
 
 def _number(parameters: PPDSparseParameters, name: str, least: float, interval: str) -> None:
@@ -144,13 +167,15 @@ def start_sizes(n_positives: NDArray[np.int64], n_samples: int) -> NDArray[np.in
     return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
 
 
-def added_sizes(n_active: NDArray[np.int64], added: int, n_samples: int, round_: int) -> NDArray[np.int64]:
-    """Violators that a round may add: max(|A|, added), as far as there are rows outside A.
+def added_sizes(
+    n_active: NDArray[np.int64], added: int, n_samples: int, round_: int, growth: int = 1
+) -> NDArray[np.int64]:
+    """Rows that a round may add: growth max(|A|, added), as far as there are rows outside A.
 
     In round 0, to which a warm start brings the positives alone: max(start_sizes, added).
     """
-    wanted = n_active if round_ else start_sizes(n_active, n_samples)
-    return np.minimum(np.maximum(wanted, added), n_samples - n_active)
+    wanted = growth * np.maximum(n_active, added) if round_ else np.maximum(start_sizes(n_active, n_samples), added)
+    return np.asarray(np.minimum(wanted, n_samples - n_active))
 
 
 @dataclass(frozen=True)
