@@ -193,13 +193,13 @@ from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])
 runner._GRACE = 0.1
 def fit(name):
-    clf = xs.PPDSparse(max_rounds=2, last_epochs=2500, tol=1e-5, C=1e4, loss="hinge", memory_limit="1GB", threads=2)
+    clf = xs.PPDSparse(max_rounds=2, last_epochs=4000, tol=1e-5, C=1e4, loss="hinge", memory_limit="1GB", threads=2)
     return clf.fit(data, model=folder / name).model_.digest()
 def press():
     log = folder / "m.partial/events.jsonl"
     while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not runner._jobs_under_way(str(log)):
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.1)
     global pressed
     pressed = time.monotonic()
     os.kill(os.getpid(), signal.SIGINT)
@@ -223,7 +223,7 @@ def test_an_interrupted_fit_leaves_its_kernels_and_the_next_one_waits_for_them(n
 
 def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
     """Its jobs end with their kernel, at the latest; the next session does not write beside them."""
-    options = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 2500}
+    options = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
     settings = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
     events = tmp_path / "m.partial" / "events.jsonl"
     with (

@@ -14,7 +14,7 @@ def summarise_events(path: Path) -> dict[str, Any]:
     """What a log says in sum.
 
     sessions, resumed, seconds (of all sessions), limits, peak_resident, peak_private, peak_mapped, phases: in their
-    order, each phase, jobs, jobs_in_all, seconds (from its beginning to its last job), job_seconds (of all its jobs),
+    order, each phase, jobs, jobs_in_all, seconds (from its beginning to its last event), job_seconds (of all its jobs),
     bytes_read, bytes_per_second and peaks.
     """
     phases: dict[str, dict[str, Any]] = {}
@@ -40,13 +40,12 @@ def summarise_events(path: Path) -> dict[str, Any]:
         )  # fmt: skip
         if event["event"] == "phase":
             phase["jobs_in_all"], entered = event["jobs"], last
-        elif event["event"] == "job":
-            phase["jobs"] += 1
+        elif event["event"] in ("job", "memory"):
+            phase["jobs"] += event["event"] == "job"
             phase["seconds"] += last - entered
             phase["job_seconds"] += event["seconds"]
             phase["bytes_read"] += event["bytes_read"]
             entered = last
-        if event["event"] in ("job", "memory"):
             for name in MOST:
                 phase[f"peak_{name}"] = max(phase[f"peak_{name}"], event[name])
     for phase in phases.values():
@@ -58,7 +57,7 @@ def summarise_events(path: Path) -> dict[str, Any]:
         "seconds": round(seconds + last - began, 3),
         "limits": limits,
         **{f"peak_{name}": value for name, value in peaks.items()},
-        "phases": [phase for phase in phases.values() if phase["jobs"]],
+        "phases": list(phases.values()),
     }
 
 
