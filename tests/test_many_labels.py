@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.figures import read_counts, write_counts
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import PPDSparseRun
+from xmc_stream.planning import probe_training
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import begin_model
@@ -123,3 +125,11 @@ def test_python_does_nothing_for_each_class(tmp_path: Path) -> None:
         data = one_unit(tmp_path / f"{len(calls)}.xmc", n_labels)
         calls.append(calls_of_a_solve(data, tmp_path / f"{len(calls)}.model", 3))
     assert calls[2] < 1.2 * calls[1], calls  # some work goes by runs of 128 classes
+
+
+def test_a_training_whose_labels_cannot_be_planned_is_refused(millions: tuple[Path, Path]) -> None:
+    dataset = Dataset(millions[1])
+    plan = MemoryPlan(10**9, 400 * 10**6, 1)
+    with pytest.raises(MemoryLimitError, match="sizes of 3000000 classes"):
+        probe_training(None, dataset, PPDSparseParameters(), 0, plan)  # type: ignore[arg-type]
+    assert dataset.most_positives() == dataset.label_counts().max()

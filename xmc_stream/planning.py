@@ -38,6 +38,7 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 _COMPILING = 5.0  # seconds: loading compiled kernels takes one or two
+_CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
@@ -53,7 +54,12 @@ def probe_training(
     engine: Engine, dataset: Dataset, parameters: PPDSparseParameters, seed: int, plan: MemoryPlan,
     warm_start: StoredModel | None = None,
 ) -> Forecaster:  # fmt: skip
-    """Solve some classes and score some rows within the plan. Raises MemoryLimitError where no solve fits at all."""
+    """Solve some classes and score some rows within the plan, and spread what was seen over all classes.
+
+    Raises MemoryLimitError where no solve fits at all, or sizes of so many classes do not.
+    """
+    statistics = {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}
+    plan.refuse_unless(statistics, "planning the training")
     sizes = solve_plan(plan, dataset, parameters, warm_start is not None)
     probe = engine.once(ProbeJob(str(dataset.path), parameters, seed, plan, sizes))
     return Forecaster(dataset, parameters, probe, warm_start)

@@ -113,8 +113,9 @@ class FinaliseJob:
 
 def solve_plan(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool) -> SolvePlan:
     """What a solve job may hold. Raises MemoryLimitError where that is too little."""
-    counts, n_features = dataset.label_counts(), dataset.n_features
-    largest = int((counts + start_sizes(counts, dataset.n_samples)).max())
+    n_features = dataset.n_features
+    most = np.array([dataset.most_positives()])  # an active set grows with the positives
+    largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
     order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)

@@ -28,6 +28,7 @@ from xmc_stream.store.transpose import transpose
 FORMAT = "xmc_stream dataset"
 VERSION = 1
 _COPY_BYTES = 2**24  # labels or norms that are copied at a time
+_COUNTS = 2**16  # counts that are looked through at a time
 
 
 class Dataset:
@@ -91,6 +92,12 @@ class Dataset:
     def label_counts(self) -> NDArray[np.int64]:
         """Positives of each label (K,)."""
         return read_small(self.path, "statistics/label_counts")
+
+    def most_positives(self) -> int:
+        """Positives of the label that has most, by windows: for where there is no room for an array of all labels."""
+        counts = open_array(self.path / "statistics/label_counts")
+        windows = range(0, counts.size, _COUNTS)
+        return max((int(counts.read(a, min(a + _COUNTS, counts.size)).max()) for a in windows), default=0)
 
     def feature_names(self) -> Names | None:
         """What the features are called, where that is known."""
