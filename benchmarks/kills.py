@@ -172,6 +172,7 @@ def disturbed(step: Step, folder: Path, rng: random.Random, after: float, phase:
             if step.read(folder) != step.result:
                 done.why = "what the kill left opens and is another"
                 return done
+            break  # it was killed when all was done: a command begun again would say that it exists
         except (XmcStreamError, OSError):
             if (folder / step.target).exists():
                 done.why = "what the kill left has its name and does not open"
