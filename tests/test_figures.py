@@ -229,7 +229,7 @@ def many_labels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         sizes = TileSizes(first, last, D)
         sizes.add(np.ones(last - first, np.int64), features.astype(np.int32))
         tiles.append([[run.first, run.last, run.tile, run.weights] for run in sizes.runs])
-    finish_model(work, folder / "m", {"n_features": D, "n_labels": K, "tiles": tiles, "solver": "none"})
+    finish_model(work, folder / "m", {"n_features": D, "n_labels": K, "nnz": K, "tiles": tiles, "solver": "none"})
     rng = np.random.default_rng(0)
     with new_dataset(folder / "d.xmc", D, K, {}) as data:
         x = rng.integers(0, D, N).astype(np.int32)
