@@ -29,7 +29,7 @@ LOSSES = ("squared_hinge", "hinge")
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "max_rounds": 5, "prune": 0.01}
 _OPTIONS = ("prune", "delta", "min_value")
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
-LARGE_BYTES = 16 << 20  # a class whose active rows take more, on average, is large
+LARGE_BYTES = 4 << 20  # a class whose active rows take more, on average, is large
 RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at most (log2)
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
