@@ -125,7 +125,7 @@ def test_an_exact_search_decides_when_a_rough_one_sees_nothing_left() -> None:
 
 
 def test_rough_searches_that_bring_in_what_is_of_no_use_give_way_to_exact_ones() -> None:
-    clf = xs.PPDSparse(lam=0, tol=0.2, min_value=1e30, max_rounds=None, epochs=200, added=5, memory_limit="2GB")
+    clf = xs.PPDSparse(lam=0, tol=0.2, min_value=1e30, max_rounds=30, epochs=200, added=5, memory_limit="2GB")
     clf.fit(*rare_class())
     found = found_in(clf.model_.path, "search/")
     exact = [search for search in found if not search.endswith("rough")]

@@ -21,17 +21,16 @@ from xmc_stream.jobs.plan import (
     SearchSize,
     class_blocks,
     held_rows,
-    plan_solve,
     search_leg,
     search_needs,
 )
+from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.tiles import Run
 from xmc_stream.models import Execution
 from xmc_stream.planning import plan_line, plan_lines, plan_training
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.state import WRITER_BYTES
 
 Cli = Callable[..., Any]
 
@@ -164,7 +163,7 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     """Forecast against the first round as the solve jobs report it."""
     dataset, parameters = Dataset(small), PPDSparseParameters()
     plan = MemoryPlan(2**31, 512 * MIB, 1)
-    solve = plan_solve(plan, dataset.n_samples, dataset.n_features, WRITER_BYTES, 1000)
+    solve = solve_plan(plan, dataset, parameters, False)
     job = ProbeJob(str(small), parameters, 0, plan, solve)
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
