@@ -80,7 +80,7 @@ class Held:
     def take(self, ranges: Any) -> Pairs:
         return self.all
 
-    def give_back(self) -> None:
+    def give_back(self, pairs: Pairs) -> None:
         pass
 
     def sleeping(self) -> NDArray[np.bool_]:
@@ -126,11 +126,11 @@ def test_streaming_takes_the_steps_that_holding_takes(
 
     Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, Scratch(d, n, n * d), figures, sink)
 
-    def gather(lines: NDArray[np.int64]) -> Rows | None:
+    def gather(lines: NDArray[np.int64], buffer: int) -> Rows | None:
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else found
 
-    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, lambda start, stop: None, threads)
+    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, threads)
     inside = solver.solve(1)
     assert np.array_equal(pairs.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])

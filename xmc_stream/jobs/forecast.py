@@ -229,7 +229,7 @@ class Forecaster:
             groups = sizes.room.group_bytes(self.order) + 16 * d.n_features
             kinds.append({
                 "large classes": t * min(largest_run, sizes.room.classes),
-                "rows gathered": t * min(8 * sizes.room.nnz, self.X.nnz * self.X.entry_bytes),
+                "rows gathered": t * 2 * min(8 * sizes.room.nnz, self.X.nnz * self.X.entry_bytes),
                 "groups of rows": t * groups,
             })  # fmt: skip
         needs = max(kinds, key=lambda of: sum(of.values()))

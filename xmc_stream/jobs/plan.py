@@ -95,7 +95,8 @@ class SolvePlan:
 class StreamRoom:
     """What a solve job may hold while X streams by for large classes.
 
-    nnz: entries of X; classes: bytes for the classes solved beside each other; threads: that share them.
+    nnz: entries of X, in each of two buffers; classes: bytes for the classes solved beside each other; threads: that
+    share them.
     """
 
     nnz: int
@@ -104,8 +105,8 @@ class StreamRoom:
     n_features: int
 
     def group_bytes(self, order: RowOrder) -> int:
-        """Of a group of rows: its places and numbers, each thread's scratch."""
-        return ((64 + 40 * self.threads) << order.run_bits) * GROUP + MIB
+        """Of two groups of rows: their places and numbers, each thread's scratch."""
+        return ((100 + 40 * self.threads) << order.run_bits) * GROUP + MIB
 
     def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None) -> int:
         """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
@@ -161,8 +162,8 @@ def plan_solve(
     rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
     room = None
     if streaming:
-        nnz = min((left - streaming - 8 * n_features) // 2, 48 * MIB) // 8
-        room = StreamRoom(nnz, left - streaming - 8 * nnz, threads, n_features)
+        nnz = min((left - streaming - 8 * n_features) // 4, 36 * MIB) // 8  # a group takes 16 to 32 MiB on average
+        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ class _MemoryPairs:
     def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
         return self.all
 
-    def give_back(self) -> None:
+    def give_back(self, pairs: Pairs) -> None:
         pass
 
     def sleeping(self) -> NDArray[np.bool_]:
@@ -70,6 +71,14 @@ class _MemoryPairs:
         pass
 
 
+@dataclass
+class _Taken(Pairs):
+    """Pairs that were read from disk: from which places, with which flags."""
+
+    places: list[tuple[int, int]]
+    flags: NDArray[np.uint8]
+
+
 class DiskPairs:
     """Pairs of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory.
 
@@ -85,9 +94,6 @@ class DiskPairs:
         self._asleep = 0
         folder.mkdir(parents=True)
         self._files = [os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for name in ("alpha", "flags")]
-        self._taken: list[tuple[int, int]] = []  # places on disk, ranges of rows together
-        self._pairs: Pairs | None = None
-        self._flags = np.empty(0, np.uint8)
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
         at = np.array([start, min(stop, self._n_samples - 1)], np.int64)
@@ -125,29 +131,27 @@ class DiskPairs:
         return alpha, flags
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
-        self._taken = [self._places(*each) for each in ranges]
-        read = [self._read(*places) for places in self._taken]
+        places = [self._places(*each) for each in ranges]
+        read = [self._read(*each) for each in places]
         rows = np.concatenate([self.rows(*each) for each in ranges]).astype(self._dtype)
         alpha = np.concatenate([values[0] for values in read])
-        self._flags = np.concatenate([values[1] for values in read])
-        sign = np.where(self._flags & _POSITIVE, 1, -1).astype(np.int8)
-        self._pairs = Pairs(
-            np.array([0, len(rows)]), rows, sign, alpha, (self._flags & _ASLEEP).astype(np.bool_)
-        )  # fmt: skip
-        return self._pairs
+        flags = np.concatenate([values[1] for values in read])
+        sign = np.where(flags & _POSITIVE, 1, -1).astype(np.int8)
+        asleep = (flags & _ASLEEP).astype(np.bool_)
+        return _Taken(np.array([0, len(rows)]), rows, sign, alpha, asleep, places, flags)
 
-    def give_back(self) -> None:
-        if self._pairs is None:
+    def give_back(self, pairs: Pairs) -> None:
+        if not isinstance(pairs, _Taken):
             return
-        flags = self._flags & np.uint8(_POSITIVE | _FRESH)
-        flags[self._pairs.asleep] |= _ASLEEP
-        self._asleep += int(self._pairs.asleep.sum()) - int(np.count_nonzero(self._flags & _ASLEEP))
+        flags = pairs.flags & np.uint8(_POSITIVE | _FRESH)
+        flags[pairs.asleep] |= _ASLEEP
+        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(pairs.flags & _ASLEEP))
+        pairs.flags = flags
         done = 0
-        for begin, end in self._taken:
+        for begin, end in pairs.places:
             mine = slice(done, done + end - begin)
-            self.write(begin, self._pairs.alpha[mine], flags[mine])
+            self.write(begin, pairs.alpha[mine], flags[mine])
             done += end - begin
-        self._pairs = None
 
     def sleeping(self) -> NDArray[np.bool_]:
         return np.array([self._asleep > 0])
@@ -299,16 +303,16 @@ class LargeClasses:
 
         Returns the sizes of the active sets that are kept.
         """
-        buffer = Buffer(self.X, min(self.room.nnz, self.X.nnz))
+        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(2)]
         kept = np.empty(len(classes), np.int64)
         for begin, end in self.room.together(n_active, n_found):
             mine = slice(begin, end)
             fits = self.room.bytes(n_active[mine], n_found[mine]) <= self.room.classes
-            self._solve(classes[mine], n_active[mine], fits, begin, buffer, writer, kept[mine])
+            self._solve(classes[mine], n_active[mine], fits, begin, buffers, writer, kept[mine])
         return kept
 
     def _solve(
-        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, line: int, buffer: Buffer,
+        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, line: int, buffers: list[Buffer],
         writer: UnitStateWriter, kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         with ExitStack() as stack:
@@ -324,21 +328,21 @@ class LargeClasses:
                 pairs = self._disk_pairs(int(classes[0]), self.scratch)
             stack.callback(pairs.close)
 
-            def gather(lines: NDArray[np.int64]) -> Block | None:
+            def gather(lines: NDArray[np.int64], number: int) -> Block | None:
                 spans = self.X.lengths(lines)
                 total = int(spans[1].sum())
-                if total > len(buffer.indices):
+                if total > self.room.nnz:
                     if len(lines) == 1:
                         raise MemoryLimitError(
                             f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
-                            f"{len(buffer.indices)} planned for: raise --memory-limit or lower --threads"
+                            f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
                         )
                     return None
-                return self.X.gather(lines, buffer, spans)
+                return self.X.gather(lines, buffers[number], spans)
 
             solver = StreamSolver(
                 self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
-                self._ahead, min(self.room.threads, len(classes)),
+                min(self.room.threads, len(classes)),
             )  # fmt: skip
             inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
             self.passes += solver.passes
@@ -346,10 +350,6 @@ class LargeClasses:
                 fresh, used = pairs.fresh()
                 self.fresh, self.used = self.fresh + fresh, self.used + used
             self._write(pairs, solver, inside, line, writer, kept)
-
-    def _ahead(self, start: int, stop: int) -> None:
-        if start < stop:
-            self.X.will_need(start, stop)
 
     def _write(
         self, pairs: AnyPairs, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +47,7 @@ class Pairs:
 
 
 class PairStore(Protocol):
-    """Where the pairs of some classes are: in memory, or on disk."""
+    """Where the pairs of some classes are: in memory, or on disk. A part is taken while another one is worked on."""
 
     n_classes: int
 
@@ -54,7 +55,7 @@ class PairStore(Protocol):
         """The pairs with rows in some ranges (ascending); there may be others among them."""
         ...
 
-    def give_back(self) -> None:
+    def give_back(self, pairs: Pairs) -> None:
         """What was taken has been changed."""
         ...
 
@@ -67,37 +68,56 @@ class PairStore(Protocol):
         ...
 
 
-Gather = Callable[[NDArray[np.int64]], "CSRBlock | None"]
+Gather = Callable[[NDArray[np.int64], int], "CSRBlock | None"]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
+Act = Callable[["Part", tuple[int, int], Any], None]  # on a part, for classes [first, last), with a thread's scratch
+
+
+@dataclass
+class Part:
+    """Rows in memory with the pairs that are theirs: places [low, high) of a group of runs, or rows [low, high).
+
+    local_of: numbers of the rows in the block; squares: their ||x_i||^2, the bias counted.
+    """
+
+    pairs: Pairs
+    low: int
+    high: int
+    local_of: NDArray[np.int32]
+    block: CSRBlock
+    runs: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    squares: NDArray[np.float64]
+
+
+class _Desk:
+    """What one part is put together on. There are two: one is filled while the other is worked on."""
+
+    def __init__(self, number: int, rows: int) -> None:
+        self.number = number  # for `gather`
+        self.needed, self.local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
+        self.lines = np.empty(rows, np.int64)
 
 
 class StreamSolver:
-    """Solves the classes of a pair store; v (n, D) and a group of rows are what it holds.
+    """Solves the classes of a pair store; v (n, D) and two groups of rows are what it holds.
 
-    gather: rows (ascending) of X in memory, or None where they are too many at once. ahead: called with a range of rows
-    that will be needed soon. threads: that share the classes. run_bits: rows of a run, log2.
+    gather: rows (ascending) of X in memory, or None where they are too many at once; into buffer 0 or 1. It is called
+    in a thread of its own, so that reading goes on beside the steps. threads: that share the classes. run_bits: rows of
+    a run, log2.
     """
 
     def __init__(
-        self,
-        parameters: PPDSparseParameters,
-        seed: int,
-        n_samples: int,
-        n_features: int,
-        run_bits: int,
-        pairs: PairStore,
-        gather: Gather,
-        ahead: Callable[[int, int], None],
-        threads: int = 1,
-    ) -> None:
+        self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, run_bits: int, pairs: PairStore,
+        gather: Gather, threads: int = 1,
+    ) -> None:  # fmt: skip
         self.parameters, self.seed, self.n_samples, self.run_bits = parameters, seed, n_samples, run_bits
-        self.pairs, self._gather, self._ahead, self.threads = pairs, gather, ahead, threads
+        self.pairs, self._gather, self.threads = pairs, gather, threads
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
-        rows = GROUP << run_bits
-        self._needed, self._local_of = np.zeros(rows, np.bool_), np.empty(rows, np.int32)
-        self._lines = np.empty(rows, np.int64)
-        self._scratch = [tuple(np.empty(rows, np.int64) for _ in range(4)) for _ in range(threads)]
+        self._rows = GROUP << run_bits
+        self._desks, self._free = [_Desk(number, self._rows) for number in range(2)], 0
+        self._scratch = [tuple(np.empty(self._rows, np.int64) for _ in range(4)) for _ in range(threads)]
 
     def solve(self, round_: int, weights: Iterator[Weights] | None = None) -> NDArray[np.float64]:
         """One round of all classes; returns the largest violation inside each active set.
@@ -105,10 +125,10 @@ class StreamSolver:
         weights: of a warm start, a class after the other (features, values, bias), which give alpha.
         """
         p, n = self.parameters, self.pairs.n_classes
-        with ThreadPoolExecutor(self.threads) as self._pool:
+        with ThreadPoolExecutor(self.threads) as self._pool, ThreadPoolExecutor(1) as self._reader:
             if weights is not None:
                 self._start(weights)
-            self._ascend(self._add, False)
+            self._work(self._ranges(False), self._add)
             if not p.bias:
                 self.v0[:] = 0.0
             going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
@@ -125,13 +145,15 @@ class StreamSolver:
                 bar[woken] = np.inf
             inside = np.zeros(n)
 
-            def look(pairs: Pairs, block: CSRBlock, start: int, stop: int, part: tuple[int, int], scratch: Any) -> None:
+            def look(part: Part, classes: tuple[int, int], scratch: Any) -> None:
+                pairs, block = part.pairs, part.block
                 violation_range(
-                    *part, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, start, stop, self._local_of, block.indptr,
-                    block.indices, block.values, self.v, self.v0, inside, p.lam, p.tau, p.h2, p.upper, scratch[0],
+                    *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of,
+                    block.indptr, block.indices, block.values, self.v, self.v0, inside, p.lam, p.tau, p.h2, p.upper,
+                    scratch[0],
                 )  # fmt: skip
 
-            self._ascend(look, True)
+            self._work(self._ranges(True), look)
         return inside
 
     def _start(self, weights: Iterator[Weights]) -> None:
@@ -141,103 +163,112 @@ class StreamSolver:
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b
 
-        def start_alpha(
-            pairs: Pairs, block: CSRBlock, start: int, stop: int, part: tuple[int, int], scratch: Any
-        ) -> None:
+        def start_alpha(part: Part, classes: tuple[int, int], scratch: Any) -> None:
+            pairs, block = part.pairs, part.block
             start_range(
-                *part, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, start, stop, self._local_of, block.indptr,
-                block.indices, block.values, self.v, bias, p.start_slope, p.upper,
+                *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of,
+                block.indptr, block.indices, block.values, self.v, bias, p.start_slope, p.upper,
             )  # fmt: skip
 
-        self._ascend(start_alpha, True, change=True)
+        self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
-    def _add(self, pairs: Pairs, block: CSRBlock, start: int, stop: int, part: tuple[int, int], scratch: Any) -> None:
+    def _add(self, part: Part, classes: tuple[int, int], scratch: Any) -> None:
+        pairs, block = part.pairs, part.block
         add_range(
-            *part, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, start, stop, self._local_of, block.indptr,
+            *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of, block.indptr,
             block.indices, block.values, self.v, self.v0, scratch[0],
         )  # fmt: skip
 
-    def _share(self, pairs: Pairs, work: Callable[[tuple[int, int], Any], None]) -> None:
-        """Split the classes into parts with as many pairs each, a thread a part."""
-        if self.threads == 1:
-            work((0, self.pairs.n_classes), self._scratch[0])
-            return
-        cuts = np.searchsorted(pairs.ptr, np.linspace(0, pairs.ptr[-1], self.threads + 1)[1:-1])
-        ends = [0, *np.maximum.accumulate(cuts).tolist(), self.pairs.n_classes]
-        list(self._pool.map(work, itertools.pairwise(ends), self._scratch))
+    def _epoch(
+        self, key: np.uint64, going: NDArray[np.bool_], bar: NDArray[np.float64], worst: NDArray[np.float64]
+    ) -> None:
+        p = self.parameters
 
-    def _ascend(self, act: Callable[..., None], all_: bool, change: bool = False) -> None:
-        """Act on all classes, range of rows after range: with all active rows, or those with alpha > 0."""
-        step = len(self._needed)
+        def step(part: Part, classes: tuple[int, int], scratch: Any) -> None:
+            pairs, block = part.pairs, part.block
+            descend_group(
+                *classes, going, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, pairs.asleep, part.runs, part.slots,
+                self.run_bits, key, part.low, part.high, part.local_of, block.indptr, block.indices, block.values,
+                part.squares, bar, self.v, self.v0, worst, p.lam, p.tau, p.h2, p.upper, p.bias, *scratch,
+            )  # fmt: skip
+
+        self._work(self._groups(key, going), step, change=True)
+
+    def _work(self, parts: Iterator[Part], act: Act, change: bool = False) -> None:
+        """Act on part after part, the next one being read meanwhile; each thread on classes with as many pairs.
+
+        change: whether the pairs are given back.
+        """
         self.passes += 1
-        for start in range(0, self.n_samples, step):
-            stop = min(start + step, self.n_samples)
-            self._ahead(stop, min(stop + step, self.n_samples))
-            pairs = self.pairs.take([(start, stop)])
-            self._in_range(act, pairs, all_, start, stop)
+        ahead = self._reader.submit(next, parts, None)
+        while (part := ahead.result()) is not None:
+            ahead = self._reader.submit(next, parts, None)
+            ptr = part.pairs.ptr
+            cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], self.threads + 1)[1:-1])
+            ends = [0, *np.maximum.accumulate(cuts).tolist(), self.pairs.n_classes]
+            list(self._pool.map(partial(act, part), itertools.pairwise(ends), self._scratch))
             if change:
-                self.pairs.give_back()
+                self.pairs.give_back(part.pairs)
 
-    def _in_range(self, act: Callable[..., None], pairs: Pairs, all_: bool, start: int, stop: int) -> None:
-        needed = self._needed[: stop - start]
+    def _ranges(self, all_: bool) -> Iterator[Part]:
+        """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
+        for start in range(0, self.n_samples, self._rows):
+            stop = min(start + self._rows, self.n_samples)
+            yield from self._of_range(self.pairs.take([(start, stop)]), all_, start, stop)
+
+    def _of_range(self, pairs: Pairs, all_: bool, start: int, stop: int) -> Iterator[Part]:
+        desk = self._desks[self._free]
+        needed = desk.needed[: stop - start]
         needed[:] = False
         mark_range(pairs.ptr, pairs.rows, pairs.alpha, all_, start, needed)
         marked = np.flatnonzero(needed)
         if not len(marked):
             return
-        self._local_of[marked] = np.arange(len(marked), dtype=np.int32)
-        block = self._gather(marked + start)
+        desk.local_of[marked] = np.arange(len(marked), dtype=np.int32)
+        block = self._gather(marked + start, desk.number)
         if block is None:
             middle = (start + stop) // 2
-            self._in_range(act, pairs, all_, start, middle)
-            self._in_range(act, pairs, all_, middle, stop)
+            yield from self._of_range(pairs, all_, start, middle)
+            yield from self._of_range(pairs, all_, middle, stop)
             return
-        self._share(pairs, lambda part, scratch: act(pairs, block, start, stop, part, scratch))
+        self._free = 1 - self._free
+        nothing = np.empty(0, np.int64)
+        yield Part(pairs, start, stop, desk.local_of, block, nothing, nothing, np.empty(0))
 
-    def _epoch(
-        self, key: np.uint64, going: NDArray[np.bool_], bar: NDArray[np.float64], worst: NDArray[np.float64]
-    ) -> None:
-        self.passes += 1
+    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Part]:
+        """The groups of an epoch, with the rows that some class visits."""
         n_runs = -(-self.n_samples >> self.run_bits)
         slots = np.empty(n_runs, np.int64)
         run_slots(n_runs, key, slots)
         order = np.argsort(slots)
-        groups = [np.sort(order[first : first + GROUP]) for first in range(0, n_runs, GROUP)]
-        for i, runs in enumerate(groups):
-            for run in groups[i + 1] if i + 1 < len(groups) else ():
-                self._ahead(*self._rows_of(int(run)))
-            pairs = self.pairs.take([self._rows_of(int(run)) for run in runs])
-            self._visit(pairs, runs, slots[runs], key, going, bar, worst, 0, len(self._needed))
-            self.pairs.give_back()
+        for first in range(0, n_runs, GROUP):
+            runs = np.sort(order[first : first + GROUP])
+            starts = runs << self.run_bits
+            stops = np.minimum(starts + (1 << self.run_bits), self.n_samples)
+            pairs = self.pairs.take(list(zip(starts.tolist(), stops.tolist(), strict=True)))
+            yield from self._of_group(pairs, runs, slots[runs], key, going, 0, self._rows)
 
-    def _rows_of(self, run: int) -> tuple[int, int]:
-        return run << self.run_bits, min((run + 1) << self.run_bits, self.n_samples)
-
-    def _visit(
-        self, pairs: Pairs, runs: NDArray[np.int64], slots: NDArray[np.int64], key: np.uint64, going: NDArray[np.bool_],
-        bar: NDArray[np.float64], worst: NDArray[np.float64], low: int, high: int,
-    ) -> None:  # fmt: skip
-        """The steps on the rows of a group that come at the places [low, high) of the group."""
-        p = self.parameters
-        self._needed[:] = False
-        mark_group(going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, self._needed)
-        n = list_needed(self._needed, runs, self.run_bits, self._lines, self._local_of)
+    def _of_group(
+        self, pairs: Pairs, runs: NDArray[np.int64], slots: NDArray[np.int64], key: np.uint64,
+        going: NDArray[np.bool_], low: int, high: int,
+    ) -> Iterator[Part]:  # fmt: skip
+        """The rows of a group that come at its places [low, high)."""
+        desk = self._desks[self._free]
+        desk.needed[:] = False
+        mark_group(
+            going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, desk.needed
+        )  # fmt: skip
+        n = list_needed(desk.needed, runs, self.run_bits, desk.lines, desk.local_of)
         if not n:
             return
-        block = self._gather(self._lines[:n])
+        block = self._gather(desk.lines[:n], desk.number)
         if block is None:
             middle = (low + high) // 2
-            self._visit(pairs, runs, slots, key, going, bar, worst, low, middle)
-            self._visit(pairs, runs, slots, key, going, bar, worst, middle, high)
+            yield from self._of_group(pairs, runs, slots, key, going, low, middle)
+            yield from self._of_group(pairs, runs, slots, key, going, middle, high)
             return
         squares = np.empty(n)
-        row_squares(block.indptr, block.values, 1.0 if p.bias else 0.0, squares)
-        self._share(
-            pairs,
-            lambda part, scratch: descend_group(
-                *part, going, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, pairs.asleep, runs, slots, self.run_bits,
-                key, low, high, self._local_of, block.indptr, block.indices, block.values, squares, bar, self.v, self.v0,
-                worst, p.lam, p.tau, p.h2, p.upper, p.bias, *scratch,
-            ),
-        )  # fmt: skip
+        row_squares(block.indptr, block.values, 1.0 if self.parameters.bias else 0.0, squares)
+        self._free = 1 - self._free
+        yield Part(pairs, low, high, desk.local_of, block, runs, slots, squares)
