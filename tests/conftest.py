@@ -38,7 +38,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from xmc_stream.jobs.warm import WarmUp
         from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 
-        WarmUp(True, True, PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()
+        WarmUp(True, True, PPDSparseParameters(delta=1.0, min_value=0.1), again=True, large=True).run()
 
 
 @pytest.fixture(scope="session")
