@@ -31,7 +31,7 @@ _STAGING = 1 << 18  # bytes that a sweep reads at a time
 # A hole smaller than this is cheaper read over than jumped: see benchmarks/read_paths.py.
 _HOLE = 1 << 13
 # Bytes that a sweep asks the kernel for ahead of what it reads: see benchmarks/overlap.py.
-_AHEAD = 1 << 20
+_AHEAD = 1 << 22
 _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
 
