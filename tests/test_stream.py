@@ -12,8 +12,8 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.jobs import pairs as jobs_pairs
 from xmc_stream.jobs import plan as jobs_plan
-from xmc_stream.jobs import stream as jobs_stream
 from xmc_stream.jobs.plan import Cuts, StreamRoom
 from xmc_stream.solvers import ppdsparse
 from xmc_stream.store.dataset import new_dataset
@@ -49,7 +49,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory = self.disk = 0
-        make, disk = jobs_stream._MemoryPairs.__init__, jobs_stream.DiskPairs.__init__
+        make, disk = jobs_pairs.MemoryPairs.__init__, jobs_pairs.DiskPairs.__init__
 
         def in_memory(pairs: Any, *args: Any) -> None:
             self.memory += int(args[0].sum() > 40)  # not the warm-up's
@@ -59,8 +59,8 @@ class Watch:
             self.disk += int(args[3] == N)
             disk(pairs, *args)
 
-        monkeypatch.setattr(jobs_stream._MemoryPairs, "__init__", in_memory)
-        monkeypatch.setattr(jobs_stream.DiskPairs, "__init__", on_disk)
+        monkeypatch.setattr(jobs_pairs.MemoryPairs, "__init__", in_memory)
+        monkeypatch.setattr(jobs_pairs.DiskPairs, "__init__", on_disk)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.found import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.pairs import DiskPairs, disk_pairs
 from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed, held_rows
-from xmc_stream.jobs.stream import DiskPairs, LargeClasses, disk_pairs
+from xmc_stream.jobs.stream import LargeClasses
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,

@@ -14,10 +14,11 @@ import numpy as np
 
 from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.pairs import disk_pairs
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.predict import PredictRun
-from xmc_stream.jobs.stream import LargeClasses, disk_pairs
+from xmc_stream.jobs.stream import LargeClasses
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import StoredModel, begin_model, finish_model
