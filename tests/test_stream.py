@@ -14,6 +14,7 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.jobs import pairs as jobs_pairs
 from xmc_stream.jobs import plan as jobs_plan
+from xmc_stream.jobs import slabs as jobs_slabs
 from xmc_stream.jobs.plan import Cuts, StreamRoom
 from xmc_stream.solvers import ppdsparse
 from xmc_stream.store.dataset import new_dataset
@@ -48,7 +49,7 @@ class Watch:
     """How the large classes of a run were solved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.memory = self.disk = 0
+        self.memory = self.disk = self.slabs = 0
         make, disk = jobs_pairs.MemoryPairs.__init__, jobs_pairs.DiskPairs.__init__
 
         def in_memory(pairs: Any, *args: Any) -> None:
@@ -59,6 +60,13 @@ class Watch:
             self.disk += int(args[3] == N)
             disk(pairs, *args)
 
+        arrange = jobs_slabs.SlabPairs.arrange
+
+        def by_runs(pairs: Any) -> None:
+            self.slabs += int(pairs._n_samples == N)
+            arrange(pairs)
+
+        monkeypatch.setattr(jobs_slabs.SlabPairs, "arrange", by_runs)
         monkeypatch.setattr(jobs_pairs.MemoryPairs, "__init__", in_memory)
         monkeypatch.setattr(jobs_pairs.DiskPairs, "__init__", on_disk)
 
@@ -97,9 +105,22 @@ def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     expected = digest(data, tmp_path / "held", **SETTINGS[name])
-    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None: room.classes + 1)
+    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None, slabs=False: room.classes + 1)
     assert digest(data, tmp_path / "disk", 1, STREAMED, **SETTINGS[name]) == expected
     assert watch.disk > 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_classes_whose_pairs_are_on_disk_end_the_same(
+    data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    expected = digest(data, tmp_path / "held", **SETTINGS[name])
+    monkeypatch.setattr(
+        StreamRoom, "together", lambda room, n_active, epochs, nnz, n_found=None: ([(0, len(n_active))], True)
+    )
+    monkeypatch.setattr(jobs_slabs, "SORTED", 100)
+    assert digest(data, tmp_path / "disk", 2, STREAMED, **SETTINGS[name]) == expected
+    assert watch.slabs > 0
 
 
 def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(

@@ -250,9 +250,10 @@ class Forecaster:
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
-                passes += sizes.room.passes(active[chosen], epochs)
-                for begin, end in sizes.room.together(active[chosen]):
-                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]]))
+                runs, slabs = sizes.room.together(active[chosen], epochs, self.X.nnz)
+                passes += len(runs) * (epochs + 2)
+                for begin, end in runs:
+                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], slabs=slabs))
         return streamed, passes, largest
 
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:

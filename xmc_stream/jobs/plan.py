@@ -25,6 +25,9 @@ from xmc_stream.solvers.ppdsparse import ROW_BYTES, RowOrder
 MIB = 2**20
 PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _MERGING = 60  # bytes a row, while the active set of one class is put together
+SLICES = 2048  # ranges of rows for which a class on disk keeps where its pairs begin
+SORTED = 1 << 18  # pairs of classes on disk that are sorted at a time
+_TAKEN_BYTES = 64  # of a pair that was read from disk: in its order there, and by class
 _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
@@ -97,42 +100,62 @@ class StreamRoom:
 
     nnz: entries of X, in each of two buffers; classes: bytes for the classes solved beside each other; threads: that
     share them.
+    share: of all rows, those of a group, so also of the pairs on disk what is in memory.
     """
 
     nnz: int
     classes: int
     threads: int
     n_features: int
+    share: float
 
     def group_bytes(self, order: RowOrder) -> int:
         """Of two groups of rows: their places and numbers, each thread's scratch."""
         return ((100 + 40 * self.threads) << order.run_bits) * GROUP + MIB
 
-    def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None) -> int:
+    def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, slabs: bool = False) -> int:
         """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
 
-        n_found: rows that the searches found for each, where that is known.
+        n_found: rows that the searches found for each, where that is known. slabs: with the pairs on disk by runs.
         """
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
-        pairs = int((8 * self.n_features + PAIR_BYTES * n_active).sum())
-        return pairs + _MERGING * int(most.max(initial=0))
+        merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
+        if not slabs:
+            return v + PAIR_BYTES * int(n_active.sum()) + merging
+        pairs = float(n_active.sum())
+        taken = max(pairs * self.share, SORTED, 3.0 * pairs / SLICES)  # a slice may have more than others
+        return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
 
-    def together(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None) -> list[tuple[int, int]]:
-        """Runs of classes that fit beside each other; a larger one by itself."""
+    def together(
+        self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
+    ) -> tuple[list[tuple[int, int]], bool]:
+        """Runs of classes that fit beside each other, a larger one by itself; whether their pairs go to disk.
+
+        They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
+        """
+        memory, disk = (self._cut(n_active, n_found, slabs) for slabs in (False, True))
+        sweep = 8 * nnz * (epochs + 2)
+        moved = 16 * int(n_active.sum()) * (2 * epochs + 6)
+        slabs = len(disk) * sweep + moved < len(memory) * sweep
+        return (disk, True) if slabs else (memory, False)
+
+    def _cut(
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, slabs: bool
+    ) -> list[tuple[int, int]]:
         cuts, begin = [], 0
-        for end in range(1, len(n_active) + 1):
+        for end in range(2, len(n_active) + 1):
             mine = slice(begin, end)
             if (
                 end - begin > 1
-                and self.bytes(n_active[mine], None if n_found is None else n_found[mine]) > self.classes
+                and self.bytes(n_active[mine], None if n_found is None else n_found[mine], slabs) > self.classes
             ):
                 cuts.append((begin, end - 1))
                 begin = end - 1
         return [*cuts, (begin, len(n_active))] if len(n_active) else []
 
-    def passes(self, n_active: NDArray[np.int64], epochs: int) -> int:
+    def passes(self, n_active: NDArray[np.int64], epochs: int, nnz: int) -> int:
         """How often X streams by for these classes: every epoch, once before and once after."""
-        return len(self.together(n_active)) * (epochs + 2)
+        return len(self.together(n_active, epochs, nnz)[0]) * (epochs + 2)
 
 
 def plan_solve(
@@ -154,7 +177,7 @@ def plan_solve(
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
         # beside a group: for taking weights
-        streaming = StreamRoom(0, 0, threads, n_features).group_bytes(order) + 24 * n_features
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0).group_bytes(order) + 24 * n_features
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
@@ -163,7 +186,8 @@ def plan_solve(
     room = None
     if streaming:
         nnz = min((left - streaming - 8 * n_features) // 4, 36 * MIB) // 8  # a group takes 16 to 32 MiB on average
-        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features)
+        share = 3.0 * (GROUP << order.run_bits) / n_samples  # of two groups, some of which have more than others
+        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features, share)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
 
 
@@ -182,7 +206,7 @@ def choose_streamed(
         gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
     else:
         gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
-    streams_less = bool(sizes.room.passes(n_active, epochs) * nnz < gathered)
+    streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
     return np.asarray(~fits | streams_less)
 
 

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.pairs import DiskPairs, MemoryPairs
 from xmc_stream.jobs.plan import StreamRoom
+from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.solvers.stream import StreamSolver, Weights
+from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 from xmc_stream.store.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 
-AnyPairs = MemoryPairs | DiskPairs
+AnyPairs = MemoryPairs | SlabPairs | DiskPairs
 
 
 class LargeClasses:
@@ -62,51 +64,62 @@ class LargeClasses:
         """
         buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(2)]
         kept = np.empty(len(classes), np.int64)
-        for begin, end in self.room.together(n_active, n_found):
+        runs, slabs = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
+        for begin, end in runs:
             mine = slice(begin, end)
-            fits = self.room.bytes(n_active[mine], n_found[mine]) <= self.room.classes
-            self._solve(classes[mine], n_active[mine], fits, begin, buffers, writer, kept[mine])
-        return kept
-
-    def _solve(
-        self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, line: int, buffers: list[Buffer],
-        writer: UnitStateWriter, kept: NDArray[np.int64],
-    ) -> None:  # fmt: skip
-        with ExitStack() as stack:
-            pairs: AnyPairs
-            if fits:
-                n = self.X.n_lines
-                pairs = MemoryPairs(n_active, np.dtype(np.int32 if n < 2**31 else np.int64), self.rough)
-                for i, c in enumerate(classes):
-                    pairs.put(i, self._active_set(int(c)))
-            else:
+            fits = self.room.bytes(n_active[mine], n_found[mine], slabs) <= self.room.classes
+            with ExitStack() as stack:
                 shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
                 stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-                pairs = self._disk_pairs(int(classes[0]), self.scratch)
-            stack.callback(pairs.close)
+                pairs = self._pairs(classes[mine], n_active[mine], fits, slabs)
+                stack.callback(pairs.close)
+                self._solve(classes[mine], pairs, begin, buffers, writer, kept[mine])
+        return kept
 
-            def gather(lines: NDArray[np.int64], number: int) -> Block | None:
-                spans = self.X.lengths(lines)
-                total = int(spans[1].sum())
-                if total > self.room.nnz:
-                    if len(lines) == 1:
-                        raise MemoryLimitError(
-                            f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
-                            f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
-                        )
-                    return None
-                return self.X.gather(lines, buffers[number], spans)
+    def _pairs(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, slabs: bool) -> AnyPairs:
+        """The active sets of some classes."""
+        n = self.order.n_samples
+        if not fits:
+            return self._disk_pairs(int(classes[0]), self.scratch)
+        if slabs:
+            on_disk = SlabPairs(self.scratch, len(classes), n, self.order.run_bits)
+            for i, c in enumerate(classes):
+                on_disk.put(i, self._active_set(int(c)), self.rough)
+            on_disk.arrange()
+            return on_disk
+        pairs = MemoryPairs(n_active, index_dtype(n), self.rough)
+        for i, c in enumerate(classes):
+            pairs.put(i, self._active_set(int(c)))
+        return pairs
 
-            solver = StreamSolver(
-                self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
-                min(self.room.threads, len(classes)),
-            )  # fmt: skip
-            inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
-            self.passes += solver.passes
-            if self.rough:
-                fresh, used = pairs.fresh()
-                self.fresh, self.used = self.fresh + fresh, self.used + used
-            self._write(pairs, solver, inside, line, writer, kept)
+    def _solve(
+        self, classes: NDArray[np.int64], pairs: AnyPairs, line: int, buffers: list[Buffer], writer: UnitStateWriter,
+        kept: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        def gather(lines: NDArray[np.int64], number: int) -> Block | None:
+            spans = self.X.lengths(lines)
+            total = int(spans[1].sum())
+            if total > self.room.nnz:
+                if len(lines) == 1:
+                    raise MemoryLimitError(
+                        f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
+                        f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
+                    )
+                return None
+            return self.X.gather(lines, buffers[number], spans)
+
+        solver = StreamSolver(
+            self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
+            min(self.room.threads, len(classes)),
+        )  # fmt: skip
+        inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
+        self.passes += solver.passes
+        if isinstance(pairs, SlabPairs):
+            pairs.collect()
+        if self.rough:
+            fresh, used = pairs.fresh()
+            self.fresh, self.used = self.fresh + fresh, self.used + used
+        self._write(pairs, solver, inside, line, writer, kept)
 
     def _write(
         self, pairs: AnyPairs, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,

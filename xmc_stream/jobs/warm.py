@@ -18,6 +18,7 @@ from xmc_stream.jobs.pairs import disk_pairs
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
 from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
 from xmc_stream.jobs.predict import PredictRun
+from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.jobs.stream import LargeClasses
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset
@@ -102,12 +103,18 @@ class WarmUp:
         sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
         active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
         solver = LargeClasses(
-            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d), False, lambda c: active,
+            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0), False, lambda c: active,
             lambda c, folder: disk_pairs(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
             (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, path / "pairs",
         )  # fmt: skip
+        slabs = SlabPairs(path / "slabs", 1, n, 1)
+        slabs.put(0, active, False)
+        slabs.arrange()
+        slabs.give_back(slabs.take([(0, n)]))
+        slabs.wake(np.ones(1, np.bool_))
+        slabs.close()
         for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
             with new_unit_state(path / name, 1, n, d) as writer:
                 solver.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)
