@@ -81,7 +81,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
     return convert
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cli() -> Callable[..., Any]:
     """Runs the command line in a child process: the JSON object it prints, or with fails=True its one line on stderr."""
 

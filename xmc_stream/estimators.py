@@ -213,6 +213,7 @@ def _train(
         shutil.rmtree(work, ignore_errors=True)
     begin_model(work)
     with Ledger(work / "ledger.jsonl", identity, force) as ledger:
+        shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
@@ -250,7 +251,8 @@ def _train(
             "peak_rss": peak,
             **_search_work(ledger, parameters),
         }
-        shutil.rmtree(work / "state", ignore_errors=True)
+        for folder in ("state", "scratch"):
+            shutil.rmtree(work / folder, ignore_errors=True)
         taken: dict[str, Any] = {
             name: dataset.attributes[name] for name in ("normalize", "base") if name in dataset.attributes
         }

@@ -237,7 +237,7 @@ class _UnitSolve:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
                 lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
-                Path(f"{job.out}.pairs"),
+                self._scratch / f"{job.unit}.pairs",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -248,8 +248,13 @@ class _UnitSolve:
         return classes
 
     @property
+    def _scratch(self) -> Path:
+        """What is of no use once the job has ended: apart from the states, which a later session checks."""
+        return Path(self.job.out).parents[2] / "scratch"
+
+    @property
     def _large_path(self) -> Path:
-        return Path(f"{self.job.out}.large")
+        return self._scratch / f"{self.job.unit}.large"
 
     def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
         """The active set of a class that is larger than memory."""

@@ -30,6 +30,7 @@ from xmc_stream.kernels.stream import (
     violation_range,
 )
 from xmc_stream.solvers.ppdsparse import CSRBlock, PPDSparseParameters
+from xmc_stream.stop import stop_if_unwanted
 
 
 @dataclass
@@ -203,6 +204,7 @@ class StreamSolver:
         self.passes += 1
         ahead = self._reader.submit(next, parts, None)
         while (part := ahead.result()) is not None:
+            stop_if_unwanted()
             ahead = self._reader.submit(next, parts, None)
             ptr = part.pairs.ptr
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], self.threads + 1)[1:-1])
