@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,40 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
+from xmc_stream.kernels.slabs import ASLEEP, FRESH, POSITIVE
 from xmc_stream.solvers.ppdsparse import ActiveSets
 from xmc_stream.solvers.stream import Pairs
 from xmc_stream.store.matrix import SparseMatrix
 
 _STEP = MIB // 4  # rows, or entries of a line, at a time
-_POSITIVE, _ASLEEP, _FRESH = 1, 2, 4  # bits of a pair's flags on disk
+
+
+class ScratchFile:
+    """Values of one type on disk."""
+
+    def __init__(self, path: Path, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    def write(self, at: int, values: NDArray[Any]) -> None:
+        view, offset = values.view(np.uint8), at * self.dtype.itemsize
+        while len(view):
+            n = os.pwrite(self._fd, view.data, offset)
+            view, offset = view[n:], offset + n
+
+    def read(self, begin: int, end: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        out = np.empty(end - begin, self.dtype) if out is None else out
+        view, offset = out.view(np.uint8), begin * self.dtype.itemsize
+        while len(view):
+            n = os.preadv(self._fd, [view.data], offset)
+            if n == 0:
+                raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
+            view, offset = view[n:], offset + n
+        return out
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class MemoryPairs:
@@ -89,7 +118,7 @@ class DiskPairs:
         self._dtype = np.dtype(np.int32 if n_samples < 2**31 else np.int64)
         self._asleep = 0
         folder.mkdir(parents=True)
-        self._files = [os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for name in ("alpha", "flags")]
+        self._alpha, self._flags = ScratchFile(folder / "alpha", np.float64), ScratchFile(folder / "flags", np.uint8)
 
     def _places(self, start: int, stop: int) -> tuple[int, int]:
         at = np.array([start, min(stop, self._n_samples - 1)], np.int64)
@@ -109,22 +138,11 @@ class DiskPairs:
 
     def write(self, at: int, alpha: NDArray[np.float64], flags: NDArray[np.uint8]) -> None:
         """Values of the pairs from place `at` on."""
-        for fd, values in zip(self._files, (alpha.view(np.uint8), flags), strict=True):
-            itemsize = len(values) // max(len(flags), 1)
-            done = 0
-            while done < len(values):
-                done += os.pwrite(fd, values[done:].data, at * itemsize + done)
+        self._alpha.write(at, alpha)
+        self._flags.write(at, flags)
 
     def _read(self, begin: int, end: int) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-        alpha, flags = np.empty(end - begin), np.empty(end - begin, np.uint8)
-        for fd, values, itemsize in zip(self._files, (alpha.view(np.uint8), flags), (8, 1), strict=True):
-            done = 0
-            while done < len(values):
-                n = os.preadv(fd, [values[done:].data], begin * itemsize + done)
-                if n == 0:
-                    raise StoreError("a file of the run's state ends early: run the same command again")
-                done += n
-        return alpha, flags
+        return self._alpha.read(begin, end), self._flags.read(begin, end)
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
         places = [self._places(*each) for each in ranges]
@@ -132,16 +150,16 @@ class DiskPairs:
         rows = np.concatenate([self.rows(*each) for each in ranges]).astype(self._dtype)
         alpha = np.concatenate([values[0] for values in read])
         flags = np.concatenate([values[1] for values in read])
-        sign = np.where(flags & _POSITIVE, 1, -1).astype(np.int8)
-        asleep = (flags & _ASLEEP).astype(np.bool_)
+        sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
+        asleep = (flags & ASLEEP).astype(np.bool_)
         return _Taken(np.array([0, len(rows)]), rows, sign, alpha, asleep, places, flags)
 
     def give_back(self, pairs: Pairs) -> None:
         if not isinstance(pairs, _Taken):
             return
-        flags = pairs.flags & np.uint8(_POSITIVE | _FRESH)
-        flags[pairs.asleep] |= _ASLEEP
-        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(pairs.flags & _ASLEEP))
+        flags = pairs.flags & np.uint8(POSITIVE | FRESH)
+        flags[pairs.asleep] |= ASLEEP
+        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(pairs.flags & ASLEEP))
         pairs.flags = flags
         done = 0
         for begin, end in pairs.places:
@@ -156,7 +174,7 @@ class DiskPairs:
         if classes[0]:
             for begin, end in self._steps():
                 alpha, flags = self._read(begin, end)
-                self.write(begin, alpha, flags & np.uint8(_POSITIVE | _FRESH))
+                self.write(begin, alpha, flags & np.uint8(POSITIVE | FRESH))
             self._asleep = 0
 
     def _steps(self) -> Iterator[tuple[int, int]]:
@@ -167,7 +185,7 @@ class DiskPairs:
         fresh = used = 0
         for places in self._steps():
             alpha, flags = self._read(*places)
-            mine = (flags & _FRESH) > 0
+            mine = (flags & FRESH) > 0
             fresh, used = fresh + int(mine.sum()), used + int((alpha[mine] > 0.0).sum())
         return fresh, used
 
@@ -178,8 +196,8 @@ class DiskPairs:
 
     def close(self) -> None:
         """Close the files."""
-        for fd in self._files:
-            os.close(fd)
+        self._alpha.close()
+        self._flags.close()
 
 
 def disk_pairs(
@@ -212,11 +230,11 @@ def disk_pairs(
         rows = pairs.rows(start, stop)
         alpha, flags = np.zeros(len(rows)), np.zeros(len(rows), np.uint8)
         mine, _ = positives.up_to(stop)
-        flags[np.searchsorted(rows, mine)] = _POSITIVE
+        flags[np.searchsorted(rows, mine)] = POSITIVE
         mine, values = kept.up_to(stop)
         alpha[np.searchsorted(rows, mine)] = values
         if rough:
-            flags[(alpha == 0.0) & (flags == 0)] = _FRESH
+            flags[(alpha == 0.0) & (flags == 0)] = FRESH
         pairs.write(done, alpha, flags)
         done += len(rows)
     return pairs

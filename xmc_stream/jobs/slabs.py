@@ -6,7 +6,6 @@ runs is what streams beside X.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,40 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.jobs.pairs import ScratchFile
 from xmc_stream.jobs.plan import SLICES, SORTED
 from xmc_stream.kernels.slabs import FRESH, PAIR, POSITIVE, put_back, put_by_class, put_by_run, wake_pairs
 from xmc_stream.solvers.ppdsparse import ActiveSets
 from xmc_stream.solvers.stream import Pairs
 from xmc_stream.store.encoding import index_dtype
-
-
-class _File:
-    """Values of one type on disk."""
-
-    def __init__(self, path: Path, dtype: Any) -> None:
-        self.dtype = np.dtype(dtype)
-        self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-
-    def write(self, at: int, values: NDArray[Any]) -> None:
-        view, offset = values.view(np.uint8), at * self.dtype.itemsize
-        while len(view):
-            n = os.pwrite(self._fd, view.data, offset)
-            view, offset = view[n:], offset + n
-
-    def read(self, begin: int, end: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        out = np.empty(end - begin, self.dtype) if out is None else out
-        view, offset = out.view(np.uint8), begin * self.dtype.itemsize
-        while len(view):
-            n = os.preadv(self._fd, [view.data], offset)
-            if n == 0:
-                raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
-            view, offset = view[n:], offset + n
-        return out
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @dataclass
@@ -72,9 +43,9 @@ class SlabPairs:
         self._of_run = np.zeros(self._n_runs + 1, np.int64)  # where the pairs of each run begin
         self._sleepers = np.zeros(n_classes, np.int64)
         folder.mkdir(parents=True)
-        self._rows = _File(folder / "rows", index_dtype(n_samples))
-        self._alpha, self._flags = _File(folder / "alpha", np.float64), _File(folder / "flags", np.uint8)
-        self._pairs = _File(folder / "pairs", PAIR)
+        self._rows = ScratchFile(folder / "rows", index_dtype(n_samples))
+        self._alpha, self._flags = ScratchFile(folder / "alpha", np.float64), ScratchFile(folder / "flags", np.uint8)
+        self._pairs = ScratchFile(folder / "pairs", PAIR)
         self._n = 0
 
     def put(self, c: int, sets: ActiveSets, rough: bool) -> None:
@@ -127,7 +98,9 @@ class SlabPairs:
         """ptr, rows, alpha, flags of all classes in slices [a, b)."""
         begins, ends = self._begins[:, a], self._begins[:, b]
         ptr = np.concatenate([[0], np.cumsum(ends - begins)])
-        out = [np.empty(int(ptr[-1]), file.dtype) for file in (self._rows, self._alpha, self._flags)]
+        out: list[NDArray[Any]] = [
+            np.empty(int(ptr[-1]), file.dtype) for file in (self._rows, self._alpha, self._flags)
+        ]
         for c, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
             for file, values in zip((self._rows, self._alpha, self._flags), out, strict=True):
                 file.read(begin, end, values[ptr[c] : ptr[c + 1]])
