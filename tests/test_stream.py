@@ -183,7 +183,7 @@ def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
     """
     model = tmp_path / "model"
     least = cli("plan", "train", heavy, model, *SETTINGS_HEAVY)["least_limit"]
-    assert least < 330e6
+    assert least < 400e6  # libraries that distributed loads where they are installed take 50 MB more
     options = ("train", str(heavy), str(model), "--memory-limit", str(least + 8 * 10**6), *SETTINGS_HEAVY)
     scratch = tmp_path / "model.partial" / "scratch"
     with subprocess.Popen(
