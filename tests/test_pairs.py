@@ -28,7 +28,7 @@ def active_sets(rng: np.random.Generator, n: int, k: int) -> list[ActiveSets]:
     return sets
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 5), st.sampled_from([1, 7, 1000]), st.booleans())
 def test_slabs_hold_what_arrays_hold(seed: int, run_bits: int, k: int, at_a_time: int, rough: bool) -> None:
     rng = np.random.default_rng(seed)

@@ -114,7 +114,7 @@ class SlabPairs:
         read = np.empty(n, PAIR)
         for (begin, end), at in zip(places, ends.tolist(), strict=False):
             self._pairs.read(begin, end, read[at : at + end - begin])
-        each = np.concatenate([np.arange(a, b) for a, b in runs])
+        each = np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in runs)])
         run_ptr = np.concatenate([[0], np.cumsum(self._of_run[each + 1] - self._of_run[each])])
         taken = _Taken(
             np.empty(self.n_classes + 1, np.int64), np.empty(n, self._rows.dtype), np.empty(n, np.int8), np.empty(n),
