@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ class MemoryPairs:
         pass
 
     def sleeping(self) -> NDArray[np.bool_]:
-        some = np.concatenate([[0], np.cumsum(self.all.asleep)])[self.all.ptr]
-        return np.diff(some) > 0
+        ends = itertools.pairwise(self.all.ptr.tolist())
+        return np.array([self.all.asleep[a:b].any() for a, b in ends], np.bool_)
 
     def wake(self, classes: NDArray[np.bool_]) -> None:
         for c in np.flatnonzero(classes):
