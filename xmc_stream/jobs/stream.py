@@ -74,6 +74,7 @@ class LargeClasses:
                 pairs = self._pairs(classes[mine], n_active[mine], fits, slabs)
                 stack.callback(pairs.close)
                 self._solve(classes[mine], pairs, begin, buffers, writer, kept[mine])
+                del pairs  # or they would stay beside the next ones, uncounted
         return kept
 
     def _pairs(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, slabs: bool) -> AnyPairs:
