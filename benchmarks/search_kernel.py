@@ -25,7 +25,8 @@ from commands import machine, run
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.tiles import Tile, make_tile
-from xmc_stream.kernels.scores import DENSE_SHARE, places, search, top_k
+from xmc_stream.kernels.ranking import top_k
+from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, places, search
 from xmc_stream.models import Model, load_model
 from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -99,6 +100,7 @@ class UnitSearch:
         self.best_scores = np.empty(self.best_end[-1], np.float32)
         self.best_rows = np.empty(self.best_end[-1], np.int32)
         self.scratch = np.empty(of_slot.max(), np.float32)
+        self.bias_loss = bias_losses(self.tile.bias, 0)
         self.n = n
 
     def run(self, x: Any, y: Any) -> None:
@@ -109,7 +111,7 @@ class UnitSearch:
         search(
             x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
             self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.capacity,
-            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0,
+            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0, self.bias_loss,
             np.zeros(self.width), np.empty(self.width, np.float32), self.scratch,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from reference import scores as twin
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs import tiles
 from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
-from xmc_stream.kernels.scores import BINS, begin_anew, close_up, keep_best, places, search, top_k
+from xmc_stream.kernels.ranking import top_k
+from xmc_stream.kernels.scores import BINS, FEW, begin_anew, bias_losses, close_up, keep_best, places, search
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
@@ -173,6 +174,13 @@ def test_top_k_over_a_thousand_classes(whole: bool) -> None:
     check_top_k(*random_matrices(30, 20, 1000, 1, 0.5, whole), 20, [0, 512, 1000])
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_top_k_where_rows_meet_few_weights(whole: bool) -> None:
+    X, W, bias = random_matrices(40, 300, 500, 6, 0.03, whole)
+    check_top_k(X, W, bias - 1, 5, [0, 30, 250, 500])
+    check_top_k(X, W, bias, 5, [0, 250, 500])  # many labels tie with the worst of the best
+
+
 def test_a_row_without_features_scores_the_bias() -> None:
     W, bias = np.full((3, 5), 7, np.float32), np.array([0.5, 2, -1, 2, 0], np.float32)
     labels, scores = best(np.zeros((1, 3), np.float32), W, bias, 6, [0, 2, 5])
@@ -227,6 +235,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     ends[: len(classes)] = np.cumsum([len(rows) for rows in members])
     nexts = np.concatenate([[0], ends[:-1]]) * (ends > 0)
     active = np.concatenate([*members, np.empty(0)]).astype(np.int32)
+    base = bias_losses(tile.bias, KINDS.index(loss))
     losses, counts = np.zeros(width), np.zeros((len(flushed), BINS), np.int32)
     found: dict[int, list[tuple[int, float]]] = {c: [] for c in classes.tolist()}
 
@@ -246,7 +255,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
         search(
             *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), losses,
+            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), base, losses,
             np.empty(width, np.float32), scratch,
         )  # fmt: skip
         if (high - start) % leg == 0 or high == cuts[-1]:
@@ -256,6 +265,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     assert not losses[len(classes) :].any()
     assert not sizes[len(classes) :].any()
     assert all(pairs == sorted(pairs) for pairs in found.values())
+    losses += n_rows * base
     return found, dict(zip(classes.tolist(), losses.tolist(), strict=False))
 
 
@@ -325,6 +335,30 @@ def test_search_of_many_rows(whole: bool, loss: str) -> None:
     p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
     for leg in (1, 20, 150):
         check_search(p, loss, [[0, 100, 101, 290], [290, 300]], leg)
+
+
+@pytest.mark.parametrize("loss", KINDS)
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("shift", [-0.5, -1.0])
+def test_search_where_rows_meet_few_weights(whole: bool, loss: str, shift: float) -> None:
+    """Some rows are scored for the classes they meet alone, and others for all: nobody can tell."""
+    rng = np.random.default_rng(2)
+    X, W, bias = random_matrices(200, 300, 200, 3, 0.04, whole)
+    bias += np.float32(shift)
+    true = rng.random((200, 200)) < 0.02
+    active = true | (rng.random((200, 200)) < rng.random(200) ** 4)
+    p = Problem(X, W, bias, true, active, rng.integers(0, 30, 200), rng.random(200) < 0.9, 5, -1.0)
+    width = tile_width(int(p.open.sum()))
+    lengths = np.array(twin.run_lengths(W[:, p.open], width))
+    share = np.mean([lengths[row != 0].sum() <= width // FEW for row in X])
+    assert 0.2 < share < 0.9
+    check_search(p, loss, [[0, 100, 101, 190], [190, 200]], 20)
+    found, losses = searched(p, loss, 0, [0, 200])
+    for mine in (np.arange(200) < 50, np.arange(200) >= 50):  # a narrower tile has other runs, and other rows meet few
+        part = replace(p, open=p.open & mine)
+        assert searched(part, loss, 0, [0, 200]) == (
+            {c: pairs for c, pairs in found.items() if mine[c]}, {c: value for c, value in losses.items() if mine[c]}
+        )  # fmt: skip
 
 
 def test_thresholds_rise_from_leg_to_leg() -> None:

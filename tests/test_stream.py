@@ -200,3 +200,30 @@ def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
     assert report["solve_passes"] > 0
     assert xs.load_model(model).digest() == held
     assert not (model / "scratch").exists()
+
+
+@pytest.fixture(scope="module")
+def many_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300,000 rows of 10 entries; each of 64 classes has half of them: 240 MB of pairs, 24 MB of X."""
+    n, d, per_row, k = 300_000, 1000, 10, 64
+    path = tmp_path_factory.mktemp("many_large") / "data.xmc"
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((d, k)).astype(np.float32)
+    with new_dataset(path, d, k, {"normalize": "l2"}) as writer:
+        for _ in range(0, n, 10_000):
+            indices = rng.integers(0, d // per_row, (10_000, per_row)) + d // per_row * np.arange(per_row)
+            labels = W[indices].sum(axis=1) + rng.standard_normal((10_000, k)) > 0
+            y = np.concatenate([[0], np.cumsum(labels.sum(axis=1))])
+            values = np.full(indices.size, per_row**-0.5, np.float32)
+            indptr = per_row * np.arange(10_001, dtype=np.int64)
+            writer.append(indptr, indices.ravel().astype(np.int32), values, y, np.nonzero(labels)[1].astype(np.int32))
+    return path
+
+
+def test_pairs_in_memory_are_those_of_one_turn(many_large: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """Classes go by turns, with a third of the pairs each: what one turn held is gone when the next one starts."""
+    settings = ("--set", "max_rounds=1", "--set", "last_epochs=2", "--threads", "2")
+    least = cli("plan", "train", many_large, tmp_path / "model", *settings)["least_limit"]
+    report = cli("train", many_large, tmp_path / "model", "--memory-limit", str(least + 80 * 10**6), *settings)
+    assert report["solve_passes"] >= 3 * (2 + 2)
+    assert report["peak_rss"] <= report["memory_limit"]

@@ -196,7 +196,8 @@ def choose_streamed(
 ) -> NDArray[np.bool_]:
     """Which large classes, with so many active rows, are solved as X streams by: it changes no bit of the result.
 
-    Those that do not fit otherwise; all of them where that reads less than gathering their rows.
+    Those that do not fit otherwise; all of them where that reads less than gathering their rows, or where the job has
+    several threads, which share them only then.
     """
     if sizes.room is None or not len(n_active):
         return np.zeros(len(n_active), np.bool_)
@@ -207,7 +208,7 @@ def choose_streamed(
     else:
         gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
     streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
-    return np.asarray(~fits | streams_less)
+    return np.asarray(~fits | streams_less | (sizes.room.threads > 1))
 
 
 def held_rows(sizes: NDArray[Any]) -> list[int]:

@@ -17,7 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
-from xmc_stream.kernels.scores import top_k
+from xmc_stream.kernels.ranking import top_k
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel

@@ -17,7 +17,7 @@ from xmc_stream.jobs.tiles import Tile, make_tile, shared_cache, tile_width
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.sample import count_work, keep_large, sparsify
-from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, close_up, places, search
+from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, close_up, places, search
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
@@ -81,6 +81,9 @@ class _PieceSearch:
         self.threshold = np.full(self.width, np.inf, np.float32)
         near = -parameters.tol if job.rough else parameters.near
         self.threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
+        self.loss = NO_LOSS if job.rough else parameters.loss_code
+        self.bias_loss = np.zeros(self.width)
+        self.bias_loss[: len(self.bias)] = bias_losses(self.bias, self.loss)
         self.losses = np.zeros(self.width)
         self.scores = np.empty(self.width, np.float32)
 
@@ -132,7 +135,8 @@ class _PieceSearch:
         self._append(
             writer, writer.rows, self.kept, self.classes[self.kept], self.piece.last - self.piece.first, scratch
         )
-        writer.losses[self.piece.first - self.job.first + self.classes] = self.losses[: len(self.classes)]
+        losses = self.losses + (self.job.stop - self.job.start) * self.bias_loss
+        writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
         self, writer: FoundWriter, to: MatrixWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
@@ -182,13 +186,12 @@ class _PieceSearch:
 
     def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, scratch: NDArray[np.float32]) -> None:
         """Score rows [low, high) of a row block, all of one leg."""
-        loss = NO_LOSS if self.job.rough else self.job.parameters.loss_code
         search(
             x.indptr[low : high + 1], x.indices, x.values, y.indptr[low : high + 1], y.indices,
             x.start + low - self.job.start, self.piece.first, self.slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
             self.capacity, self.best_begin, self.best_end, self.best_size, self.best_scores, self.best_rows,
-            self.threshold, loss, self.losses, self.scores, scratch,
+            self.threshold, self.loss, self.bias_loss, self.losses, self.scores, scratch,
         )  # fmt: skip
 
 

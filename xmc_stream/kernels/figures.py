@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.scores import _score, top_k
+from xmc_stream.kernels.ranking import bar, insert_all
+from xmc_stream.kernels.scores import score_all
 
 
 @kernel
@@ -38,7 +39,7 @@ def score_positives(
             p += 1
         if p == end or y_indices[p] >= first_class + n_classes:
             continue
-        _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         while p < end and y_indices[p] < first_class + n_classes:
             positives[p] = scores[y_indices[p] - first_class]
             p += 1
@@ -79,10 +80,9 @@ def count_above(
     row; positives holds the latter, ascending in each row.
     """
     for i in range(len(indptr) - 1):
-        top_k(
-            indptr[i : i + 2], indices, data, first_class, n_classes, start, slots, weights, bias, scores,
-            best_labels[i : i + 1], best_scores[i : i + 1], barred_indptr[i : i + 2], barred_indices,
-        )  # fmt: skip
+        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
+        insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])
         row = scores[:n_classes]
         counts = predicted[first_class : first_class + n_classes]
         for c in range(n_classes):

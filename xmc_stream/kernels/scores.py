@@ -1,4 +1,4 @@
-"""Scores of samples for up to 1,024 classes at once, and what is done with them: search for violators, top-k.
+"""Scores of samples for up to 1,024 classes at once, and the search for violators among them.
 
 A tile holds the weights of its classes by feature: for feature j the entries [start[j], start[j + 1]) of `slots`
 (which class) and `weights`. Where the run is as long as the tile is wide, it is a dense row: one weight a class, zeros
@@ -6,6 +6,9 @@ included. A row's scores (4 kB) stay in the first-level cache.
 
 Every score is bias + x_1 w_1 + x_2 w_2 + ... in float32, multiplied and added in the order of the row's features. A zero
 weight of a dense row adds nothing, so dense and sparse runs give the same bits.
+
+A row whose features few classes of the tile have is scored for these alone; all others score their bias, and what that
+means is known beforehand. With 10^6 classes nearly all rows are so for nearly all tiles.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from xmc_stream.kernels.jit import kernel
 
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
+
+FEW = 4  # a row is scored for the classes that its features meet where they meet at most 1/4 of the tile, see `met`
 
 SPARE = 16  # places for more rows than are wanted, at least
 BINS = 256  # of the scores that were flushed, see begin_anew
@@ -78,7 +83,53 @@ def fill(
 
 
 @kernel
-def _score(
+def met(first: int, last: int, indices: NDArray[Any], start: NDArray[Any], most: int) -> int:
+    """Weights that the entries [first, last) of a row meet in a tile, if they are at most so many; else more than that."""
+    total = 0
+    for p in range(first, last):
+        j = indices[p]
+        total += np.int64(start[j + 1]) - np.int64(start[j])
+        if total > most:
+            break
+    return total
+
+
+@kernel
+def score_few(
+    first: int,
+    last: int,
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    start: NDArray[Any],
+    slots: NDArray[np.uint16],
+    weights: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    mark: int,
+    marks: NDArray[np.int32],
+    touched: NDArray[np.uint16],
+) -> int:
+    """scores of the slots that a row's entries meet, none of them in a dense run; returns how many.
+
+    They are put into `touched`, and their marks made `mark`.
+    """
+    n = 0
+    for p in range(first, last):
+        j = indices[p]
+        x = data[p]
+        for q in range(start[j], start[j + 1]):
+            s = slots[q]
+            if marks[s] != mark:
+                marks[s] = mark
+                scores[s] = bias[s]
+                touched[n] = s
+                n += 1
+            scores[s] += x * weights[q]
+    return n
+
+
+@kernel
+def score_all(
     first: int,
     last: int,
     indices: NDArray[Any],
@@ -148,6 +199,45 @@ def keep_best(
     return worst
 
 
+def bias_losses(bias: NDArray[np.float32], loss: int) -> NDArray[np.float64]:
+    """Of each slot, what a negative row that meets none of its weights loses, C left out."""
+    wrong = np.maximum(np.float32(1.0) + bias, np.float32(0.0)).astype(np.float64)
+    return np.asarray({SQUARED_HINGE: 0.5 * wrong * wrong, HINGE: wrong, NO_LOSS: 0.0 * wrong}[loss])
+
+
+@kernel
+def _take(
+    s: int,
+    row: int,
+    score: np.float32,
+    active_next: NDArray[np.int64],
+    active_end: NDArray[np.int64],
+    active: NDArray[np.int32],
+    capacity: NDArray[np.int64],
+    best_begin: NDArray[np.int64],
+    best_end: NDArray[np.int64],
+    best_size: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+    best_rows: NDArray[np.int32],
+    threshold: NDArray[np.float32],
+    scratch: NDArray[np.float32],
+) -> None:
+    """Take a row that scores above the threshold of slot s, unless it is active."""
+    while active_next[s] < active_end[s] and active[active_next[s]] < row:
+        active_next[s] += 1
+    if active_next[s] < active_end[s] and active[active_next[s]] == row:
+        return
+    begin, end = best_begin[s], best_end[s]
+    scores_s, rows_s = best_scores[begin:end], best_rows[begin:end]
+    size = best_size[s]
+    scores_s[size], rows_s[size] = score, row
+    size += 1
+    if size == end - begin and size > capacity[s]:  # all that is too much at once: cheaper than a heap
+        threshold[s] = keep_best(scores_s, rows_s, size, capacity[s], scratch)
+        size = capacity[s]
+    best_size[s] = size
+
+
 @kernel
 def search(
     indptr: NDArray[np.int64],
@@ -173,6 +263,7 @@ def search(
     best_rows: NDArray[np.int32],
     threshold: NDArray[np.float32],
     loss: int,
+    bias_loss: NDArray[np.float64],
     losses: NDArray[np.float64],
     scores: NDArray[np.float32],
     scratch: NDArray[np.float32],
@@ -183,33 +274,72 @@ def search(
     block's first row in the job's range. slot_of: the slot of class first_class + c, or -1. Per slot: the rows of the
     active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
     [best_begin[s], best_end[s]) for them, more than that or as many as there are rows, best_size used, rows ascending;
-    the score a row must exceed to be taken; and the loss summed over all rows, C left out (NO_LOSS: not). scratch: as
-    long as a slot has places.
+    the score a row must exceed to be taken; and the loss summed over all rows less `bias_losses` for each, C left out
+    (NO_LOSS: not). scratch: as long as a slot has places.
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
-    by_lane, bounds = scores.reshape(width // LANES, LANES), threshold.reshape(width // LANES, LANES)
-    sums = losses.reshape(width // LANES, LANES)
+    shape = (width // LANES, LANES)
+    by_lane, bounds = scores.reshape(shape), threshold.reshape(shape)
+    sums, bases = losses.reshape(shape), bias_loss.reshape(shape)
+    marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
+    waiting = np.flatnonzero(bias > threshold)  # slots that take any row
+    n_waiting = len(waiting)
     for i in range(len(indptr) - 1):
-        _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        row = first_row + i
+        row, mark = first_row + i, i + 1
+        most = width // FEW - n_waiting
+        few = met(indptr[i], indptr[i + 1], indices, start, most) <= most
+        n_touched = 0
+        if few:
+            n_touched = score_few(
+                indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, mark, marks, touched
+            )
+        else:
+            score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
             c = y_indices[p] - first_class
             if 0 <= c < len(slot_of) and slot_of[c] >= 0:
                 s = slot_of[c]
-                wrong = np.float64(max(one + scores[s], zero))
-                right = np.float64(max(one - scores[s], zero))
+                score = bias[s] if few and marks[s] != mark else scores[s]
+                wrong = np.float64(max(one + score, zero))
+                right = np.float64(max(one - score, zero))
                 if loss == SQUARED_HINGE:
                     losses[s] += 0.5 * right * right - 0.5 * wrong * wrong
                 else:
                     losses[s] += right - wrong
+        if few:
+            for t in range(n_touched):
+                s = np.int64(touched[t])
+                score = scores[s]
+                m = np.float64(max(one + score, zero))
+                if loss == SQUARED_HINGE:
+                    losses[s] += 0.5 * m * m - bias_loss[s]
+                elif loss == HINGE:
+                    losses[s] += m - bias_loss[s]
+                if score > threshold[s]:
+                    _take(
+                        s, row, score, active_next, active_end, active, capacity, best_begin, best_end, best_size,
+                        best_scores, best_rows, threshold, scratch,
+                    )  # fmt: skip
+            left = 0
+            for t in range(n_waiting):
+                s = waiting[t]
+                if marks[s] != mark and bias[s] > threshold[s]:
+                    _take(
+                        s, row, bias[s], active_next, active_end, active, capacity, best_begin, best_end, best_size,
+                        best_scores, best_rows, threshold, scratch,
+                    )  # fmt: skip
+                waiting[left] = s
+                left += np.int64(bias[s] > threshold[s])
+            n_waiting = left
+            continue
         for lane in range(width // LANES):
             hits = np.int32(0)
             if loss == SQUARED_HINGE:
                 for c in range(LANES):
                     score = by_lane[lane, c]
                     m = np.float64(max(one + score, zero))
-                    sums[lane, c] += 0.5 * m * m
+                    sums[lane, c] += 0.5 * m * m - bases[lane, c]
                     hits += np.int32(score > bounds[lane, c])
             elif loss == NO_LOSS:
                 for c in range(LANES):
@@ -217,26 +347,16 @@ def search(
             else:
                 for c in range(LANES):
                     score = by_lane[lane, c]
-                    sums[lane, c] += np.float64(max(one + score, zero))
+                    sums[lane, c] += np.float64(max(one + score, zero)) - bases[lane, c]
                     hits += np.int32(score > bounds[lane, c])
             if not hits:
                 continue
-            for c in range(lane * LANES, (lane + 1) * LANES):
-                if not scores[c] > threshold[c]:
-                    continue
-                while active_next[c] < active_end[c] and active[active_next[c]] < row:
-                    active_next[c] += 1
-                if active_next[c] < active_end[c] and active[active_next[c]] == row:
-                    continue
-                begin, end = best_begin[c], best_end[c]
-                scores_c, rows_c = best_scores[begin:end], best_rows[begin:end]
-                size = best_size[c]
-                scores_c[size], rows_c[size] = scores[c], row
-                size += 1
-                if size == end - begin and size > capacity[c]:  # all that is too much at once: cheaper than a heap
-                    threshold[c] = keep_best(scores_c, rows_c, size, capacity[c], scratch)
-                    size = capacity[c]
-                best_size[c] = size
+            for s in range(lane * LANES, (lane + 1) * LANES):
+                if scores[s] > threshold[s]:
+                    _take(
+                        s, row, scores[s], active_next, active_end, active, capacity, best_begin, best_end, best_size,
+                        best_scores, best_rows, threshold, scratch,
+                    )  # fmt: skip
 
 
 @kernel
@@ -296,56 +416,3 @@ def begin_anew(
             if total >= wanted[i]:
                 threshold[s] = max(threshold[s], np.float32(b / 64.0 - 1.0))
                 break
-
-
-@kernel
-def top_k(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    first_class: int,
-    n_classes: int,
-    start: NDArray[Any],
-    slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    scores: NDArray[np.float32],
-    best_labels: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    barred_indptr: NDArray[np.int64],
-    barred_indices: NDArray[Any],
-) -> None:
-    """Fold the scores of one tile (its slots are classes first_class, first_class + 1, ...) into each row's best k.
-
-    best_labels, best_scores (n, k): from best to worst, ties to the lower label; -1 and -inf where there is none yet.
-    Tiles must come in ascending order of classes: a later label then loses every tie. barred_indptr (n + 1,),
-    barred_indices: labels of each row that score -inf, or two empty arrays. Leaves in `scores` those of the last row.
-    """
-    width = len(scores)
-    by_lane = scores.reshape(width // LANES, LANES)
-    k = best_scores.shape[1]
-    for i in range(len(indptr) - 1):
-        _score(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        if len(barred_indptr):
-            for p in range(barred_indptr[i], barred_indptr[i + 1]):
-                if first_class <= barred_indices[p] < first_class + n_classes:
-                    scores[barred_indices[p] - first_class] = -np.inf
-        worst = best_scores[i, k - 1]
-        for lane in range(width // LANES):
-            hits = np.int32(0)
-            for c in range(LANES):
-                hits += np.int32(by_lane[lane, c] > worst)
-            if not hits:
-                continue
-            for c in range(lane * LANES, min((lane + 1) * LANES, n_classes)):
-                score = scores[c]
-                if not score > worst:
-                    continue
-                q = k - 1
-                while q > 0 and best_scores[i, q - 1] < score:
-                    best_scores[i, q] = best_scores[i, q - 1]
-                    best_labels[i, q] = best_labels[i, q - 1]
-                    q -= 1
-                best_scores[i, q] = score
-                best_labels[i, q] = first_class + c
-                worst = best_scores[i, k - 1]

@@ -1,0 +1,107 @@
+"""The best labels of each row, tile after tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.scores import FEW, LANES, met, score_all, score_few
+
+
+@kernel
+def _insert(label: int, score: np.float32, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+    """Put a label that is none of the k best yet among them, if it is: ties go to the lower label."""
+    q = len(scores) - 1
+    if score < scores[q] or (score == scores[q] and label > labels[q]):
+        return
+    while q > 0 and (scores[q - 1] < score or (scores[q - 1] == score and labels[q - 1] > label)):
+        scores[q], labels[q] = scores[q - 1], labels[q - 1]
+        q -= 1
+    scores[q], labels[q] = score, label
+
+
+@kernel
+def insert_all(
+    scores: NDArray[np.float32],
+    first_class: int,
+    n_classes: int,
+    best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+) -> None:
+    """Fold the scores of all slots of a tile into one row's k best; see `top_k`."""
+    width = len(scores)
+    by_lane = scores.reshape(width // LANES, LANES)
+    k = len(best_scores)
+    worst = best_scores[k - 1]
+    for lane in range(width // LANES):
+        hits = np.int32(0)
+        for c in range(LANES):
+            hits += np.int32(by_lane[lane, c] > worst)
+        if not hits:
+            continue
+        for c in range(lane * LANES, min((lane + 1) * LANES, n_classes)):
+            if scores[c] > worst:
+                _insert(first_class + c, scores[c], best_labels, best_scores)
+                worst = best_scores[k - 1]
+
+
+@kernel
+def bar(
+    i: int,
+    first_class: int,
+    n_classes: int,
+    barred_indptr: NDArray[np.int64],
+    barred_indices: NDArray[Any],
+    scores: NDArray[np.float32],
+) -> None:
+    """-inf for the labels of row i that are barred, if there are any such pairs."""
+    if len(barred_indptr):
+        for p in range(barred_indptr[i], barred_indptr[i + 1]):
+            if first_class <= barred_indices[p] < first_class + n_classes:
+                scores[barred_indices[p] - first_class] = -np.inf
+
+
+@kernel
+def top_k(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    data: NDArray[np.float32],
+    first_class: int,
+    n_classes: int,
+    start: NDArray[Any],
+    slots: NDArray[np.uint16],
+    weights: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+    barred_indptr: NDArray[np.int64],
+    barred_indices: NDArray[Any],
+) -> None:
+    """Fold the scores of one tile (its slots are classes first_class, first_class + 1, ...) into each row's best k.
+
+    best_labels, best_scores (n, k): from best to worst, ties to the lower label; -1 and -inf where there is none yet.
+    Tiles must come in ascending order of classes: a later label then loses every tie. barred_indptr (n + 1,),
+    barred_indices: labels of each row that score -inf, or two empty arrays.
+    """
+    width, k = len(scores), best_scores.shape[1]
+    most = width // FEW if len(barred_indptr) == 0 else -1
+    marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
+    highest = bias.max() if width else np.float32(0.0)
+    for i in range(len(indptr) - 1):
+        labels_i, scores_i = best_labels[i], best_scores[i]
+        # a class that is not met comes after the k best of the tiles before
+        if highest <= scores_i[k - 1] and met(indptr[i], indptr[i + 1], indices, start, most) <= most:
+            n = score_few(
+                indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, i + 1, marks, touched
+            )
+            for t in range(n):
+                s = np.int64(touched[t])
+                _insert(first_class + s, scores[s], labels_i, scores_i)
+            continue
+        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
+        insert_all(scores, first_class, n_classes, labels_i, scores_i)
