@@ -99,7 +99,7 @@ def top_k(
                 indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, i + 1, marks, touched
             )
             for t in range(n):
-                s = np.int64(touched[t])
+                s = int(touched[t])
                 _insert(first_class + s, scores[s], labels_i, scores_i)
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)

@@ -88,7 +88,7 @@ def met(first: int, last: int, indices: NDArray[Any], start: NDArray[Any], most:
     total = 0
     for p in range(first, last):
         j = indices[p]
-        total += np.int64(start[j + 1]) - np.int64(start[j])
+        total += int(start[j + 1]) - int(start[j])
         if total > most:
             break
     return total
@@ -309,7 +309,7 @@ def search(
                     losses[s] += right - wrong
         if few:
             for t in range(n_touched):
-                s = np.int64(touched[t])
+                s = int(touched[t])
                 score = scores[s]
                 m = np.float64(max(one + score, zero))
                 if loss == SQUARED_HINGE:
@@ -330,7 +330,7 @@ def search(
                         best_scores, best_rows, threshold, scratch,
                     )  # fmt: skip
                 waiting[left] = s
-                left += np.int64(bias[s] > threshold[s])
+                left += int(bias[s] > threshold[s])
             n_waiting = left
             continue
         for lane in range(width // LANES):
