@@ -130,9 +130,39 @@ def test_streaming_takes_the_steps_that_holding_takes(
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else found
 
-    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, threads)
+    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, lambda ranges: None, threads)
     inside = solver.solve(1)
     assert np.array_equal(pairs.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])
     assert np.array_equal((np.sign(solver.v) * np.maximum(np.abs(solver.v) - p.lam, 0)).astype(np.float32), weights)
     assert np.array_equal(solver.v0.astype(np.float32), figures[:, 0].astype(np.float32))
+
+
+def test_what_is_gathered_next_is_told_before() -> None:
+    """Where most rows are needed, so that the disk reads them while the rows before are worked on."""
+    rng = np.random.default_rng(0)
+    n, d, run_bits = 3000, 5, 2
+    block = Rows(np.arange(n + 1), rng.integers(0, d, n).astype(np.int32), rng.random(n).astype(np.float32))
+    told: list[set[int]] = []
+    checked = 0
+
+    def ahead(ranges: Any) -> None:
+        told.append({row for start, stop in ranges for row in range(start, stop)})
+
+    def gather(lines: NDArray[np.int64], buffer: int) -> Rows:
+        nonlocal checked
+        if len(told) == 2 or (told and told[0] >= set(lines.tolist())):  # of the part before, and of this one
+            assert set(lines.tolist()) <= told.pop(0)
+            checked += 1
+        return block.take(lines)
+
+    for share, expected in ((0.9, 2 * 5 - 1), (0.2, 0)):
+        rows = np.flatnonzero(rng.random(n) < share)
+        signs = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
+        pairs = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))))
+        p = PPDSparseParameters(lam=0.1, max_rounds=1, last_epochs=1)
+        checked = 0
+        StreamSolver(p, 0, n, d, run_bits, pairs, gather, ahead).solve(0)
+        # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
+        # of the epoch, as it was not known yet that most rows are needed
+        assert (checked, len(told)) == (expected, 0)

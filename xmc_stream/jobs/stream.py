@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,9 +109,13 @@ class LargeClasses:
                 return None
             return self.X.gather(lines, buffers[number], spans)
 
+        def ahead(ranges: Sequence[tuple[int, int]]) -> None:
+            for start, stop in ranges:
+                self.X.will_need(start, stop)
+
         solver = StreamSolver(
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
-            min(self.room.threads, len(classes)),
+            ahead, min(self.room.threads, len(classes)),
         )  # fmt: skip
         inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
         self.passes += solver.passes

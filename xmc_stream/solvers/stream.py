@@ -70,6 +70,7 @@ class PairStore(Protocol):
 
 
 Gather = Callable[[NDArray[np.int64], int], "CSRBlock | None"]
+Ahead = Callable[[Sequence[tuple[int, int]]], None]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
 Act = Callable[["Part", tuple[int, int], Any], None]  # on a part, for classes [first, last), with a thread's scratch
 
@@ -104,20 +105,21 @@ class StreamSolver:
     """Solves the classes of a pair store; v (n, D) and two groups of rows are what it holds.
 
     gather: rows (ascending) of X in memory, or None where they are too many at once; into buffer 0 or 1. It is called
-    in a thread of its own, so that reading goes on beside the steps. threads: that share the classes. run_bits: rows of
-    a run, log2.
+    in a thread of its own, so that reading goes on beside the steps. ahead: is told, before that, of ranges of rows most
+    of which will come after these. threads: that share the classes. run_bits: rows of a run, log2.
     """
 
     def __init__(
         self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, run_bits: int, pairs: PairStore,
-        gather: Gather, threads: int = 1,
+        gather: Gather, ahead: Ahead, threads: int = 1,
     ) -> None:  # fmt: skip
         self.parameters, self.seed, self.n_samples, self.run_bits = parameters, seed, n_samples, run_bits
-        self.pairs, self._gather, self.threads = pairs, gather, threads
+        self.pairs, self._gather, self._ahead, self.threads = pairs, gather, ahead, threads
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
         self._rows = GROUP << run_bits
         self._desks, self._free = [_Desk(number, self._rows) for number in range(2)], 0
+        self._most_needed = False  # of the rows of the part before
         self._scratch = [tuple(np.empty(self._rows, np.int64) for _ in range(4)) for _ in range(threads)]
 
     def solve(self, round_: int, weights: Iterator[Weights] | None = None) -> NDArray[np.float64]:
@@ -217,6 +219,8 @@ class StreamSolver:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
         for start in range(0, self.n_samples, self._rows):
             stop = min(start + self._rows, self.n_samples)
+            if self._most_needed and stop < self.n_samples:
+                self._ahead([(stop, min(stop + self._rows, self.n_samples))])
             yield from self._of_range(self.pairs.take([(start, stop)]), all_, start, stop)
 
     def _of_range(self, pairs: Pairs, all_: bool, start: int, stop: int) -> Iterator[Part]:
@@ -225,6 +229,7 @@ class StreamSolver:
         needed[:] = False
         mark_range(pairs.ptr, pairs.rows, pairs.alpha, all_, start, needed)
         marked = np.flatnonzero(needed)
+        self._most_needed = 2 * len(marked) > stop - start
         if not len(marked):
             return
         desk.local_of[marked] = np.arange(len(marked), dtype=np.int32)
@@ -246,10 +251,15 @@ class StreamSolver:
         order = np.argsort(slots)
         for first in range(0, n_runs, GROUP):
             runs = np.sort(order[first : first + GROUP])
-            starts = runs << self.run_bits
-            stops = np.minimum(starts + (1 << self.run_bits), self.n_samples)
-            pairs = self.pairs.take(list(zip(starts.tolist(), stops.tolist(), strict=True)))
+            if self._most_needed and first + GROUP < n_runs:
+                self._ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
+            pairs = self.pairs.take(self._rows_of(runs))
             yield from self._of_group(pairs, runs, slots[runs], key, going, 0, self._rows)
+
+    def _rows_of(self, runs: NDArray[np.int64]) -> list[tuple[int, int]]:
+        starts = runs << self.run_bits
+        stops = np.minimum(starts + (1 << self.run_bits), self.n_samples)
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def _of_group(
         self, pairs: Pairs, runs: NDArray[np.int64], slots: NDArray[np.int64], key: np.uint64,
@@ -262,6 +272,7 @@ class StreamSolver:
             going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, desk.needed
         )  # fmt: skip
         n = list_needed(desk.needed, runs, self.run_bits, desk.lines, desk.local_of)
+        self._most_needed = 2 * n > len(runs) << self.run_bits
         if not n:
             return
         block = self._gather(desk.lines[:n], desk.number)
