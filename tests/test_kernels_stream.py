@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reference import order as twin
 
 from xmc_stream.kernels.order import GROUP, stream_order
+from xmc_stream.kernels.stream import run_starts
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver
 from xmc_stream.solvers.stream import Pairs, StreamSolver
 
@@ -72,10 +73,15 @@ class Rows:
 class Held:
     """A pair store in memory."""
 
-    def __init__(self, sets: ActiveSets) -> None:
+    def __init__(self, sets: ActiveSets, n_samples: int, run_bits: int) -> None:
         self.n_classes = len(sets.ptr) - 1
         n = len(sets.rows)
-        self.all = Pairs(sets.ptr, sets.rows.astype(np.int32), sets.sign, sets.alpha.copy(), np.zeros(n, np.bool_))
+        edges = np.arange(RowOrder(n_samples, 0, run_bits).n_runs + 1) << run_bits
+        starts = [np.searchsorted(sets.rows[a:b], edges) for a, b in itertools.pairwise(sets.ptr)]
+        self.all = Pairs(
+            sets.ptr, sets.rows.astype(np.int32), sets.sign, sets.alpha.copy(), np.zeros(n, np.bool_),
+            np.array(starts, np.int32),
+        )  # fmt: skip
 
     def take(self, ranges: Any) -> Pairs:
         return self.all
@@ -112,7 +118,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
     rows = np.concatenate(active)
     alpha = np.where(rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)))
     sets = ActiveSets(5, ptr, rows, np.where(rng.random(len(rows)) < 0.4, 1, -1).astype(np.int8), alpha)
-    pairs = Held(sets)
+    pairs = Held(sets, n, run_bits)
 
     figures, weights = np.empty((k, 4)), np.zeros((k, d), np.float32)
     done = 0
@@ -159,10 +165,20 @@ def test_what_is_gathered_next_is_told_before() -> None:
     for share, expected in ((0.9, 2 * 5 - 1), (0.2, 0)):
         rows = np.flatnonzero(rng.random(n) < share)
         signs = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
-        pairs = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))))
+        pairs = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, run_bits)
         p = PPDSparseParameters(lam=0.1, max_rounds=1, last_epochs=1)
         checked = 0
         StreamSolver(p, 0, n, d, run_bits, pairs, gather, ahead).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.integers(0, 4), st.integers(0, 10**6))
+def test_run_starts_are_found_by_searching(n: int, run_bits: int, seed: int) -> None:
+    rows = np.flatnonzero(np.random.default_rng(seed).random(n) < 0.3)
+    edges = np.arange(RowOrder(n, 0, run_bits).n_runs + 1) << run_bits
+    starts = np.empty(len(edges), np.int32)
+    run_starts(rows, run_bits, starts)
+    assert np.array_equal(starts, np.searchsorted(rows, edges))

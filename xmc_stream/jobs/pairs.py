@@ -16,10 +16,13 @@ from xmc_stream.errors import StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
 from xmc_stream.kernels.slabs import ASLEEP, FRESH, POSITIVE
-from xmc_stream.solvers.ppdsparse import ActiveSets
+from xmc_stream.kernels.stream import run_starts
+from xmc_stream.solvers.ppdsparse import ActiveSets, RowOrder
 from xmc_stream.solvers.stream import Pairs
+from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix
 
+NO_STARTS = np.empty((0, 0), np.int32)  # of pairs that are taken for some runs alone
 _STEP = MIB // 4  # rows, or entries of a line, at a time
 
 
@@ -52,14 +55,16 @@ class ScratchFile:
 
 
 class MemoryPairs:
-    """Pairs of some classes in memory."""
+    """Pairs of some classes in memory. order: of the rows."""
 
-    def __init__(self, sizes: NDArray[np.int64], dtype: np.dtype[np.signedinteger], rough: bool) -> None:
+    def __init__(self, sizes: NDArray[np.int64], order: RowOrder, rough: bool) -> None:
         self.n_classes = len(sizes)
         ptr = np.concatenate([[0], np.cumsum(sizes)])
         n = int(ptr[-1])
+        self._run_bits = order.run_bits
         self.all = Pairs(
-            ptr, np.empty(n, dtype), np.empty(n, np.int8), np.empty(n), np.zeros(n, np.bool_)
+            ptr, np.empty(n, index_dtype(order.n_samples)), np.empty(n, np.int8), np.empty(n), np.zeros(n, np.bool_),
+            np.empty((len(sizes), order.n_runs + 1), np.int32),
         )  # fmt: skip
         self._fresh = np.zeros(n if rough else 0, np.bool_)
 
@@ -67,6 +72,7 @@ class MemoryPairs:
         """The active set of class c."""
         mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
         self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine] = sets.rows, sets.sign, sets.alpha
+        run_starts(sets.rows, self._run_bits, self.all.starts[c])
         if len(self._fresh):
             self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
 
@@ -153,7 +159,7 @@ class DiskPairs:
         flags = np.concatenate([values[1] for values in read])
         sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
         asleep = (flags & ASLEEP).astype(np.bool_)
-        return _Taken(np.array([0, len(rows)]), rows, sign, alpha, asleep, places, flags)
+        return _Taken(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS, places, flags)
 
     def give_back(self, pairs: Pairs) -> None:
         if not isinstance(pairs, _Taken):

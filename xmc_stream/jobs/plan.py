@@ -29,6 +29,7 @@ SLICES = 2048  # ranges of rows for which a class on disk keeps where its pairs 
 SORTED = 1 << 18  # pairs of classes on disk that are sorted at a time
 _TAKEN_BYTES = 64  # of a pair that was read from disk: in its order there, and by class
 _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
+_HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
 _SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
@@ -100,7 +101,7 @@ class StreamRoom:
 
     nnz: entries of X, in each of two buffers; classes: bytes for the classes solved beside each other; threads: that
     share them.
-    share: of all rows, those of a group, so also of the pairs on disk what is in memory.
+    share: of all rows, those of a group, so also of the pairs on disk what is in memory. n_runs: of X.
     """
 
     nnz: int
@@ -108,6 +109,7 @@ class StreamRoom:
     threads: int
     n_features: int
     share: float
+    n_runs: int
 
     def group_bytes(self, order: RowOrder) -> int:
         """Of two groups of rows: their places and numbers, each thread's scratch."""
@@ -121,7 +123,8 @@ class StreamRoom:
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
         merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
         if not slabs:
-            return v + PAIR_BYTES * int(n_active.sum()) + merging
+            starts = 4 * (self.n_runs + 1) * len(n_active)
+            return v + starts + PAIR_BYTES * int(n_active.sum()) + merging
         pairs = float(n_active.sum())
         taken = max(pairs * self.share, SORTED, 3.0 * pairs / SLICES)  # a slice may have more than others
         return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
@@ -177,7 +180,7 @@ def plan_solve(
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
         # beside a group: for taking weights
-        streaming = StreamRoom(0, 0, threads, n_features, 0.0).group_bytes(order) + 24 * n_features
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 24 * n_features
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
@@ -187,7 +190,7 @@ def plan_solve(
     if streaming:
         nnz = min((left - streaming - 8 * n_features) // 4, 36 * MIB) // 8  # a group takes 16 to 32 MiB on average
         share = 3.0 * (GROUP << order.run_bits) / n_samples  # of two groups, some of which have more than others
-        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features, share)
+        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features, share, order.n_runs)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
 
 
@@ -196,8 +199,9 @@ def choose_streamed(
 ) -> NDArray[np.bool_]:
     """Which large classes, with so many active rows, are solved as X streams by: it changes no bit of the result.
 
-    Those that do not fit otherwise; all of them where that reads less than gathering their rows, or where the job has
-    several threads, which share them only then.
+    Those that do not fit otherwise; all of them where that reads less than gathering their rows, or where the job has so
+    many threads, which share them only then, that it is sooner done: a class that is held takes about as long as two
+    passes of streaming it, as rows asleep cost nothing then (see benchmarks/README.md).
     """
     if sizes.room is None or not len(n_active):
         return np.zeros(len(n_active), np.bool_)
@@ -208,7 +212,8 @@ def choose_streamed(
     else:
         gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
     streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
-    return np.asarray(~fits | streams_less | (sizes.room.threads > 1))
+    shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
+    return np.asarray(~fits | streams_less | shared)
 
 
 def held_rows(sizes: NDArray[Any]) -> list[int]:

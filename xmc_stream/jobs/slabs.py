@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.pairs import ScratchFile
+from xmc_stream.jobs.pairs import NO_STARTS, ScratchFile
 from xmc_stream.jobs.plan import SLICES, SORTED
 from xmc_stream.kernels.slabs import FRESH, PAIR, POSITIVE, put_back, put_by_class, put_by_run, wake_pairs
 from xmc_stream.solvers.ppdsparse import ActiveSets
@@ -118,7 +118,7 @@ class SlabPairs:
         run_ptr = np.concatenate([[0], np.cumsum(self._of_run[each + 1] - self._of_run[each])])
         taken = _Taken(
             np.empty(self.n_classes + 1, np.int64), np.empty(n, self._rows.dtype), np.empty(n, np.int8), np.empty(n),
-            np.empty(n, np.bool_), places, read, np.empty(n, np.int64),
+            np.empty(n, np.bool_), NO_STARTS, places, read, np.empty(n, np.int64),
         )  # fmt: skip
         put_by_class(
             run_ptr, each, self._run_bits, read, taken.ptr, taken.rows, taken.sign, taken.alpha, taken.asleep, taken.source

@@ -17,7 +17,6 @@ from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.solvers.stream import StreamSolver, Weights
-from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 from xmc_stream.store.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 
@@ -88,7 +87,7 @@ class LargeClasses:
                 on_disk.put(i, self._active_set(int(c)), self.rough)
             on_disk.arrange()
             return on_disk
-        pairs = MemoryPairs(n_active, index_dtype(n), self.rough)
+        pairs = MemoryPairs(n_active, self.order, self.rough)
         for i, c in enumerate(classes):
             pairs.put(i, self._active_set(int(c)))
         return pairs

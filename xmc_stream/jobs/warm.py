@@ -103,7 +103,7 @@ class WarmUp:
         sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
         active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
         solver = LargeClasses(
-            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0), False, lambda c: active,
+            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), False, lambda c: active,
             lambda c, folder: disk_pairs(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),

@@ -1,6 +1,7 @@
 """Solving many large classes while rows stream by: steps of all of them on the rows at hand (`kernels.order`).
 
 Pairs (row, class) are ragged: class c has the entries [ptr[c], ptr[c + 1]) of `rows` (ascending), `sign`, `alpha`, `asleep`.
+Run r of it begins at entry ptr[c] + starts[c, r]; where `starts` has no classes, the pairs are those of the runs at hand alone.
 """
 
 from __future__ import annotations
@@ -37,10 +38,34 @@ def _fetch(v: NDArray[np.float64], n_rows: int, indptr: NDArray[np.int64]) -> fl
 
 
 @kernel
+def run_starts(rows: NDArray[Any], run_bits: int, out: NDArray[np.int32]) -> None:
+    """out[r] = how many of a class's rows come before run r."""
+    q = 0
+    for r in range(len(out)):
+        while q < len(rows) and np.int64(rows[q]) >> run_bits < r:
+            q += 1
+        out[r] = q
+
+
+@kernel
+def _run_bounds(
+    c: int, run: int, before: int, ptr: NDArray[np.int64], rows: NDArray[Any], starts: NDArray[np.int32], run_bits: int
+) -> tuple[int, int]:
+    """The entries of class c in a run. before: where those of the last run at hand ended."""
+    if len(starts):
+        return int(ptr[c] + starts[c, run]), int(ptr[c] + starts[c, run + 1])
+    end = before
+    while end < ptr[c + 1] and np.int64(rows[end]) >> run_bits == run:
+        end += 1
+    return before, end
+
+
+@kernel
 def mark_group(
     going: NDArray[np.bool_],
     ptr: NDArray[np.int64],
     rows: NDArray[Any],
+    starts: NDArray[np.int32],
     asleep: NDArray[np.bool_],
     runs: NDArray[np.int64],
     slots: NDArray[np.int64],
@@ -58,9 +83,10 @@ def mark_group(
     for c in range(len(going)):
         if not going[c]:
             continue
+        end = int(ptr[c])
         for j in range(len(runs)):
             first = runs[j] << run_bits
-            begin, end = _bounds(rows, ptr[c], ptr[c + 1], first, first + (1 << run_bits))
+            begin, end = _run_bounds(c, runs[j], end, ptr, rows, starts, run_bits)
             for q in range(begin, end):
                 if asleep[q]:
                     continue
@@ -118,6 +144,7 @@ def descend_group(
     going: NDArray[np.bool_],
     ptr: NDArray[np.int64],
     rows: NDArray[Any],
+    starts: NDArray[np.int32],
     sign: NDArray[np.int8],
     alpha: NDArray[np.float64],
     asleep: NDArray[np.bool_],
@@ -156,10 +183,10 @@ def descend_group(
     for c in range(first, last):
         if not going[c]:
             continue
-        n = 0
+        n, end = 0, int(ptr[c])
         for j in range(len(runs)):
             start = runs[j] << run_bits
-            begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, start + (1 << run_bits))
+            begin, end = _run_bounds(c, runs[j], end, ptr, rows, starts, run_bits)
             for q in range(begin, end):
                 if asleep[q]:
                     continue

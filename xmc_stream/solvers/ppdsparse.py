@@ -197,6 +197,11 @@ class RowOrder:
         run_bits = max(0, (RUN_BYTES // max(row_bytes, 1)).bit_length() - 1)
         return cls(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(run_bits, RUN_BITS))
 
+    @property
+    def n_runs(self) -> int:
+        """Runs of all rows."""
+        return -(-self.n_samples >> self.run_bits)
+
 
 @dataclass
 class ActiveSets:

@@ -37,7 +37,8 @@ from xmc_stream.stop import stop_if_unwanted
 class Pairs:
     """Active rows of some classes, ragged: class c has the entries [ptr[c], ptr[c + 1]), its rows ascending.
 
-    sign int8 (+1 positive, -1 negative); alpha float64 >= 0; asleep: not visited before it is woken.
+    sign int8 (+1 positive, -1 negative); alpha float64 >= 0; asleep: not visited before it is woken. starts (n, runs + 1):
+    how many of a class's rows come before each run of X; (0, 0) where the pairs are of the ranges asked for alone.
     """
 
     ptr: NDArray[np.int64]
@@ -45,6 +46,7 @@ class Pairs:
     sign: NDArray[np.int8]
     alpha: NDArray[np.float64]
     asleep: NDArray[np.bool_]
+    starts: NDArray[np.int32]
 
 
 class PairStore(Protocol):
@@ -53,7 +55,7 @@ class PairStore(Protocol):
     n_classes: int
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
-        """The pairs with rows in some ranges (ascending); there may be others among them."""
+        """The pairs with rows in some ranges (ascending), or all with their `starts`."""
         ...
 
     def give_back(self, pairs: Pairs) -> None:
@@ -191,9 +193,9 @@ class StreamSolver:
         def step(part: Part, classes: tuple[int, int], scratch: Any) -> None:
             pairs, block = part.pairs, part.block
             descend_group(
-                *classes, going, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, pairs.asleep, part.runs, part.slots,
-                self.run_bits, key, part.low, part.high, part.local_of, block.indptr, block.indices, block.values,
-                part.squares, bar, self.v, self.v0, worst, p.lam, p.tau, p.h2, p.upper, p.bias, *scratch,
+                *classes, going, pairs.ptr, pairs.rows, pairs.starts, pairs.sign, pairs.alpha, pairs.asleep, part.runs,
+                part.slots, self.run_bits, key, part.low, part.high, part.local_of, block.indptr, block.indices,
+                block.values, part.squares, bar, self.v, self.v0, worst, p.lam, p.tau, p.h2, p.upper, p.bias, *scratch,
             )  # fmt: skip
 
         self._work(self._groups(key, going), step, change=True)
@@ -269,7 +271,7 @@ class StreamSolver:
         desk = self._desks[self._free]
         desk.needed[:] = False
         mark_group(
-            going, pairs.ptr, pairs.rows, pairs.asleep, runs, slots, self.run_bits, key, low, high, desk.needed
+            going, pairs.ptr, pairs.rows, pairs.starts, pairs.asleep, runs, slots, self.run_bits, key, low, high, desk.needed
         )  # fmt: skip
         n = list_needed(desk.needed, runs, self.run_bits, desk.lines, desk.local_of)
         self._most_needed = 2 * n > len(runs) << self.run_bits
