@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,8 @@ from xmc_stream.kernels.stream import (
 )
 from xmc_stream.solvers.ppdsparse import CSRBlock, PPDSparseParameters
 from xmc_stream.stop import stop_if_unwanted
+
+_SHARES = 8  # runs of classes for each thread: some have more to do, and the last one ends soon
 
 
 @dataclass
@@ -122,7 +125,9 @@ class StreamSolver:
         self._rows = GROUP << run_bits
         self._desks, self._free = [_Desk(number, self._rows) for number in range(2)], 0
         self._most_needed = False  # of the rows of the part before
-        self._scratch = [tuple(np.empty(self._rows, np.int64) for _ in range(4)) for _ in range(threads)]
+        self._scratch: SimpleQueue[tuple[NDArray[np.int64], ...]] = SimpleQueue()  # one for each thread
+        for _ in range(threads):
+            self._scratch.put(tuple(np.empty(self._rows, np.int64) for _ in range(4)))
 
     def solve(self, round_: int, weights: Iterator[Weights] | None = None) -> NDArray[np.float64]:
         """One round of all classes; returns the largest violation inside each active set.
@@ -201,7 +206,7 @@ class StreamSolver:
         self._work(self._groups(key, going), step, change=True)
 
     def _work(self, parts: Iterator[Part], act: Act, change: bool = False) -> None:
-        """Act on part after part, the next one being read meanwhile; each thread on classes with as many pairs.
+        """Act on part after part, the next one being read meanwhile; threads take runs of classes with as many pairs.
 
         change: whether the pairs are given back.
         """
@@ -211,11 +216,19 @@ class StreamSolver:
             stop_if_unwanted()
             ahead = self._reader.submit(next, parts, None)
             ptr = part.pairs.ptr
-            cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], self.threads + 1)[1:-1])
+            n = _SHARES * self.threads if self.threads > 1 else 1
+            cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], n + 1)[1:-1])
             ends = [0, *np.maximum.accumulate(cuts).tolist(), self.pairs.n_classes]
-            list(self._pool.map(partial(act, part), itertools.pairwise(ends), self._scratch))
+            list(self._pool.map(partial(self._act, act, part), itertools.pairwise(ends)))
             if change:
                 self.pairs.give_back(part.pairs)
+
+    def _act(self, act: Act, part: Part, classes: tuple[int, int]) -> None:
+        scratch = self._scratch.get()
+        try:
+            act(part, classes, scratch)
+        finally:
+            self._scratch.put(scratch)
 
     def _ranges(self, all_: bool) -> Iterator[Part]:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
