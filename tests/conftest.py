@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,9 @@ import pytest
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
 hypothesis.settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or the commands that tests interrupt would inherit it
 
 ROOT = Path(__file__).resolve().parent.parent
 
