@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ class Cgroup:
                 raise OSError("the memory controller is not there")
             (_V2 / "cgroup.subtree_control").write_text("+memory")
         self.path = (_V1 if self.v1 else _V2) / name
-        self.path.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            self.path.rmdir()  # of a run that was killed, with its figures
+        self.path.mkdir()
         (self.path / ("memory.limit_in_bytes" if self.v1 else "memory.max")).write_text(str(limit))
 
     @property
