@@ -27,8 +27,8 @@ def _bounds(rows: NDArray[Any], begin: int, end: int, low: int, high: int) -> tu
 def _fetch(v: NDArray[np.float64], n_rows: int, indptr: NDArray[np.int64]) -> float:
     """Bring a class's v into the cache by reading it in order, if n_rows rows of the block touch a good part of it.
 
-    Their features come in no order, and a miss for each of them takes twice as long as all their arithmetic (measured,
-    see benchmarks/README.md). Returns a sum that means nothing, so that the reading is not left out as idle.
+    Their features come in no order, and to wait for each of them takes about as long as all their arithmetic (see
+    benchmarks/README.md). Returns a sum that means nothing, so that the reading is not left out as idle.
     """
     total = 0.0
     if n_rows * indptr[-1] * 16 >= len(v) * (len(indptr) - 1):
