@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.memory import MemoryLimit, format_size, parse_size, resident
+from xmc_stream.memory import MemoryLimit, format_size, free_in_cgroups, parse_size, resident
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -91,6 +91,31 @@ def test_no_limit_given_means_part_of_the_free_memory() -> None:
     import psutil
 
     assert 0 < MemoryLimit.of(None).limit < psutil.virtual_memory().total
+
+
+def write_cgroup(folder: Path, names: tuple[str, str, str], bound: int | str, used: int, cached: int) -> None:
+    """The files of a memory cgroup. names: of bound and use, and what stands before the names of its statistics."""
+    folder.mkdir(parents=True, exist_ok=True)
+    limit, usage, prefix = names
+    (folder / limit).write_text(f"{bound}\n")
+    (folder / usage).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"{prefix}active_file {cached}\nother 7\n{prefix}inactive_file 1\n")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_memory_cgroups_leave_free(tmp_path: Path, version: int) -> None:
+    top, names = tmp_path / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    if version == 2:
+        top, names = tmp_path, ("memory.max", "memory.current", "")
+    write_cgroup(top / "a", names, 1000, 700, 200)
+    write_cgroup(top / "a" / "b", names, 300 if version == 1 else "max", 100, 50)
+    line = "5:cpu,memory:/a/b" if version == 1 else "0::/a/b"
+    expected = [251, 501] if version == 1 else [501]
+    assert free_in_cgroups(f"3:cpuset:/a\n{line}\n", tmp_path) == expected
+    # a container shows its own group at the top, and may name it as the host does
+    write_cgroup(top, names, 90, 100, 4)
+    assert free_in_cgroups(line.replace("/a/b", "/docker/77"), tmp_path) == [0]
+    assert free_in_cgroups("3:cpuset:/a\n", tmp_path) == []
 
 
 def test_a_budget_is_what_limit_process_and_reserve_leave() -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -23,6 +24,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 _RESERVED = 32  # a limit's share that no plan uses
 _M_MMAP_THRESHOLD = -3  # glibc's mallopt parameter
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def parse_size(size: str | float) -> int:
@@ -52,6 +54,45 @@ def format_size(n_bytes: float) -> str:
 def resident() -> int:
     """Bytes of this process in memory now, mapped pages included."""
     return int(psutil.Process().memory_info().rss)
+
+
+def available_memory() -> int:
+    """Bytes that this process may still get: free on the machine, and in every memory cgroup that it is in.
+
+    What the page cache holds counts as free.
+    """
+    free = int(psutil.virtual_memory().available)
+    try:
+        memberships = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        return free
+    return min([free, *free_in_cgroups(memberships, _CGROUPS)])
+
+
+def free_in_cgroups(memberships: str, root: Path) -> list[int]:
+    """Bytes free in each memory cgroup (v1, v2) with a limit, of those that /proc/PID/cgroup names and those around them.
+
+    Inside a container the names may be the host's: what is not there under `root` is looked for at the top.
+    """
+    found = []
+    for line in memberships.splitlines():
+        number, controllers, name = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            top, limit, usage, prefix = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+        elif number == "0":
+            top, limit, usage, prefix = root, "memory.max", "memory.current", ""
+        else:
+            continue
+        for group in (Path(name.lstrip("/")) / "any").parents:
+            try:
+                bound, used = ((top / group / file).read_text().strip() for file in (limit, usage))
+                stat = dict(line.split() for line in (top / group / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # no such group here
+                continue
+            if bound != "max":
+                cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                found.append(max(int(bound) - int(used) + cache, 0))
+    return found
 
 
 @dataclass(frozen=True)
@@ -111,7 +152,7 @@ class MemoryLimit:
     @classmethod
     def of(cls, size: str | float | None) -> MemoryLimit:
         """The limit of a size in words or bytes; None takes three quarters of the memory that is free now."""
-        return cls(int(psutil.virtual_memory().available * 0.75) if size is None else parse_size(size))
+        return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
 
     def budget(self) -> int:
         """Bytes a plan may hand out now, in a process whose libraries and kernels are loaded."""
