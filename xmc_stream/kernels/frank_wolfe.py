@@ -2,13 +2,12 @@
 
     v_k = sum_i a_ik x_i,   w_k = soft(v_k, lam),   a_ik >= 0 on positives, <= 0 on negatives, both sums t in [0, C]
 
-v lies in `kernels.tables`, table j nu + q for feature j and part q of the labels (dense: feature j alone); labels are numbers
-of a random permutation of them, so that parts are runs of numbers.
+v lies in `kernels.tables`; labels are numbers of a random permutation of them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +15,30 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.simplex import project
-from xmc_stream.kernels.tables import find, place, places_needed
+from xmc_stream.kernels.tables import Tables, find, part_bounds, place, places_needed
 
 _A = np.uint64(0x9E3779B97F4A7C15)
+_11 = np.uint64(11)
 _TRIES = 8  # draws of a label that no weight touches
-_53 = np.uint64(11)
+
+
+class ActiveLabels(NamedTuple):
+    """Active labels of the rows of a block. Row r has labels[begin[r] : begin[r] + size[r]], its positives first, and their a.
+
+    n_positive: of each row. There is room for as many more labels in a row as a search may bring in.
+    """
+
+    begin: NDArray[np.int64]
+    size: NDArray[np.int64]
+    n_positive: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    a: NDArray[np.float64]
 
 
 @kernel
 def _uniform(key: np.uint64, n: int) -> float:
     """Draw n of a key, in [0, 1)."""
-    return np.float64(mix(key + np.uint64(n) * _A) >> _53) / 9007199254740992.0
+    return np.float64(mix(key + np.uint64(n) * _A) >> _11) / 9007199254740992.0
 
 
 @kernel
@@ -36,9 +48,9 @@ def _soft(v: float, lam: float) -> float:
 
 @kernel
 def _insert(label: int, score: float, n: int, labels: NDArray[np.int64], scores: NDArray[np.float64]) -> int:
-    """Put a label among the best found so far (higher scores first, then lower labels); returns how many there are.
+    """Put a label among the n best found so far (higher scores first, then lower labels), if there is a place for it.
 
-    As many as there are places; n of them are taken.
+    Returns how many they are then.
     """
     q = n
     if n == len(scores):
@@ -54,77 +66,75 @@ def _insert(label: int, score: float, n: int, labels: NDArray[np.int64], scores:
 
 @kernel
 def search_row(
-    features: NDArray[Any], x: NDArray[np.float64], part: int, nu: int, n_labels: int,
-    begin: NDArray[np.int64], bits: NDArray[np.int8], labels: NDArray[np.int32], values: NDArray[np.float64],
-    lam: float, barred: NDArray[np.int64], mark: int, z: NDArray[np.float64],
-    best: NDArray[np.int64], best_z: NDArray[np.float64],
+    features: NDArray[Any], x: NDArray[np.float64], part: int, tables: Tables, lam: float, marks: NDArray[np.int64],
+    mark: int, z: NDArray[np.float64], best: NDArray[np.int64], best_z: NDArray[np.float64],
 ) -> tuple[int, int]:  # fmt: skip
-    """The labels of a part that score highest, and above 0, for the entries of a row; labels with barred[l] = mark are not.
+    """The labels of a part that score highest, and above 0, for the entries of a row; labels with marks[k] = mark do not.
 
-    z (n_labels + 1,): zero before and, but for its last place, after. best, best_z: places for as many labels as are
-    wanted, from best to worst. Returns how many were found, and the weights looked at.
+    z (K + 1,): zero before and, but for its last place, after. best, best_z: places for as many labels as are wanted,
+    from best to worst. Returns how many were found, and the weights looked at.
     """
-    low, high = n_labels * part // nu, n_labels * (part + 1) // nu
+    n_labels, labels, values = tables.n_labels, tables.labels, tables.values
+    low, high = part_bounds(part, n_labels, tables.n_parts)
+    dense = len(labels) == 0
     met = 0
     for p in range(len(features)):
-        if len(labels) == 0:
-            run = values[features[p] * n_labels : (features[p] + 1) * n_labels]
-            for k in range(low, high):
-                z[k] += x[p] * _soft(run[k], lam)
+        if dense:
+            run = values[features[p] * n_labels + low : features[p] * n_labels + high]
+            for k in range(high - low):
+                z[low + k] += x[p] * _soft(run[k], lam)
             met += high - low
-        elif bits[features[p] * nu + part] >= 0:
-            t = features[p] * nu + part
-            length = np.int64(1) << bits[t]
-            for at in range(begin[t], begin[t] + length):
-                z[labels[at]] += x[p] * _soft(values[at], lam)
-            met += length
+            continue
+        t = features[p] * tables.n_parts + part
+        if tables.bits[t] >= 0:
+            first, last = tables.begin[t], tables.begin[t] + (np.int64(1) << tables.bits[t])
+            for at in range(first, last):
+                z[labels[at]] += x[p] * _soft(values[at], lam)  # empty places add to the last one
+            met += last - first
     n = 0
-    if len(labels) == 0 or 8 * met > high - low:
+    if dense or 8 * met > high - low:
         for k in range(low, high):
-            if z[k] > 0.0 and barred[k] != mark:
+            if z[k] > 0.0 and marks[k] != mark:
                 n = _insert(k, z[k], n, best, best_z)
         z[low:high] = 0.0
-    else:
-        for p in range(len(features)):
-            t = features[p] * nu + part
-            if bits[t] >= 0:
-                for at in range(begin[t], begin[t] + (np.int64(1) << bits[t])):
-                    k = labels[at]
-                    score = z[k]
-                    z[k] = 0.0  # so that it comes once
-                    if score > 0.0 and k != n_labels and barred[k] != mark:
-                        n = _insert(k, score, n, best, best_z)
+        return n, met
+    for p in range(len(features)):
+        t = features[p] * tables.n_parts + part
+        if tables.bits[t] >= 0:
+            for at in range(tables.begin[t], tables.begin[t] + (np.int64(1) << tables.bits[t])):
+                k = labels[at]
+                score = z[k]
+                z[k] = 0.0  # so that it comes once
+                if score > 0.0 and k != n_labels and marks[k] != mark:
+                    n = _insert(k, score, n, best, best_z)
     return n, met
 
 
 @kernel
-def _draw_label(
-    features: NDArray[Any], part: int, nu: int, n_labels: int, begin: NDArray[np.int64], bits: NDArray[np.int8],
-    labels: NDArray[np.int32], values: NDArray[np.float64], lam: float, barred: NDArray[np.int64], mark: int,
-    key: np.uint64,
-) -> int:  # fmt: skip
-    """A label of a part that no weight of a row's features touches, if one is soon found, else any; -1 for none."""
-    low, high = n_labels * part // nu, n_labels * (part + 1) // nu
-    any_ = -1
+def draw_label(
+    features: NDArray[Any], part: int, tables: Tables, lam: float, marks: NDArray[np.int64], mark: int, key: np.uint64
+) -> int:
+    """A label of a part that no weight of some features touches, if one is soon found, else any; -1 for none at all."""
+    low, high = part_bounds(part, tables.n_labels, tables.n_parts)
+    drawn = -1
     for n in range(_TRIES):
         k = low + int(_uniform(key, n) * (high - low))
-        if barred[k] == mark:
+        if k == high or marks[k] == mark:
             continue
-        any_ = k
+        drawn = k
         touched = False
         for p in range(len(features)):
-            t = features[p] if len(labels) == 0 else features[p] * nu + part
-            at = find(t, k, n_labels, begin, bits, labels)
-            touched = touched or (at >= 0 and abs(values[at]) > lam)
+            at = find(features[p], k, tables)
+            touched = touched or (at >= 0 and abs(tables.values[at]) > lam)
         if not touched:
             break
-    return any_
+    return drawn
 
 
 @kernel
 def sample_row(
-    features: NDArray[Any], data: NDArray[np.float32], n: int, key: np.uint64,
-    out_features: NDArray[np.int64], out_x: NDArray[np.float64],
+    features: NDArray[Any], data: NDArray[np.float32], n: int, key: np.uint64, out_features: NDArray[np.int64],
+    out_x: NDArray[np.float64],
 ) -> None:  # fmt: skip
     """n draws of a row's entries with probability |x_j| / ||x||_1 and value sign(x_j) ||x||_1 / n: w.x on average.
 
@@ -141,3 +151,117 @@ def sample_row(
             upto += abs(np.float64(data[p]))
         out_features[i] = features[p]
         out_x[i] = np.sign(data[p]) * norm / n
+
+
+@kernel
+def _scores(
+    features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], tables: Tables, lam: float,
+    places: NDArray[np.int64], out: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """w_k.x of some labels from all entries of a row; places (entries, labels): where their v is, -1 for nowhere."""
+    out[:] = 0.0
+    for p in range(len(features)):
+        for k in range(len(active)):
+            at = find(features[p], active[k], tables)
+            places[p, k] = at
+            if at >= 0:
+                out[k] += x[p] * _soft(tables.values[at], lam)
+
+
+@kernel
+def _move(
+    features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], steps: NDArray[np.float64],
+    tables: Tables, places: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature."""
+    for p in range(len(features)):
+        known = True
+        for k in range(len(active)):
+            if steps[k] == 0.0:
+                continue
+            at = places[p, k] if known else find(features[p], active[k], tables)
+            if at < 0:
+                at = place(features[p], active[k], tables)
+                known = False
+            tables.values[at] += steps[k] * x[p]
+
+
+@kernel
+def visit_rows(
+    rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
+    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, lam: float, C: float,
+    marks: NDArray[np.int64], z: NDArray[np.float64], places: NDArray[np.int64], work: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
+
+    keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
+    that a search may bring in. marks (K + 1,): of labels, below the last place, which is the last mark. z (K + 1,): zero.
+    places: for the entries of the longest row and the most labels. work (2,) counts weights that searches and steps met.
+    """
+    n_labels = tables.n_labels
+    longest, room = places.shape
+    x, drawn, sampled = np.empty(longest), np.empty(longest, np.int64), np.empty(longest)
+    best, best_z = np.empty(most, np.int64), np.empty(most)
+    scores, steps, p_new, q_new = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
+    scratch_p, scratch_q = np.empty(room), np.empty(room)
+    for i in range(len(rows)):
+        r, key = rows[i], keys[i]
+        n_pos, size = sets.n_positive[r], sets.size[r]
+        if n_pos == 0 or n_pos == n_labels:
+            continue  # a = 0 is all it can be
+        features, entries = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
+        n, square, needed = len(features), 0.0, 0
+        for p in range(n):
+            x[p] = entries[p]
+            square += x[p] * x[p]
+            needed += places_needed(features[p], size + most, tables)
+        if len(tables.labels) and tables.used[0] + needed > len(tables.labels):
+            return i
+        active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
+        a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
+        marks[n_labels] += 1
+        mark = marks[n_labels]
+        for k in range(size):
+            marks[active[k]] = mark
+        part = int(_uniform(key, 0) * tables.n_parts)
+        if rate > 1 and n:
+            n_drawn = (n + rate - 1) // rate
+            sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
+            found, met = search_row(
+                drawn[:n_drawn], sampled, part, tables, lam, marks, mark, z, best, best_z
+            )  # fmt: skip
+        else:
+            found, met = search_row(features, x, part, tables, lam, marks, mark, z, best, best_z)
+        if found == 0:
+            best[0] = draw_label(features, part, tables, lam, marks, mark, mix(key + _A))
+            found = int(best[0] >= 0)
+        for k in range(found):
+            active[size + k], a[size + k] = best[k], 0.0
+        size += found
+        n_neg = size - n_pos
+        work[0] += met
+        work[1] += 2 * size * n
+        if n_neg == 0:
+            continue
+        if square > 0.0:
+            _scores(features, x, active[:size], tables, lam, places, scores[:size])
+            for k in range(n_pos):
+                q_new[k] = a[k] - scores[k] / square
+            for k in range(n_neg):
+                p_new[k] = (scores[n_pos + k] + 1.0) / square - a[n_pos + k]
+            project(p_new, n_neg, q_new, n_pos, C, scratch_p, scratch_q)
+        else:  # no score can change: all of C, on any pair
+            q_new[:n_pos], p_new[:n_neg] = 0.0, 0.0
+            q_new[0] = p_new[0] = C
+        for k in range(size):
+            steps[k] = (q_new[k] if k < n_pos else -p_new[k - n_pos]) - a[k]
+        if square > 0.0:
+            _move(features, x, active[:size], steps, tables, places)
+        kept = n_pos
+        a[:n_pos] = q_new[:n_pos]
+        for k in range(n_neg):
+            if p_new[k] > 0.0:
+                active[kept], a[kept] = active[n_pos + k], -p_new[k]
+                kept += 1
+        sets.size[r] = kept
+    return len(rows)

@@ -56,19 +56,19 @@ def project(
     bs, cs = _descending(b, m, scratch_b), _descending(c, n, scratch_c)
     t = 0.0
     if bs[0] + cs[0] > 0.0:
-        k, l, sum_b, sum_c = 1, 1, bs[0], cs[0]
+        m_in, n_in, sum_b, sum_c = 1, 1, bs[0], cs[0]
         while True:
-            t = min((l * sum_b + k * sum_c) / (k + l), most)
-            next_b, next_c = _entry(bs, k, sum_b), _entry(cs, l, sum_c)
+            t = min((n_in * sum_b + m_in * sum_c) / (m_in + n_in), most)
+            next_b, next_c = _entry(bs, m_in, sum_b), _entry(cs, n_in, sum_c)
             if min(next_b, next_c) >= t:
                 break
             if next_b <= next_c:
-                sum_b += bs[k]
-                k += 1
+                sum_b += bs[m_in]
+                m_in += 1
             else:
-                sum_c += cs[l]
-                l += 1
-        mu, nu = (sum_b - t) / k, (sum_c - t) / l
+                sum_c += cs[n_in]
+                n_in += 1
+        mu, nu = (sum_b - t) / m_in, (sum_c - t) / n_in
         for i in range(m):
             b[i] = max(b[i] - mu, 0.0)
         for i in range(n):

@@ -1,0 +1,232 @@
+"""Steps of PD-Sparse against dense arithmetic: each is the twin's, the dual objective never rises, the gap closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from reference import frank_wolfe as twin
+from sklearn.svm import LinearSVC
+
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, sample_row, search_row, visit_rows
+from xmc_stream.kernels.tables import Tables, dense_tables, find, hash_tables
+
+
+@dataclass
+class Problem:
+    X: NDArray[np.float64]
+    Y: NDArray[np.bool_]
+    lam: float
+    C: float
+
+    def csr(self) -> tuple[Any, Any, Any]:
+        rows, features = np.nonzero(self.X)
+        indptr = np.searchsorted(rows, np.arange(len(self.X) + 1))
+        return indptr.astype(np.int64), features.astype(np.int32), self.X[rows, features].astype(np.float32)
+
+
+class State:
+    """The dual variables of all samples, and the tables."""
+
+    def __init__(self, problem: Problem, n_parts: int, dense: bool, most: int, places: int = 1 << 16) -> None:
+        (n, d), k = problem.X.shape, problem.Y.shape[1]
+        self.problem, self.most = problem, most
+        self.tables = dense_tables(d, k, n_parts) if dense else hash_tables(d, k, n_parts, places)
+        self.tables.values[:] = 0.0 if dense else 7.0  # whatever was there before
+        room = k + most
+        self.n_positive = problem.Y.sum(axis=1)
+        self.sets = ActiveLabels(
+            np.arange(n) * room,
+            self.n_positive.copy(),
+            self.n_positive,
+            np.zeros(n * room, np.int32),
+            np.zeros(n * room),
+        )
+        for i in range(n):
+            self.sets.labels[i * room : i * room + self.n_positive[i]] = np.flatnonzero(problem.Y[i])
+        self.marks, self.z = np.zeros(k + 1, np.int64), np.zeros(k + 1)
+        self.places, self.work = np.empty((d, room), np.int64), np.zeros(2, np.int64)
+
+    def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
+        p = self.problem
+        done = visit_rows(
+            np.asarray(rows, np.int64), np.asarray(keys, np.uint64), *p.csr(), self.sets, self.tables, rate, self.most,
+            p.lam, p.C, self.marks, self.z, self.places, self.work,
+        )  # fmt: skip
+        assert not self.z[:-1].any()
+        return int(done)
+
+    def active(self, i: int) -> NDArray[np.int64]:
+        begin, size = self.sets.begin[i], self.sets.size[i]
+        return self.sets.labels[begin : begin + size].astype(np.int64)
+
+    @property
+    def A(self) -> NDArray[np.float64]:
+        A = np.zeros(self.problem.Y.shape)
+        for i in range(len(A)):
+            begin = self.sets.begin[i]
+            A[i, self.active(i)] = self.sets.a[begin : begin + self.sets.size[i]]
+        return A
+
+    @property
+    def V(self) -> NDArray[np.float64]:
+        d, k = self.problem.X.shape[1], self.problem.Y.shape[1]
+        V = np.zeros((d, k))
+        for j in range(d):
+            for label in range(k):
+                at = find(j, label, self.tables)
+                V[j, label] = self.tables.values[at] if at >= 0 else 0.0
+        return V
+
+    def dual(self) -> float:
+        return twin.dual(self.problem.X, self.problem.Y, self.A, self.problem.lam)
+
+    def primal(self) -> float:
+        p = self.problem
+        return twin.primal(p.X, p.Y, twin.weights(p.X, self.A, p.lam), p.lam, p.C)
+
+
+def problem(seed: int, n: int, d: int, k: int, single: bool, lam: float, C: float = 1.0) -> Problem:
+    rng = np.random.default_rng(seed)
+    X = np.where(rng.random((n, d)) < 0.5, rng.standard_normal((n, d)), 0).astype(np.float32).astype(np.float64)
+    Y = rng.random((n, k)) < 0.3
+    if single:
+        Y = np.arange(k) == rng.integers(0, k, n)[:, None]
+    return Problem(X, Y, lam, C)
+
+
+SEEDS = st.integers(0, 10**6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    SEEDS,
+    st.booleans(),
+    st.sampled_from([1, 3]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_a_step_is_the_twins_and_never_raises_the_dual(
+    seed: int, dense: bool, n_parts: int, rate: int, single: bool, lam: float
+) -> None:
+    p = problem(seed, 12, 6, 7, single, lam)
+    state, rng = State(p, n_parts, dense, 2), np.random.default_rng(seed)
+    before = state.dual()
+    for t in range(40):
+        i, A = int(rng.integers(len(p.X))), state.A
+        assert state.visit([i], [rng.integers(2**63)], rate) == 1
+        row = state.A[i]
+        # what was active before and is idle now was active in the step; so was what stands there now
+        if p.Y[i].any() and not p.Y[i].all() and p.X[i].any():
+            active = np.flatnonzero((A[i] != 0) | (row != 0) | p.Y[i])
+            expected = twin.step(p.X, p.Y, A, i, active, lam, p.C)
+            assert np.allclose(row, expected, atol=1e-8), t
+        assert np.allclose(row[p.Y[i]].sum(), -row[~p.Y[i]].sum())
+        assert -1e-12 <= row[p.Y[i]].sum() <= p.C + 1e-9
+        assert (row[p.Y[i]] >= 0).all()
+        assert (row[~p.Y[i]] <= 0).all()
+        after = state.dual()
+        assert after <= before + 1e-9
+        before = after
+    assert np.allclose(state.V, p.X.T @ state.A, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SEEDS, st.booleans(), st.integers(1, 3), st.integers(1, 5))
+def test_a_search_finds_the_labels_that_score_highest(seed: int, dense: bool, n_parts: int, wanted: int) -> None:
+    rng = np.random.default_rng(seed)
+    d, k, lam = 8, int(rng.integers(1, 60)), 0.3
+    V = np.where(rng.random((d, k)) < rng.choice([0.02, 0.5]), np.round(rng.standard_normal((d, k)) * 2) / 2, 0)
+    tables = dense_tables(d, k, n_parts) if dense else hash_tables(d, k, n_parts, 4096)
+    fill(tables, V)
+    x, features = np.round(rng.standard_normal(d) * 2), np.arange(d)
+    marks, z = np.zeros(k + 1, np.int64), np.zeros(k + 1)
+    marks[:k][rng.random(k) < 0.2] = 1
+    exact = (x[:, None] * (np.sign(V) * np.maximum(np.abs(V) - lam, 0))).sum(axis=0)
+    found: list[int] = []
+    for part in range(n_parts):
+        best, best_z = np.empty(wanted, np.int64), np.empty(wanted)
+        n, _ = search_row(features, x, part, tables, lam, marks, 1, z, best, best_z)
+        assert not z[:-1].any()
+        low, high = -(-k * part // n_parts), -(-k * (part + 1) // n_parts)
+        mine = [label for label in range(low, high) if marks[label] != 1 and exact[label] > 1e-12]
+        mine.sort(key=lambda label: (-round(exact[label], 9), label))
+        assert n == min(wanted, len(mine))
+        assert np.allclose(best_z[:n], exact[mine[:n]])
+        found += best[:n].tolist()
+    assert len(set(found)) == len(found)
+
+
+def fill(tables: Tables, V: NDArray[np.float64]) -> None:
+    from xmc_stream.kernels.tables import place
+
+    for feature, label in zip(*np.nonzero(V), strict=True):
+        tables.values[place(feature, label, tables)] = V[feature, label]
+
+
+def test_samples_of_a_row_score_the_same_on_average() -> None:
+    rng = np.random.default_rng(0)
+    data, features = rng.standard_normal(20).astype(np.float32), np.arange(20)
+    w, total = rng.standard_normal(20), np.zeros(20)
+    at, x = np.empty(5, np.int64), np.empty(5)
+    n = 20_000
+    for key in range(n):
+        sample_row(features, data, 5, np.uint64(key), at, x)
+        np.add.at(total, at, x)
+    assert np.allclose(total / n, data, atol=0.03)
+    assert abs(w @ total / n - w @ data) < 0.15
+
+
+@pytest.mark.parametrize(("n_parts", "rate"), [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_the_gap_closes_whatever_the_search(n_parts: int, rate: int) -> None:
+    p = problem(1, 40, 10, 8, False, 0.1)
+    state, rng = State(p, n_parts, False, 2), np.random.default_rng(0)
+    for _ in range(800):
+        state.visit(rng.permutation(len(p.X)), rng.integers(2**63, size=len(p.X)), rate)
+    gap = state.primal() + state.dual()
+    assert 0 <= gap <= 1e-2 * state.primal()
+
+
+def test_without_l1_a_single_label_is_crammer_and_singers_machine() -> None:
+    p = problem(3, 60, 8, 4, True, 0.0)
+    state, rng = State(p, 1, True, 2), np.random.default_rng(0)
+    for _ in range(3000):
+        state.visit(rng.permutation(len(p.X)), rng.integers(2**63, size=len(p.X)))
+    gap = state.primal() + state.dual()
+    assert gap <= 1e-4 * state.primal()
+    peer = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=p.C, tol=1e-8, max_iter=10**6)
+    peer.fit(p.X, p.Y.argmax(axis=1))
+    W = twin.weights(p.X, state.A, 0.0)
+    assert np.abs(p.X @ W - peer.decision_function(p.X)).max() < 1e-2
+    assert ((W - peer.coef_.T) ** 2).sum() <= 2 * gap + 1e-6
+
+
+def test_a_full_arena_is_told_before_anything_moves() -> None:
+    p = problem(2, 30, 6, 20, False, 0.01)
+    whole = State(p, 1, False, 2)
+    rows, keys = np.arange(30), np.arange(30)
+    assert whole.visit(rows, keys) == 30
+    small = State(p, 1, False, 2, places=int(whole.tables.used[0]) - 40)
+    done = small.visit(rows, keys)
+    assert 0 < done < 30
+    twin_ = State(p, 1, False, 2)
+    twin_.visit(rows[:done], keys[:done])
+    assert np.array_equal(small.A, twin_.A)
+
+
+def test_tables_and_dense_vectors_give_the_same_bits() -> None:
+    p = problem(5, 50, 12, 30, False, 0.05)
+    states = [State(p, 2, dense, 3) for dense in (False, True)]
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        rows, keys = rng.permutation(50), rng.integers(2**63, size=50)
+        for state in states:
+            state.visit(rows, keys, 2)
+    assert np.array_equal(states[0].A, states[1].A)
+    assert np.array_equal(states[0].V, states[1].V)
