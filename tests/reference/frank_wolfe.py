@@ -38,6 +38,8 @@ def step(X: Dense, Y: NDArray[np.bool_], A: Dense, i: int, active: NDArray[np.in
     """Row i of A after the fully corrective step on some labels."""
     z, square = weights(X, A, lam).T @ X[i], X[i] @ X[i]
     pos, neg = active[Y[i, active]], active[~Y[i, active]]
+    if not len(neg):
+        return np.zeros_like(A[i])
     p, q = project((z[neg] + 1) / square - A[i, neg], A[i, pos] - z[pos] / square, C)
     row = A[i].copy()
     row[neg], row[pos] = -p, q
