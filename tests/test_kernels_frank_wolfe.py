@@ -14,7 +14,7 @@ from reference import frank_wolfe as twin
 from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.frank_wolfe import ActiveLabels, sample_row, search_row, visit_rows
-from xmc_stream.kernels.tables import Tables, dense_tables, find, hash_tables
+from xmc_stream.kernels.tables import Tables, add, bytes_used, dense_tables, find, hash_tables, place
 
 
 @dataclass
@@ -33,10 +33,11 @@ class Problem:
 class State:
     """The dual variables of all samples, and the tables."""
 
-    def __init__(self, problem: Problem, n_parts: int, dense: bool, most: int, places: int = 1 << 16) -> None:
+    def __init__(self, problem: Problem, n_parts: int, dense: bool, most: int, most_bytes: int = 1 << 20) -> None:
         (n, d), k = problem.X.shape, problem.Y.shape[1]
         self.problem, self.most = problem, most
-        self.tables = dense_tables(d, k, n_parts) if dense else hash_tables(d, k, n_parts, places)
+        lam = problem.lam
+        self.tables = dense_tables(d, k, n_parts, lam) if dense else hash_tables(d, k, n_parts, lam, most_bytes)
         self.tables.values[:] = 0.0 if dense else 7.0  # whatever was there before
         room = k + most
         self.n_positive = problem.Y.sum(axis=1)
@@ -49,16 +50,16 @@ class State:
         )
         for i in range(n):
             self.sets.labels[i * room : i * room + self.n_positive[i]] = np.flatnonzero(problem.Y[i])
-        self.marks, self.z = np.zeros(k + 1, np.int64), np.zeros(k + 1)
+        self.marks, self.z = np.zeros(k + 1, np.int64), np.zeros(k, np.float32)
         self.places, self.work = np.empty((d, room), np.int64), np.zeros(2, np.int64)
 
     def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
         p = self.problem
         done = visit_rows(
             np.asarray(rows, np.int64), np.asarray(keys, np.uint64), *p.csr(), self.sets, self.tables, rate, self.most,
-            p.lam, p.C, self.marks, self.z, self.places, self.work,
+            p.C, self.marks, self.z, self.places, self.work,
         )  # fmt: skip
-        assert not self.z[:-1].any()
+        assert not self.z.any()
         return int(done)
 
     def active(self, i: int) -> NDArray[np.int64]:
@@ -143,38 +144,36 @@ def test_a_search_finds_the_labels_that_score_highest(seed: int, dense: bool, n_
     rng = np.random.default_rng(seed)
     d, k, lam = 8, int(rng.integers(1, 60)), 0.3
     V = np.where(rng.random((d, k)) < rng.choice([0.02, 0.5]), np.round(rng.standard_normal((d, k)) * 2) / 2, 0)
-    tables = dense_tables(d, k, n_parts) if dense else hash_tables(d, k, n_parts, 4096)
+    tables = dense_tables(d, k, n_parts, lam) if dense else hash_tables(d, k, n_parts, lam, 1 << 17)
     fill(tables, V)
-    x, features = np.round(rng.standard_normal(d) * 2), np.arange(d)
-    marks, z = np.zeros(k + 1, np.int64), np.zeros(k + 1)
+    x, features = np.round(rng.standard_normal(d) * 2).astype(np.float32), np.arange(d)
+    marks, z = np.zeros(k + 1, np.int64), np.zeros(k, np.float32)
     marks[:k][rng.random(k) < 0.2] = 1
     exact = (x[:, None] * (np.sign(V) * np.maximum(np.abs(V) - lam, 0))).sum(axis=0)
     found: list[int] = []
     for part in range(n_parts):
-        best, best_z = np.empty(wanted, np.int64), np.empty(wanted)
-        n, _ = search_row(features, x, part, tables, lam, marks, 1, z, best, best_z)
-        assert not z[:-1].any()
+        best, best_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
+        n, _ = search_row(features, x, part, tables, marks, 1, z, best, best_z)
+        assert not z.any()
         low, high = -(-k * part // n_parts), -(-k * (part + 1) // n_parts)
-        mine = [label for label in range(low, high) if marks[label] != 1 and exact[label] > 1e-12]
-        mine.sort(key=lambda label: (-round(exact[label], 9), label))
+        mine = [label for label in range(low, high) if marks[label] != 1 and exact[label] > 1e-5]
+        mine.sort(key=lambda label: (-round(exact[label], 4), label))
         assert n == min(wanted, len(mine))
-        assert np.allclose(best_z[:n], exact[mine[:n]])
+        assert np.allclose(best_z[:n], exact[mine[:n]], atol=1e-4)
         found += best[:n].tolist()
     assert len(set(found)) == len(found)
 
 
 def fill(tables: Tables, V: NDArray[np.float64]) -> None:
-    from xmc_stream.kernels.tables import place
-
     for feature, label in zip(*np.nonzero(V), strict=True):
-        tables.values[place(feature, label, tables)] = V[feature, label]
+        add(feature, label, place(feature, label, tables), V[feature, label], tables)
 
 
 def test_samples_of_a_row_score_the_same_on_average() -> None:
     rng = np.random.default_rng(0)
     data, features = rng.standard_normal(20).astype(np.float32), np.arange(20)
     w, total = rng.standard_normal(20), np.zeros(20)
-    at, x = np.empty(5, np.int64), np.empty(5)
+    at, x = np.empty(5, np.int64), np.empty(5, np.float32)
     n = 20_000
     for key in range(n):
         sample_row(features, data, 5, np.uint64(key), at, x)
@@ -212,7 +211,7 @@ def test_a_full_arena_is_told_before_anything_moves() -> None:
     whole = State(p, 1, False, 2)
     rows, keys = np.arange(30), np.arange(30)
     assert whole.visit(rows, keys) == 30
-    small = State(p, 1, False, 2, places=int(whole.tables.used[0]) - 40)
+    small = State(p, 1, False, 2, most_bytes=int(bytes_used(whole.tables)) - 600)
     done = small.visit(rows, keys)
     assert 0 < done < 30
     twin_ = State(p, 1, False, 2)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.simplex import project
-from xmc_stream.kernels.tables import Tables, find, part_bounds, place, places_needed
+from xmc_stream.kernels.tables import Tables, add, bytes_needed, bytes_used, find, part_bounds, place, soft
 
 _A = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
@@ -42,12 +42,7 @@ def _uniform(key: np.uint64, n: int) -> float:
 
 
 @kernel
-def _soft(v: float, lam: float) -> float:
-    return v - min(max(v, -lam), lam)
-
-
-@kernel
-def _insert(label: int, score: float, n: int, labels: NDArray[np.int64], scores: NDArray[np.float64]) -> int:
+def _insert(label: int, score: np.float32, n: int, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> int:
     """Put a label among the n best found so far (higher scores first, then lower labels), if there is a place for it.
 
     Returns how many they are then.
@@ -66,33 +61,32 @@ def _insert(label: int, score: float, n: int, labels: NDArray[np.int64], scores:
 
 @kernel
 def search_row(
-    features: NDArray[Any], x: NDArray[np.float64], part: int, tables: Tables, lam: float, marks: NDArray[np.int64],
-    mark: int, z: NDArray[np.float64], best: NDArray[np.int64], best_z: NDArray[np.float64],
+    features: NDArray[Any], x: NDArray[np.float32], part: int, tables: Tables, marks: NDArray[np.int64], mark: int,
+    z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """The labels of a part that score highest, and above 0, for the entries of a row; labels with marks[k] = mark do not.
 
-    z (K + 1,): zero before and, but for its last place, after. best, best_z: places for as many labels as are wanted,
-    from best to worst. Returns how many were found, and the weights looked at.
+    Scores are float32, added in the order of the entries. z (K,): zero before and after. best, best_z: places for as
+    many labels as are wanted, from best to worst. Returns how many were found, and the weights looked at.
     """
-    n_labels, labels, values = tables.n_labels, tables.labels, tables.values
-    low, high = part_bounds(part, n_labels, tables.n_parts)
-    dense = len(labels) == 0
+    w, weights = tables.w, tables.weights
+    low, high = part_bounds(part, tables.n_labels, tables.n_parts)
     met = 0
     for p in range(len(features)):
-        if dense:
-            run = values[features[p] * n_labels + low : features[p] * n_labels + high]
+        if tables.dense:
+            first = features[p] * tables.n_labels
+            run = tables.values[first + low : first + high]
             for k in range(high - low):
-                z[low + k] += x[p] * _soft(run[k], lam)
+                z[low + k] += x[p] * np.float32(soft(run[k], tables.lam))
             met += high - low
-            continue
-        t = features[p] * tables.n_parts + part
-        if tables.bits[t] >= 0:
-            first, last = tables.begin[t], tables.begin[t] + (np.int64(1) << tables.bits[t])
-            for at in range(first, last):
-                z[labels[at]] += x[p] * _soft(values[at], lam)  # empty places add to the last one
-            met += last - first
+        else:
+            t = features[p] * tables.n_parts + part
+            first = w.begin[t]
+            for at in range(first, first + w.count[t]):
+                z[w.labels[at]] += x[p] * weights[at]
+            met += w.count[t]
     n = 0
-    if dense or 8 * met > high - low:
+    if tables.dense or 8 * met > high - low:
         for k in range(low, high):
             if z[k] > 0.0 and marks[k] != mark:
                 n = _insert(k, z[k], n, best, best_z)
@@ -100,19 +94,18 @@ def search_row(
         return n, met
     for p in range(len(features)):
         t = features[p] * tables.n_parts + part
-        if tables.bits[t] >= 0:
-            for at in range(tables.begin[t], tables.begin[t] + (np.int64(1) << tables.bits[t])):
-                k = labels[at]
-                score = z[k]
-                z[k] = 0.0  # so that it comes once
-                if score > 0.0 and k != n_labels and marks[k] != mark:
-                    n = _insert(k, score, n, best, best_z)
+        for at in range(w.begin[t], w.begin[t] + w.count[t]):
+            k = w.labels[at]
+            score = z[k]
+            z[k] = 0.0  # so that it comes once
+            if score > 0.0 and marks[k] != mark:
+                n = _insert(k, score, n, best, best_z)
     return n, met
 
 
 @kernel
 def draw_label(
-    features: NDArray[Any], part: int, tables: Tables, lam: float, marks: NDArray[np.int64], mark: int, key: np.uint64
+    features: NDArray[Any], part: int, tables: Tables, marks: NDArray[np.int64], mark: int, key: np.uint64
 ) -> int:
     """A label of a part that no weight of some features touches, if one is soon found, else any; -1 for none at all."""
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
@@ -125,7 +118,7 @@ def draw_label(
         touched = False
         for p in range(len(features)):
             at = find(features[p], k, tables)
-            touched = touched or (at >= 0 and abs(tables.values[at]) > lam)
+            touched = touched or (at >= 0 and abs(tables.values[at]) > tables.lam)
         if not touched:
             break
     return drawn
@@ -134,7 +127,7 @@ def draw_label(
 @kernel
 def sample_row(
     features: NDArray[Any], data: NDArray[np.float32], n: int, key: np.uint64, out_features: NDArray[np.int64],
-    out_x: NDArray[np.float64],
+    out_x: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """n draws of a row's entries with probability |x_j| / ||x||_1 and value sign(x_j) ||x||_1 / n: w.x on average.
 
@@ -150,12 +143,12 @@ def sample_row(
             p += 1
             upto += abs(np.float64(data[p]))
         out_features[i] = features[p]
-        out_x[i] = np.sign(data[p]) * norm / n
+        out_x[i] = np.float32(np.sign(data[p]) * norm / n)
 
 
 @kernel
 def _scores(
-    features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], tables: Tables, lam: float,
+    features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], tables: Tables,
     places: NDArray[np.int64], out: NDArray[np.float64],
 ) -> None:  # fmt: skip
     """w_k.x of some labels from all entries of a row; places (entries, labels): where their v is, -1 for nowhere."""
@@ -165,7 +158,7 @@ def _scores(
             at = find(features[p], active[k], tables)
             places[p, k] = at
             if at >= 0:
-                out[k] += x[p] * _soft(tables.values[at], lam)
+                out[k] += x[p] * soft(tables.values[at], tables.lam)
 
 
 @kernel
@@ -183,25 +176,25 @@ def _move(
             if at < 0:
                 at = place(features[p], active[k], tables)
                 known = False
-            tables.values[at] += steps[k] * x[p]
+            add(features[p], active[k], at, steps[k] * x[p], tables)
 
 
 @kernel
 def visit_rows(
     rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
-    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, lam: float, C: float,
-    marks: NDArray[np.int64], z: NDArray[np.float64], places: NDArray[np.int64], work: NDArray[np.int64],
+    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float,
+    marks: NDArray[np.int64], z: NDArray[np.float32], places: NDArray[np.int64], work: NDArray[np.int64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
     keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
-    that a search may bring in. marks (K + 1,): of labels, below the last place, which is the last mark. z (K + 1,): zero.
+    that a search may bring in. marks (K + 1,): of labels, below the last place, which is the last mark. z (K,): zero.
     places: for the entries of the longest row and the most labels. work (2,) counts weights that searches and steps met.
     """
     n_labels = tables.n_labels
     longest, room = places.shape
-    x, drawn, sampled = np.empty(longest), np.empty(longest, np.int64), np.empty(longest)
-    best, best_z = np.empty(most, np.int64), np.empty(most)
+    x, drawn, sampled = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.float32)
+    best, best_z = np.empty(most, np.int64), np.empty(most, np.float32)
     scores, steps, p_new, q_new = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
     scratch_p, scratch_q = np.empty(room), np.empty(room)
     for i in range(len(rows)):
@@ -214,8 +207,8 @@ def visit_rows(
         for p in range(n):
             x[p] = entries[p]
             square += x[p] * x[p]
-            needed += places_needed(features[p], size + most, tables)
-        if len(tables.labels) and tables.used[0] + needed > len(tables.labels):
+            needed += bytes_needed(features[p], size + most, tables)
+        if not tables.dense and bytes_used(tables) + needed > tables.most_bytes:
             return i
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
@@ -228,12 +221,12 @@ def visit_rows(
             n_drawn = (n + rate - 1) // rate
             sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
             found, met = search_row(
-                drawn[:n_drawn], sampled, part, tables, lam, marks, mark, z, best, best_z
+                drawn[:n_drawn], sampled, part, tables, marks, mark, z, best, best_z
             )  # fmt: skip
         else:
-            found, met = search_row(features, x, part, tables, lam, marks, mark, z, best, best_z)
+            found, met = search_row(features, entries, part, tables, marks, mark, z, best, best_z)
         if found == 0:
-            best[0] = draw_label(features, part, tables, lam, marks, mark, mix(key + _A))
+            best[0] = draw_label(features, part, tables, marks, mark, mix(key + _A))
             found = int(best[0] >= 0)
         for k in range(found):
             active[size + k], a[size + k] = best[k], 0.0
@@ -244,7 +237,7 @@ def visit_rows(
         if n_neg == 0:
             continue
         if square > 0.0:
-            _scores(features, x, active[:size], tables, lam, places, scores[:size])
+            _scores(features, x, active[:size], tables, places, scores[:size])
             for k in range(n_pos):
                 q_new[k] = a[k] - scores[k] / square
             for k in range(n_neg):

@@ -1,10 +1,11 @@
-"""Sparse vectors over the labels, one for each feature and part of the labels, in one arena: dense, or hash tables.
+"""Sparse vectors over the labels, one for each feature and part of the labels: v by label, and w = soft(v, lam) as a list.
 
-Table t of labels 0 .. n_labels - 1 is the region of 2^bits[t] places from begin[t] on (bits -1: none yet): a place has a
-label, n_labels where it is empty, and a value. Label l stands at the first place from l modulo the region's length on that
-was free when it came. The labels must be numbers of a random permutation: it is the hash, taken once for all tables (Yen et
-al. 2016, section 4.2), and parts are runs of such numbers. A region is at most 3/4 full; a table that outgrows its region
-moves to one twice as long, and regions left are used again.
+Table t of v holds labels 0 .. n_labels - 1 in a region of an arena that is 2^bits[t] places long: a place has a label (n_labels
+where it is empty), its value, and where its w stands in the list, -1 where w is 0. Label l stands at the first place from l
+modulo the length on that was free when it came. The labels must be numbers of a random permutation: it is the hash, taken
+once for all tables (Yen et al. 2016, section 4.2), and parts are runs of such numbers. A region is at most 3/4 full; a table
+that outgrows its region moves to one twice as long, and regions left are used again. List t of w is as long as there are
+weights, in no order, in a region of another arena: it is all that a search reads.
 """
 
 from __future__ import annotations
@@ -16,44 +17,70 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 
+V_BYTES, W_BYTES = 16, 8  # of a place in either arena
 _LEAST_BITS = 2
-_SIZES = 48  # of regions
+_LENGTHS = 48  # of regions, log2
 
 
-class Tables(NamedTuple):
-    """The arena. Dense where `labels` is empty: n_labels values a feature, and a place is always there.
+class Arena(NamedTuple):
+    """Regions of an arena. begin, bits (-1: none yet), count (of labels): of each table or list; labels: of each place.
 
-    count: labels of each table. free[b]: the first free region of 2^b places, -1 for none; its value tells the next one.
+    free[b]: the first free region of 2^b places, -1 for none; the labels of its first two places tell the next one.
     used (1,): places that were ever given away.
     """
 
-    n_labels: int
-    n_parts: int
     begin: NDArray[np.int64]
     bits: NDArray[np.int8]
     count: NDArray[np.int32]
     labels: NDArray[np.int32]
-    values: NDArray[np.float64]
     free: NDArray[np.int64]
     used: NDArray[np.int64]
 
 
-def hash_tables(n_features: int, n_labels: int, n_parts: int, n_places: int) -> Tables:
-    """Empty hash tables in an arena of so many places, which become resident as they are given away."""
-    n = n_features * n_parts
-    return Tables(
-        n_labels, n_parts, np.zeros(n, np.int64), np.full(n, -1, np.int8), np.zeros(n, np.int32),
-        np.empty(n_places, np.int32), np.empty(n_places), np.full(_SIZES, -1, np.int64), np.zeros(1, np.int64),
+class Tables(NamedTuple):
+    """Hash tables of v and lists of w, at most most_bytes together; or, where `dense`, v of n_labels values a feature."""
+
+    n_labels: int
+    n_parts: int
+    lam: float
+    most_bytes: int
+    dense: bool
+    v: Arena
+    values: NDArray[np.float64]
+    positions: NDArray[np.int32]
+    w: Arena
+    weights: NDArray[np.float32]
+
+
+def _arena(n: int, n_places: int) -> Arena:
+    return Arena(
+        np.zeros(n, np.int64), np.full(n, -1, np.int8), np.zeros(n, np.int32), np.empty(n_places, np.int32),
+        np.full(_LENGTHS, -1, np.int64), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
-def dense_tables(n_features: int, n_labels: int, n_parts: int) -> Tables:
+def hash_tables(n_features: int, n_labels: int, n_parts: int, lam: float, most_bytes: int) -> Tables:
+    """Empty tables; memory becomes resident as its places are given away."""
+    n, n_v, n_w = n_features * n_parts, most_bytes // V_BYTES, most_bytes // W_BYTES
+    return Tables(
+        n_labels, n_parts, lam, most_bytes, False, _arena(n, n_v), np.empty(n_v), np.empty(n_v, np.int32), _arena(n, n_w),
+        np.empty(n_w, np.float32),
+    )  # fmt: skip
+
+
+def dense_tables(n_features: int, n_labels: int, n_parts: int, lam: float) -> Tables:
     """Zeros for every feature and label."""
-    nothing = np.empty(0, np.int64)
+    none = np.empty(0, np.int32)
     return Tables(
-        n_labels, n_parts, nothing, np.empty(0, np.int8), np.empty(0, np.int32), np.empty(0, np.int32),
-        np.zeros(n_features * n_labels), nothing, np.zeros(1, np.int64),
+        n_labels, n_parts, lam, 0, True, _arena(0, 0), np.zeros(n_features * n_labels), none, _arena(0, 0),
+        np.empty(0, np.float32),
     )  # fmt: skip
+
+
+@kernel
+def soft(v: float, lam: float) -> float:
+    """sign(v) max(|v| - lam, 0)."""
+    return v - min(max(v, -lam), lam)
 
 
 @kernel
@@ -70,26 +97,26 @@ def table_of(feature: int, label: int, tables: Tables) -> int:
 
 @kernel
 def find(feature: int, label: int, tables: Tables) -> int:
-    """The place of a label for a feature, -1 if it has none."""
-    if len(tables.labels) == 0:
+    """The place of a label's v for a feature, -1 if it has none."""
+    if tables.dense:
         return feature * tables.n_labels + label
-    t = table_of(feature, label, tables)
-    if tables.bits[t] < 0:
+    t, v = table_of(feature, label, tables), tables.v
+    if v.bits[t] < 0:
         return -1
-    mask = (np.int64(1) << tables.bits[t]) - 1
+    mask = (np.int64(1) << v.bits[t]) - 1
     slot = np.int64(label) & mask
     while True:
-        at = tables.begin[t] + slot
-        if tables.labels[at] == label:
+        at = v.begin[t] + slot
+        if v.labels[at] == label:
             return int(at)
-        if tables.labels[at] == tables.n_labels:
+        if v.labels[at] == tables.n_labels:
             return -1
         slot = (slot + 1) & mask
 
 
 @kernel
-def _bits_for(count: int) -> int:
-    """Bits of the shortest region for so many labels."""
+def _v_bits(count: int) -> int:
+    """Bits of the shortest region for v of so many labels."""
     bits = _LEAST_BITS
     while count * 4 > 3 << bits:
         bits += 1
@@ -97,57 +124,124 @@ def _bits_for(count: int) -> int:
 
 
 @kernel
-def places_needed(feature: int, more: int, tables: Tables) -> int:
-    """Places that must be left before so many labels come to each table of a feature; free regions are not counted on."""
+def _w_bits(count: int) -> int:
+    bits = _LEAST_BITS
+    while count > 1 << bits:
+        bits += 1
+    return bits
+
+
+@kernel
+def bytes_needed(feature: int, more: int, tables: Tables) -> int:
+    """Bytes that so many labels, all new to each table of a feature, may take; free regions are not counted on."""
     needed = 0
-    if len(tables.labels):
+    if not tables.dense:
         for t in range(feature * tables.n_parts, (feature + 1) * tables.n_parts):
-            wanted = _bits_for(tables.count[t] + more)
-            if wanted > tables.bits[t]:
-                needed += 1 << wanted
+            bits = _v_bits(tables.v.count[t] + more)
+            if bits > tables.v.bits[t]:
+                needed += V_BYTES << bits
+            # labels that are there already may come to have a weight
+            bits = _w_bits(min(tables.w.count[t] + more, tables.v.count[t] + more))
+            if bits > tables.w.bits[t]:
+                needed += W_BYTES << bits
     return needed
 
 
 @kernel
-def _grow(t: int, wanted: int, tables: Tables) -> None:
-    """Move table t to a region of 2^wanted places."""
-    n_labels, labels, values, free = tables.n_labels, tables.labels, tables.values, tables.free
-    to = free[wanted]
-    if to >= 0:
-        free[wanted] = np.int64(values[to])
+def bytes_used(tables: Tables) -> int:
+    """Bytes of both arenas that were ever given away."""
+    return int(V_BYTES * tables.v.used[0] + W_BYTES * tables.w.used[0])
+
+
+@kernel
+def _new_region(arena: Arena, bits: int) -> int:
+    first = arena.free[bits]
+    if first >= 0:
+        high, low = np.int64(arena.labels[first]), np.int64(arena.labels[first + 1])
+        arena.free[bits] = (high << 31) | low if high >= 0 else -1
     else:
-        to = tables.used[0]
-        tables.used[0] += np.int64(1) << wanted
-    labels[to : to + (np.int64(1) << wanted)] = n_labels
-    mask = (np.int64(1) << wanted) - 1
-    if tables.bits[t] >= 0:
-        old, length = tables.begin[t], np.int64(1) << tables.bits[t]
-        for at in range(old, old + length):
-            if labels[at] != n_labels:
-                slot = np.int64(labels[at]) & mask
-                while labels[to + slot] != n_labels:
+        first = arena.used[0]
+        arena.used[0] += np.int64(1) << bits
+    return int(first)
+
+
+@kernel
+def _leave_region(arena: Arena, t: int) -> None:
+    first, then = arena.begin[t], arena.free[arena.bits[t]]
+    arena.labels[first] = -1 if then < 0 else then >> 31
+    arena.labels[first + 1] = 0 if then < 0 else then & 0x7FFFFFFF
+    arena.free[arena.bits[t]] = first
+
+
+@kernel
+def _grow_v(t: int, bits: int, tables: Tables) -> None:
+    """Move a table of v to a region of 2^bits places."""
+    n_labels, v, values, positions = tables.n_labels, tables.v, tables.values, tables.positions
+    to = _new_region(v, bits)
+    v.labels[to : to + (np.int64(1) << bits)] = n_labels
+    mask = (np.int64(1) << bits) - 1
+    if v.bits[t] >= 0:
+        for at in range(v.begin[t], v.begin[t] + (np.int64(1) << v.bits[t])):
+            if v.labels[at] != n_labels:
+                slot = np.int64(v.labels[at]) & mask
+                while v.labels[to + slot] != n_labels:
                     slot = (slot + 1) & mask
-                labels[to + slot], values[to + slot] = labels[at], values[at]
-        values[old] = free[tables.bits[t]]
-        free[tables.bits[t]] = old
-    tables.begin[t], tables.bits[t] = to, wanted
+                v.labels[to + slot], values[to + slot] = v.labels[at], values[at]
+                positions[to + slot] = positions[at]
+        _leave_region(v, t)
+    v.begin[t], v.bits[t] = to, bits
 
 
 @kernel
 def place(feature: int, label: int, tables: Tables) -> int:
-    """The place of a label for a feature, with value 0 where it had none; other places of its table may move then."""
+    """The place of a label's v for a feature; 0 where there was none. Other places of its table may move then."""
     at = find(feature, label, tables)
     if at >= 0:
         return at
-    t = table_of(feature, label, tables)
-    wanted = _bits_for(tables.count[t] + 1)
-    if wanted > tables.bits[t]:
-        _grow(t, wanted, tables)
-    mask = (np.int64(1) << tables.bits[t]) - 1
+    t, v = table_of(feature, label, tables), tables.v
+    bits = _v_bits(v.count[t] + 1)
+    if bits > v.bits[t]:
+        _grow_v(t, bits, tables)
+    mask = (np.int64(1) << v.bits[t]) - 1
     slot = np.int64(label) & mask
-    while tables.labels[tables.begin[t] + slot] != tables.n_labels:
+    while v.labels[v.begin[t] + slot] != tables.n_labels:
         slot = (slot + 1) & mask
-    at = tables.begin[t] + slot
-    tables.labels[at], tables.values[at] = label, 0.0
-    tables.count[t] += 1
+    at = v.begin[t] + slot
+    v.labels[at], tables.values[at], tables.positions[at] = label, 0.0, -1
+    v.count[t] += 1
     return int(at)
+
+
+@kernel
+def add(feature: int, label: int, at: int, step: float, tables: Tables) -> None:
+    """v += step at a label's place; its w follows."""
+    tables.values[at] += step
+    if tables.dense:
+        return
+    w, weight = tables.w, np.float32(soft(tables.values[at], tables.lam))
+    t, position = table_of(feature, label, tables), np.int64(tables.positions[at])
+    if weight != 0.0:
+        if position < 0:
+            position = np.int64(w.count[t])
+            bits = _w_bits(position + 1)
+            if bits > w.bits[t]:
+                to = _new_region(w, bits)
+                if w.bits[t] >= 0:
+                    first = w.begin[t]
+                    w.labels[to : to + position] = w.labels[first : first + position]
+                    tables.weights[to : to + position] = tables.weights[first : first + position]
+                    _leave_region(w, t)
+                w.begin[t], w.bits[t] = to, bits
+            w.count[t] += 1
+            tables.positions[at] = position
+            w.labels[w.begin[t] + position] = label
+        tables.weights[w.begin[t] + position] = weight
+    elif position >= 0:  # the last one takes its place
+        w.count[t] -= 1
+        last = w.begin[t] + w.count[t]
+        if position != w.count[t]:
+            other = w.labels[last]
+            w.labels[w.begin[t] + position] = other
+            tables.weights[w.begin[t] + position] = tables.weights[last]
+            tables.positions[find(feature, other, tables)] = position
+        tables.positions[at] = -1
