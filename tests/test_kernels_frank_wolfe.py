@@ -14,7 +14,7 @@ from reference import frank_wolfe as twin
 from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.frank_wolfe import ActiveLabels, sample_row, search_row, visit_rows
-from xmc_stream.kernels.tables import Tables, add, bytes_used, dense_tables, find, hash_tables, place
+from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, find, hash_tables, place, set_weight, soft
 
 
 @dataclass
@@ -50,14 +50,14 @@ class State:
         )
         for i in range(n):
             self.sets.labels[i * room : i * room + self.n_positive[i]] = np.flatnonzero(problem.Y[i])
-        self.marks, self.z = np.zeros(k + 1, np.int64), np.zeros(k, np.float32)
+        self.z = np.zeros(k, np.float32)
         self.places, self.work = np.empty((d, room), np.int64), np.zeros(2, np.int64)
 
     def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
         p = self.problem
         done = visit_rows(
             np.asarray(rows, np.int64), np.asarray(keys, np.uint64), *p.csr(), self.sets, self.tables, rate, self.most,
-            p.C, self.marks, self.z, self.places, self.work,
+            p.C, self.z, self.places, self.work,
         )  # fmt: skip
         assert not self.z.any()
         return int(done)
@@ -147,16 +147,15 @@ def test_a_search_finds_the_labels_that_score_highest(seed: int, dense: bool, n_
     tables = dense_tables(d, k, n_parts, lam) if dense else hash_tables(d, k, n_parts, lam, 1 << 17)
     fill(tables, V)
     x, features = np.round(rng.standard_normal(d) * 2).astype(np.float32), np.arange(d)
-    marks, z = np.zeros(k + 1, np.int64), np.zeros(k, np.float32)
-    marks[:k][rng.random(k) < 0.2] = 1
+    z, active = np.zeros(k, np.float32), np.flatnonzero(rng.random(k) < 0.2).astype(np.int32)
     exact = (x[:, None] * (np.sign(V) * np.maximum(np.abs(V) - lam, 0))).sum(axis=0)
     found: list[int] = []
     for part in range(n_parts):
         best, best_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
-        n, _ = search_row(features, x, part, tables, marks, 1, z, best, best_z)
+        n, _ = search_row(features, x, active, part, tables, z, best, best_z)
         assert not z.any()
         low, high = -(-k * part // n_parts), -(-k * (part + 1) // n_parts)
-        mine = [label for label in range(low, high) if marks[label] != 1 and exact[label] > 1e-5]
+        mine = [label for label in range(low, high) if label not in active and exact[label] > 1e-5]
         mine.sort(key=lambda label: (-round(exact[label], 4), label))
         assert n == min(wanted, len(mine))
         assert np.allclose(best_z[:n], exact[mine[:n]], atol=1e-4)
@@ -166,7 +165,10 @@ def test_a_search_finds_the_labels_that_score_highest(seed: int, dense: bool, n_
 
 def fill(tables: Tables, V: NDArray[np.float64]) -> None:
     for feature, label in zip(*np.nonzero(V), strict=True):
-        add(feature, label, place(feature, label, tables), V[feature, label], tables)
+        at = place(feature, label, tables)
+        tables.values[at] = V[feature, label]
+        if not tables.dense:
+            set_weight(feature, label, at, np.float32(soft(tables.values[at], tables.lam)), tables)
 
 
 def test_samples_of_a_row_score_the_same_on_average() -> None:

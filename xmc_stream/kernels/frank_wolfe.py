@@ -14,8 +14,20 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import mix
+from xmc_stream.kernels.ranking import insert, insert_all
 from xmc_stream.kernels.simplex import project
-from xmc_stream.kernels.tables import Tables, add, bytes_needed, bytes_used, find, part_bounds, place, soft
+from xmc_stream.kernels.tables import (
+    WIDE,
+    Tables,
+    bytes_needed,
+    bytes_used,
+    find,
+    part_bounds,
+    place,
+    set_weight,
+    soft,
+    table_of,
+)
 
 _A = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
@@ -42,80 +54,77 @@ def _uniform(key: np.uint64, n: int) -> float:
 
 
 @kernel
-def _insert(label: int, score: np.float32, n: int, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> int:
-    """Put a label among the n best found so far (higher scores first, then lower labels), if there is a place for it.
-
-    Returns how many they are then.
-    """
-    q = n
-    if n == len(scores):
-        q = n - 1
-        if score < scores[q] or (score == scores[q] and label > labels[q]):
-            return n
-    while q > 0 and (scores[q - 1] < score or (scores[q - 1] == score and labels[q - 1] > label)):
-        scores[q], labels[q] = scores[q - 1], labels[q - 1]
-        q -= 1
-    scores[q], labels[q] = score, label
-    return min(n + 1, len(scores))
-
-
-@kernel
 def search_row(
-    features: NDArray[Any], x: NDArray[np.float32], part: int, tables: Tables, marks: NDArray[np.int64], mark: int,
+    features: NDArray[Any], x: NDArray[np.float32], active: NDArray[np.int32], part: int, tables: Tables,
     z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
-    """The labels of a part that score highest, and above 0, for the entries of a row; labels with marks[k] = mark do not.
+    """The labels of a part that score highest, and above 0, for the entries of a row; active labels do not count.
 
     Scores are float32, added in the order of the entries. z (K,): zero before and after. best, best_z: places for as
-    many labels as are wanted, from best to worst. Returns how many were found, and the weights looked at.
+    many labels as are wanted, from best to worst. Returns how many were found, and how many weights were read, eight of
+    a wide list as one.
     """
     w, weights = tables.w, tables.weights
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
-    met = 0
+    scores = z[low:high]
+    best[:], best_z[:] = -1, 0.0
+    met, all_ = 0, tables.dense
     for p in range(len(features)):
+        value = x[p]
         if tables.dense:
-            first = features[p] * tables.n_labels
-            run = tables.values[first + low : first + high]
+            first = features[p] * tables.n_labels + low
+            run = tables.values[first : first + high - low]
             for k in range(high - low):
-                z[low + k] += x[p] * np.float32(soft(run[k], tables.lam))
-            met += high - low
-        else:
-            t = features[p] * tables.n_parts + part
-            first = w.begin[t]
-            for at in range(first, first + w.count[t]):
-                z[w.labels[at]] += x[p] * weights[at]
-            met += w.count[t]
-    n = 0
-    if tables.dense or 8 * met > high - low:
-        for k in range(low, high):
-            if z[k] > 0.0 and marks[k] != mark:
-                n = _insert(k, z[k], n, best, best_z)
-        z[low:high] = 0.0
-        return n, met
-    for p in range(len(features)):
+                scores[k] += value * np.float32(soft(run[k], tables.lam))
+            met += (high - low) // WIDE
+            continue
         t = features[p] * tables.n_parts + part
-        for at in range(w.begin[t], w.begin[t] + w.count[t]):
-            k = w.labels[at]
-            score = z[k]
-            z[k] = 0.0  # so that it comes once
-            if score > 0.0 and marks[k] != mark:
-                n = _insert(k, score, n, best, best_z)
-    return n, met
+        first = w.begin[t]
+        if tables.wide[t]:
+            of_all = weights[first : first + high - low]
+            for k in range(high - low):
+                scores[k] += value * of_all[k]
+            met += (high - low) // WIDE
+            all_ = True
+        else:
+            for at in range(first, first + w.count[t]):
+                z[w.labels[at]] += value * weights[at]
+            met += w.count[t]
+    for k in range(len(active)):
+        if low <= active[k] < high:
+            z[active[k]] = -np.inf
+    if all_ or WIDE * met > high - low:
+        insert_all(scores, low, high - low, best, best_z)
+        scores[:] = 0.0
+    else:
+        for p in range(len(features)):
+            t = features[p] * tables.n_parts + part
+            for at in range(w.begin[t], w.begin[t] + w.count[t]):
+                k = w.labels[at]
+                if z[k] > best_z[len(best_z) - 1] or (z[k] > 0.0 and z[k] == best_z[len(best_z) - 1]):
+                    insert(k, z[k], best, best_z)
+                z[k] = 0.0  # so that it comes once
+        for k in range(len(active)):
+            z[active[k]] = 0.0
+    found = 0
+    while found < len(best) and best[found] >= 0:
+        found += 1
+    return found, met
 
 
 @kernel
-def draw_label(
-    features: NDArray[Any], part: int, tables: Tables, marks: NDArray[np.int64], mark: int, key: np.uint64
-) -> int:
+def draw_label(features: NDArray[Any], active: NDArray[np.int32], part: int, tables: Tables, key: np.uint64) -> int:
     """A label of a part that no weight of some features touches, if one is soon found, else any; -1 for none at all."""
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
     drawn = -1
     for n in range(_TRIES):
         k = low + int(_uniform(key, n) * (high - low))
-        if k == high or marks[k] == mark:
+        touched = k == high
+        for p in range(len(active)):
+            touched = touched or active[p] == k
+        if touched:
             continue
         drawn = k
-        touched = False
         for p in range(len(features)):
             at = find(features[p], k, tables)
             touched = touched or (at >= 0 and abs(tables.values[at]) > tables.lam)
@@ -166,7 +175,15 @@ def _move(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], steps: NDArray[np.float64],
     tables: Tables, places: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature."""
+    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature; w follows."""
+    # a call that takes the tables costs more than all of this
+    values, positions, weights, wide, begin = (
+        tables.values,
+        tables.positions,
+        tables.weights,
+        tables.wide,
+        tables.w.begin,
+    )
     for p in range(len(features)):
         known = True
         for k in range(len(active)):
@@ -176,19 +193,29 @@ def _move(
             if at < 0:
                 at = place(features[p], active[k], tables)
                 known = False
-            add(features[p], active[k], at, steps[k] * x[p], tables)
+            values[at] += steps[k] * x[p]
+            if tables.dense:
+                continue
+            weight = np.float32(soft(values[at], tables.lam))
+            t = table_of(features[p], active[k], tables)
+            if not wide[t] and positions[at] >= 0 and weight != 0.0:
+                weights[begin[t] + positions[at]] = weight
+            elif wide[t] and tables.n_parts == 1:
+                weights[begin[t] + active[k]] = weight
+            elif wide[t] or positions[at] >= 0 or weight != 0.0:
+                set_weight(features[p], active[k], at, weight, tables)
 
 
 @kernel
 def visit_rows(
     rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
-    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float,
-    marks: NDArray[np.int64], z: NDArray[np.float32], places: NDArray[np.int64], work: NDArray[np.int64],
+    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float, z: NDArray[np.float32],
+    places: NDArray[np.int64], work: NDArray[np.int64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
     keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
-    that a search may bring in. marks (K + 1,): of labels, below the last place, which is the last mark. z (K,): zero.
+    that a search may bring in. z (K,): zero.
     places: for the entries of the longest row and the most labels. work (2,) counts weights that searches and steps met.
     """
     n_labels = tables.n_labels
@@ -212,21 +239,15 @@ def visit_rows(
             return i
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
-        marks[n_labels] += 1
-        mark = marks[n_labels]
-        for k in range(size):
-            marks[active[k]] = mark
         part = int(_uniform(key, 0) * tables.n_parts)
         if rate > 1 and n:
             n_drawn = (n + rate - 1) // rate
             sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
-            found, met = search_row(
-                drawn[:n_drawn], sampled, part, tables, marks, mark, z, best, best_z
-            )  # fmt: skip
+            found, met = search_row(drawn[:n_drawn], sampled, active[:size], part, tables, z, best, best_z)
         else:
-            found, met = search_row(features, entries, part, tables, marks, mark, z, best, best_z)
+            found, met = search_row(features, entries, active[:size], part, tables, z, best, best_z)
         if found == 0:
-            best[0] = draw_label(features, part, tables, marks, mark, mix(key + _A))
+            best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
             found = int(best[0] >= 0)
         for k in range(found):
             active[size + k], a[size + k] = best[k], 0.0

@@ -12,7 +12,7 @@ from xmc_stream.kernels.scores import FEW, LANES, met, score_all, score_few
 
 
 @kernel
-def _insert(label: int, score: np.float32, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+def insert(label: int, score: np.float32, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
     """Put a label that is none of the k best yet among them, if it is: ties go to the lower label."""
     q = len(scores) - 1
     if score < scores[q] or (score == scores[q] and label > labels[q]):
@@ -31,20 +31,21 @@ def insert_all(
     best_labels: NDArray[np.int64],
     best_scores: NDArray[np.float32],
 ) -> None:
-    """Fold the scores of all slots of a tile into one row's k best; see `top_k`."""
-    width = len(scores)
-    by_lane = scores.reshape(width // LANES, LANES)
+    """Fold the scores of classes first_class, first_class + 1, ... into one row's k best; see `top_k`."""
+    n_lanes = len(scores) // LANES
+    by_lane = scores[: n_lanes * LANES].reshape(n_lanes, LANES)
     k = len(best_scores)
     worst = best_scores[k - 1]
-    for lane in range(width // LANES):
-        hits = np.int32(0)
-        for c in range(LANES):
-            hits += np.int32(by_lane[lane, c] > worst)
+    for lane in range(-(-n_classes // LANES)):
+        hits = np.int32(lane == n_lanes)  # the rest, which is no whole lane
+        if not hits:
+            for c in range(LANES):
+                hits += np.int32(by_lane[lane, c] > worst)
         if not hits:
             continue
         for c in range(lane * LANES, min((lane + 1) * LANES, n_classes)):
             if scores[c] > worst:
-                _insert(first_class + c, scores[c], best_labels, best_scores)
+                insert(first_class + c, scores[c], best_labels, best_scores)
                 worst = best_scores[k - 1]
 
 
@@ -100,7 +101,7 @@ def top_k(
             )
             for t in range(n):
                 s = int(touched[t])
-                _insert(first_class + s, scores[s], labels_i, scores_i)
+                insert(first_class + s, scores[s], labels_i, scores_i)
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)

@@ -5,7 +5,8 @@ where it is empty), its value, and where its w stands in the list, -1 where w is
 modulo the length on that was free when it came. The labels must be numbers of a random permutation: it is the hash, taken
 once for all tables (Yen et al. 2016, section 4.2), and parts are runs of such numbers. A region is at most 3/4 full; a table
 that outgrows its region moves to one twice as long, and regions left are used again. List t of w is as long as there are
-weights, in no order, in a region of another arena: it is all that a search reads.
+weights, in no order, in a region of another arena: it is all that a search reads. A list that has a weight for one label
+in WIDE of its part becomes wide: the weights of all labels of the part, in order, which are faster to add.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import kernel
 
 V_BYTES, W_BYTES = 16, 8  # of a place in either arena
+WIDE = 8
 _LEAST_BITS = 2
 _LENGTHS = 48  # of regions, log2
 
@@ -38,7 +40,10 @@ class Arena(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Hash tables of v and lists of w, at most most_bytes together; or, where `dense`, v of n_labels values a feature."""
+    """Hash tables of v and lists of w, at most most_bytes together; or, where `dense`, v of n_labels values a feature.
+
+    wide: of each list, whether it has all labels of its part.
+    """
 
     n_labels: int
     n_parts: int
@@ -50,6 +55,7 @@ class Tables(NamedTuple):
     positions: NDArray[np.int32]
     w: Arena
     weights: NDArray[np.float32]
+    wide: NDArray[np.bool_]
 
 
 def _arena(n: int, n_places: int) -> Arena:
@@ -64,7 +70,7 @@ def hash_tables(n_features: int, n_labels: int, n_parts: int, lam: float, most_b
     n, n_v, n_w = n_features * n_parts, most_bytes // V_BYTES, most_bytes // W_BYTES
     return Tables(
         n_labels, n_parts, lam, most_bytes, False, _arena(n, n_v), np.empty(n_v), np.empty(n_v, np.int32), _arena(n, n_w),
-        np.empty(n_w, np.float32),
+        np.empty(n_w, np.float32), np.zeros(n, np.bool_),
     )  # fmt: skip
 
 
@@ -73,7 +79,7 @@ def dense_tables(n_features: int, n_labels: int, n_parts: int, lam: float) -> Ta
     none = np.empty(0, np.int32)
     return Tables(
         n_labels, n_parts, lam, 0, True, _arena(0, 0), np.zeros(n_features * n_labels), none, _arena(0, 0),
-        np.empty(0, np.float32),
+        np.empty(0, np.float32), np.empty(0, np.bool_),
     )  # fmt: skip
 
 
@@ -92,6 +98,8 @@ def part_bounds(part: int, n_labels: int, n_parts: int) -> tuple[int, int]:
 @kernel
 def table_of(feature: int, label: int, tables: Tables) -> int:
     """The table of a feature that has a label."""
+    if tables.n_parts == 1:  # the usual case, without a division
+        return feature
     return feature * tables.n_parts + label * tables.n_parts // tables.n_labels
 
 
@@ -124,11 +132,13 @@ def _v_bits(count: int) -> int:
 
 
 @kernel
-def _w_bits(count: int) -> int:
-    bits = _LEAST_BITS
-    while count > 1 << bits:
+def _w_bits(count: int, part: int, tables: Tables) -> tuple[int, bool]:
+    """Bits of the shortest region for so many weights of a part, and whether they are a wide list's."""
+    low, high = part_bounds(part, tables.n_labels, tables.n_parts)
+    bits, wide = _LEAST_BITS, WIDE * count > high - low
+    while (high - low if wide else count) > 1 << bits:
         bits += 1
-    return bits
+    return bits, wide
 
 
 @kernel
@@ -141,8 +151,8 @@ def bytes_needed(feature: int, more: int, tables: Tables) -> int:
             if bits > tables.v.bits[t]:
                 needed += V_BYTES << bits
             # labels that are there already may come to have a weight
-            bits = _w_bits(min(tables.w.count[t] + more, tables.v.count[t] + more))
-            if bits > tables.w.bits[t]:
+            bits, _ = _w_bits(tables.w.count[t] + more, t - feature * tables.n_parts, tables)
+            if not tables.wide[t] and bits > tables.w.bits[t]:
                 needed += W_BYTES << bits
     return needed
 
@@ -213,35 +223,54 @@ def place(feature: int, label: int, tables: Tables) -> int:
 
 
 @kernel
-def add(feature: int, label: int, at: int, step: float, tables: Tables) -> None:
-    """v += step at a label's place; its w follows."""
-    tables.values[at] += step
-    if tables.dense:
+def _grow_w(t: int, part: int, bits: int, wide: bool, tables: Tables) -> None:
+    """Move a list of w to a region of 2^bits places, where it may become wide."""
+    w, weights = tables.w, tables.weights
+    to = _new_region(w, bits)
+    low, high = part_bounds(part, tables.n_labels, tables.n_parts)
+    if wide:
+        weights[to : to + high - low] = 0.0
+    if w.bits[t] >= 0:
+        first, n = w.begin[t], w.count[t]
+        if wide:
+            for at in range(first, first + n):
+                weights[to + w.labels[at] - low] = weights[at]
+        else:
+            w.labels[to : to + n] = w.labels[first : first + n]
+            weights[to : to + n] = weights[first : first + n]
+        _leave_region(w, t)
+    w.begin[t], w.bits[t], tables.wide[t] = to, bits, wide
+
+
+@kernel
+def set_weight(feature: int, label: int, at: int, weight: np.float32, tables: Tables) -> None:
+    """Enter w of a label, whose v is at a place, in the list: anew, changed, or taken out where it is 0."""
+    w, weights, t = tables.w, tables.weights, table_of(feature, label, tables)
+    part = t - feature * tables.n_parts
+    low, _ = part_bounds(part, tables.n_labels, tables.n_parts)
+    if tables.wide[t]:
+        weights[w.begin[t] + label - low] = weight
         return
-    w, weight = tables.w, np.float32(soft(tables.values[at], tables.lam))
-    t, position = table_of(feature, label, tables), np.int64(tables.positions[at])
+    position = np.int64(tables.positions[at])
     if weight != 0.0:
         if position < 0:
             position = np.int64(w.count[t])
-            bits = _w_bits(position + 1)
-            if bits > w.bits[t]:
-                to = _new_region(w, bits)
-                if w.bits[t] >= 0:
-                    first = w.begin[t]
-                    w.labels[to : to + position] = w.labels[first : first + position]
-                    tables.weights[to : to + position] = tables.weights[first : first + position]
-                    _leave_region(w, t)
-                w.begin[t], w.bits[t] = to, bits
+            bits, wide = _w_bits(position + 1, part, tables)
+            if bits > w.bits[t] or wide:
+                _grow_w(t, part, bits, wide, tables)
+                if wide:
+                    weights[w.begin[t] + label - low] = weight
+                    return
             w.count[t] += 1
             tables.positions[at] = position
             w.labels[w.begin[t] + position] = label
-        tables.weights[w.begin[t] + position] = weight
+        weights[w.begin[t] + position] = weight
     elif position >= 0:  # the last one takes its place
         w.count[t] -= 1
         last = w.begin[t] + w.count[t]
         if position != w.count[t]:
             other = w.labels[last]
             w.labels[w.begin[t] + position] = other
-            tables.weights[w.begin[t] + position] = tables.weights[last]
+            weights[w.begin[t] + position] = weights[last]
             tables.positions[find(feature, other, tables)] = position
         tables.positions[at] = -1
