@@ -52,12 +52,13 @@ class State:
             self.sets.labels[i * room : i * room + self.n_positive[i]] = np.flatnonzero(problem.Y[i])
         self.z = np.zeros(k, np.float32)
         self.places, self.work = np.empty((d, room), np.int64), np.zeros(2, np.int64)
+        self.largest = np.zeros(1)
 
     def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
         p = self.problem
         done = visit_rows(
             np.asarray(rows, np.int64), np.asarray(keys, np.uint64), *p.csr(), self.sets, self.tables, rate, self.most,
-            p.C, self.z, self.places, self.work,
+            p.C, self.z, self.places, False, self.work, self.largest,
         )  # fmt: skip
         assert not self.z.any()
         return int(done)

@@ -40,7 +40,7 @@ def get(tables: Tables, feature: int, label: int) -> float | None:
 def weights(tables: Tables) -> dict[tuple[int, int], float]:
     """All lists of w."""
     out = {}
-    for t, (begin, count, wide) in enumerate(zip(tables.w.begin, tables.w.count, tables.wide, strict=True)):
+    for t, (begin, count, wide) in enumerate(zip(tables.w.begin, tables.w.n, tables.wide, strict=True)):
         if wide:
             low, high = part_bounds(t % tables.n_parts, tables.n_labels, tables.n_parts)
             of_all = tables.weights[begin : begin + high - low]
@@ -71,7 +71,7 @@ def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n
     counts = np.zeros(D * n_parts, int)
     for feature, label in twin:
         counts[table_of(feature, label, tables)] += 1
-    assert tables.v.count.tolist() == counts.tolist()
+    assert tables.v.n.tolist() == counts.tolist()
     for n, bits, begin in zip(counts, tables.v.bits, tables.v.begin, strict=True):
         length = 0 if bits < 0 else 1 << int(bits)
         assert n * 4 <= 3 * length

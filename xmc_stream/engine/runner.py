@@ -46,12 +46,16 @@ class Job(Protocol):
 
 
 class Phase(Protocol):
-    """Jobs that may run in any order, beside each other."""
+    """Jobs that may run in any order, beside each other. done, total: for the bar, of a row of phases that share one."""
 
     @property
     def name(self) -> str: ...
     @property
     def jobs(self) -> Any: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
 
 
 class Book(Protocol):
@@ -267,8 +271,9 @@ class Engine:
 
     def _run_phase(self, phase: Phase, book: Book) -> list[Receipt]:
         todo = [job for job in phase.jobs if book.get(job.key) is None]
+        before = phase.done + len(phase.jobs) - len(todo)
         bar = tqdm(
-            total=len(phase.jobs), initial=len(phase.jobs) - len(todo), desc=phase.name, unit="job", delay=2,
+            total=phase.total or len(phase.jobs), initial=before, desc=phase.name, unit="job", delay=2,
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
         if todo:

@@ -24,10 +24,12 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """Jobs that may run in any order, beside each other."""
+    """Jobs that may run in any order, beside each other. done, total: where they stand in a longer row of phases, if so."""
 
     name: str
     jobs: Sequence[Job]
+    done: int = 0
+    total: int = 0
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

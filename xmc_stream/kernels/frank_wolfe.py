@@ -54,54 +54,62 @@ def _uniform(key: np.uint64, n: int) -> float:
 
 
 @kernel
+def add_scores(
+    features: NDArray[Any], x: NDArray[np.float32], part: int, tables: Tables, z: NDArray[np.float32]
+) -> tuple[int, bool]:
+    """z += w_k.x for the labels k of a part, float32, in the order of the entries.
+
+    Returns how many weights that met, wide lists by an eighth of their labels, and whether any list was wide.
+    """
+    w, weights = tables.w, tables.weights
+    low, high = part_bounds(part, tables.n_labels, tables.n_parts)
+    scores = z[low:high]
+    met, all_ = 0, tables.dense
+    for p in range(len(features)):
+        value, t = x[p], features[p] * tables.n_parts + part
+        met += min(int(w.n[t]), (high - low) // WIDE)
+        if tables.dense:
+            first = features[p] * tables.n_labels + low
+            run = tables.values[first : first + high - low]
+            for k in range(high - low):
+                scores[k] += value * np.float32(soft(run[k], tables.lam))
+        elif tables.wide[t]:
+            of_all = weights[w.begin[t] : w.begin[t] + high - low]
+            for k in range(high - low):
+                scores[k] += value * of_all[k]
+            all_ = True
+        else:
+            for at in range(w.begin[t], w.begin[t] + w.n[t]):
+                z[w.labels[at]] += value * weights[at]
+    return met, all_
+
+
+@kernel
 def search_row(
     features: NDArray[Any], x: NDArray[np.float32], active: NDArray[np.int32], part: int, tables: Tables,
     z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """The labels of a part that score highest, and above 0, for the entries of a row; active labels do not count.
 
-    Scores are float32, added in the order of the entries. z (K,): zero before and after. best, best_z: places for as
-    many labels as are wanted, from best to worst. Returns how many were found, and how many weights were read, eight of
-    a wide list as one.
+    z (K,): zero before and after. best, best_z: places for as many labels as are wanted, from best to worst. Returns
+    how many were found, and how many weights were met (see `add_scores`).
     """
-    w, weights = tables.w, tables.weights
+    w = tables.w
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
-    scores = z[low:high]
     best[:], best_z[:] = -1, 0.0
-    met, all_ = 0, tables.dense
-    for p in range(len(features)):
-        value = x[p]
-        if tables.dense:
-            first = features[p] * tables.n_labels + low
-            run = tables.values[first : first + high - low]
-            for k in range(high - low):
-                scores[k] += value * np.float32(soft(run[k], tables.lam))
-            met += (high - low) // WIDE
-            continue
-        t = features[p] * tables.n_parts + part
-        first = w.begin[t]
-        if tables.wide[t]:
-            of_all = weights[first : first + high - low]
-            for k in range(high - low):
-                scores[k] += value * of_all[k]
-            met += (high - low) // WIDE
-            all_ = True
-        else:
-            for at in range(first, first + w.count[t]):
-                z[w.labels[at]] += value * weights[at]
-            met += w.count[t]
+    met, all_ = add_scores(features, x, part, tables, z)
     for k in range(len(active)):
         if low <= active[k] < high:
             z[active[k]] = -np.inf
     if all_ or WIDE * met > high - low:
-        insert_all(scores, low, high - low, best, best_z)
-        scores[:] = 0.0
+        insert_all(z[low:high], low, high - low, best, best_z)
+        z[low:high] = 0.0
     else:
         for p in range(len(features)):
             t = features[p] * tables.n_parts + part
-            for at in range(w.begin[t], w.begin[t] + w.count[t]):
+            for at in range(w.begin[t], w.begin[t] + w.n[t]):
                 k = w.labels[at]
-                if z[k] > best_z[len(best_z) - 1] or (z[k] > 0.0 and z[k] == best_z[len(best_z) - 1]):
+                if z[k] > 0.0 and z[k] >= best_z[len(best_z) - 1]:
                     insert(k, z[k], best, best_z)
                 z[k] = 0.0  # so that it comes once
         for k in range(len(active)):
@@ -173,17 +181,14 @@ def _scores(
 @kernel
 def _move(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], steps: NDArray[np.float64],
-    tables: Tables, places: NDArray[np.int64],
+    tables: Tables, places: NDArray[np.int64], fixed: bool,
 ) -> None:  # fmt: skip
-    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature; w follows."""
+    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature; w follows.
+
+    fixed: where a label is new to a feature, its v stays 0.
+    """
     # a call that takes the tables costs more than all of this
-    values, positions, weights, wide, begin = (
-        tables.values,
-        tables.positions,
-        tables.weights,
-        tables.wide,
-        tables.w.begin,
-    )
+    values, positions, weights, wide, w = tables.values, tables.positions, tables.weights, tables.wide, tables.w
     for p in range(len(features)):
         known = True
         for k in range(len(active)):
@@ -191,17 +196,17 @@ def _move(
                 continue
             at = places[p, k] if known else find(features[p], active[k], tables)
             if at < 0:
+                if fixed:
+                    continue
                 at = place(features[p], active[k], tables)
                 known = False
+            before = values[at]
             values[at] += steps[k] * x[p]
+            weight, t = np.float32(soft(values[at], tables.lam)), table_of(features[p], active[k], tables)
             if tables.dense:
-                continue
-            weight = np.float32(soft(values[at], tables.lam))
-            t = table_of(features[p], active[k], tables)
-            if not wide[t] and positions[at] >= 0 and weight != 0.0:
-                weights[begin[t] + positions[at]] = weight
-            elif wide[t] and tables.n_parts == 1:
-                weights[begin[t] + active[k]] = weight
+                w.n[t] += np.int32(weight != 0.0) - np.int32(np.float32(soft(before, tables.lam)) != 0.0)
+            elif not wide[t] and positions[at] >= 0 and weight != 0.0:
+                weights[w.begin[t] + positions[at]] = weight
             elif wide[t] or positions[at] >= 0 or weight != 0.0:
                 set_weight(features[p], active[k], at, weight, tables)
 
@@ -210,13 +215,15 @@ def _move(
 def visit_rows(
     rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
     data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float, z: NDArray[np.float32],
-    places: NDArray[np.int64], work: NDArray[np.int64],
+    places: NDArray[np.int64], fixed: bool, work: NDArray[np.int64],
+    largest: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
     keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
-    that a search may bring in. z (K,): zero.
-    places: for the entries of the longest row and the most labels. work (2,) counts weights that searches and steps met.
+    that a search may bring in. z (K,): zero. places: for the entries of the longest row and the most labels. fixed: no
+    search, and no v that is not in the tables. work (2,) counts weights that searches and steps met; largest (1,): step
+    of a.
     """
     n_labels = tables.n_labels
     longest, room = places.shape
@@ -234,19 +241,22 @@ def visit_rows(
         for p in range(n):
             x[p] = entries[p]
             square += x[p] * x[p]
-            needed += bytes_needed(features[p], size + most, tables)
+            if not fixed:
+                needed += bytes_needed(features[p], size + most, tables)
         if not tables.dense and bytes_used(tables) + needed > tables.most_bytes:
             return i
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
-        part = int(_uniform(key, 0) * tables.n_parts)
-        if rate > 1 and n:
+        part, found, met = int(_uniform(key, 0) * tables.n_parts), 0, 0
+        if fixed:
+            pass
+        elif rate > 1 and n:
             n_drawn = (n + rate - 1) // rate
             sample_row(features, entries, n_drawn, mix(key ^ _A), drawn, sampled)
             found, met = search_row(drawn[:n_drawn], sampled, active[:size], part, tables, z, best, best_z)
         else:
             found, met = search_row(features, entries, active[:size], part, tables, z, best, best_z)
-        if found == 0:
+        if found == 0 and not fixed:
             best[0] = draw_label(features, active[:size], part, tables, mix(key + _A))
             found = int(best[0] >= 0)
         for k in range(found):
@@ -269,8 +279,9 @@ def visit_rows(
             q_new[0] = p_new[0] = C
         for k in range(size):
             steps[k] = (q_new[k] if k < n_pos else -p_new[k - n_pos]) - a[k]
+            largest[0] = max(largest[0], abs(steps[k]))
         if square > 0.0:
-            _move(features, x, active[:size], steps, tables, places)
+            _move(features, x, active[:size], steps, tables, places, fixed)
         kept = n_pos
         a[:n_pos] = q_new[:n_pos]
         for k in range(n_neg):

@@ -25,7 +25,7 @@ _LENGTHS = 48  # of regions, log2
 
 
 class Arena(NamedTuple):
-    """Regions of an arena. begin, bits (-1: none yet), count (of labels): of each table or list; labels: of each place.
+    """Regions of an arena. begin, bits (-1: none yet), n (of labels): of each table or list; labels: of each place.
 
     free[b]: the first free region of 2^b places, -1 for none; the labels of its first two places tell the next one.
     used (1,): places that were ever given away.
@@ -33,7 +33,7 @@ class Arena(NamedTuple):
 
     begin: NDArray[np.int64]
     bits: NDArray[np.int8]
-    count: NDArray[np.int32]
+    n: NDArray[np.int32]
     labels: NDArray[np.int32]
     free: NDArray[np.int64]
     used: NDArray[np.int64]
@@ -42,7 +42,8 @@ class Arena(NamedTuple):
 class Tables(NamedTuple):
     """Hash tables of v and lists of w, at most most_bytes together; or, where `dense`, v of n_labels values a feature.
 
-    wide: of each list, whether it has all labels of its part.
+    w.n: weights of each list that are not 0, also where it is wide or the tables are dense. wide: whether it has all
+    labels of its part.
     """
 
     n_labels: int
@@ -76,9 +77,9 @@ def hash_tables(n_features: int, n_labels: int, n_parts: int, lam: float, most_b
 
 def dense_tables(n_features: int, n_labels: int, n_parts: int, lam: float) -> Tables:
     """Zeros for every feature and label."""
-    none = np.empty(0, np.int32)
+    none, n = np.empty(0, np.int32), n_features * n_parts
     return Tables(
-        n_labels, n_parts, lam, 0, True, _arena(0, 0), np.zeros(n_features * n_labels), none, _arena(0, 0),
+        n_labels, n_parts, lam, 0, True, _arena(0, 0), np.zeros(n_features * n_labels), none, _arena(n, 0),
         np.empty(0, np.float32), np.empty(0, np.bool_),
     )  # fmt: skip
 
@@ -147,11 +148,11 @@ def bytes_needed(feature: int, more: int, tables: Tables) -> int:
     needed = 0
     if not tables.dense:
         for t in range(feature * tables.n_parts, (feature + 1) * tables.n_parts):
-            bits = _v_bits(tables.v.count[t] + more)
+            bits = _v_bits(tables.v.n[t] + more)
             if bits > tables.v.bits[t]:
                 needed += V_BYTES << bits
             # labels that are there already may come to have a weight
-            bits, _ = _w_bits(tables.w.count[t] + more, t - feature * tables.n_parts, tables)
+            bits, _ = _w_bits(tables.w.n[t] + more, t - feature * tables.n_parts, tables)
             if not tables.wide[t] and bits > tables.w.bits[t]:
                 needed += W_BYTES << bits
     return needed
@@ -209,7 +210,7 @@ def place(feature: int, label: int, tables: Tables) -> int:
     if at >= 0:
         return at
     t, v = table_of(feature, label, tables), tables.v
-    bits = _v_bits(v.count[t] + 1)
+    bits = _v_bits(v.n[t] + 1)
     if bits > v.bits[t]:
         _grow_v(t, bits, tables)
     mask = (np.int64(1) << v.bits[t]) - 1
@@ -218,7 +219,7 @@ def place(feature: int, label: int, tables: Tables) -> int:
         slot = (slot + 1) & mask
     at = v.begin[t] + slot
     v.labels[at], tables.values[at], tables.positions[at] = label, 0.0, -1
-    v.count[t] += 1
+    v.n[t] += 1
     return int(at)
 
 
@@ -231,7 +232,7 @@ def _grow_w(t: int, part: int, bits: int, wide: bool, tables: Tables) -> None:
     if wide:
         weights[to : to + high - low] = 0.0
     if w.bits[t] >= 0:
-        first, n = w.begin[t], w.count[t]
+        first, n = w.begin[t], w.n[t]
         if wide:
             for at in range(first, first + n):
                 weights[to + w.labels[at] - low] = weights[at]
@@ -249,28 +250,103 @@ def set_weight(feature: int, label: int, at: int, weight: np.float32, tables: Ta
     part = t - feature * tables.n_parts
     low, _ = part_bounds(part, tables.n_labels, tables.n_parts)
     if tables.wide[t]:
-        weights[w.begin[t] + label - low] = weight
+        position = w.begin[t] + label - low
+        w.n[t] += np.int32(weight != 0.0) - np.int32(weights[position] != 0.0)
+        weights[position] = weight
         return
     position = np.int64(tables.positions[at])
     if weight != 0.0:
         if position < 0:
-            position = np.int64(w.count[t])
-            bits, wide = _w_bits(position + 1, part, tables)
+            position = np.int64(w.n[t])
+            bits, wide = _w_bits(int(position) + 1, part, tables)
             if bits > w.bits[t] or wide:
                 _grow_w(t, part, bits, wide, tables)
-                if wide:
-                    weights[w.begin[t] + label - low] = weight
-                    return
-            w.count[t] += 1
-            tables.positions[at] = position
-            w.labels[w.begin[t] + position] = label
+                position = np.int64(label - low) if wide else position
+            w.n[t] += 1
+            if not wide:
+                tables.positions[at] = position
+                w.labels[w.begin[t] + position] = label
         weights[w.begin[t] + position] = weight
     elif position >= 0:  # the last one takes its place
-        w.count[t] -= 1
-        last = w.begin[t] + w.count[t]
-        if position != w.count[t]:
+        w.n[t] -= 1
+        last = w.begin[t] + w.n[t]
+        if position != w.n[t]:
             other = w.labels[last]
             w.labels[w.begin[t] + position] = other
             weights[w.begin[t] + position] = weights[last]
             tables.positions[find(feature, other, tables)] = position
         tables.positions[at] = -1
+
+
+@kernel
+def list_entries(
+    first: int,
+    last: int,
+    tables: Tables,
+    counts: NDArray[np.int32],
+    labels: NDArray[np.int32],
+    values: NDArray[np.float64],
+) -> int:
+    """What features [first, last) have: how many labels each, their numbers in no order, their v; returns how many.
+
+    Of dense vectors what is not 0.
+    """
+    n, v = 0, tables.v
+    for j in range(first, last):
+        before = n
+        if tables.dense:
+            for k in range(tables.n_labels):
+                if tables.values[j * tables.n_labels + k] != 0.0:
+                    labels[n], values[n] = k, tables.values[j * tables.n_labels + k]
+                    n += 1
+        else:
+            for t in range(j * tables.n_parts, (j + 1) * tables.n_parts):
+                if v.bits[t] >= 0:
+                    for at in range(v.begin[t], v.begin[t] + (np.int64(1) << v.bits[t])):
+                        if v.labels[at] != tables.n_labels:
+                            labels[n], values[n] = v.labels[at], tables.values[at]
+                            n += 1
+        counts[j - first] = n - before
+    return n
+
+
+@kernel
+def enter(
+    first: int, tables: Tables, counts: NDArray[np.int32], labels: NDArray[np.int32], values: NDArray[np.float64]
+) -> bool:
+    """Put entries of features first, first + 1, ... into tables; False where there is no room."""
+    n = 0
+    for j in range(first, first + len(counts)):
+        for _ in range(counts[j - first]):
+            if not tables.dense and bytes_used(tables) + bytes_needed(j, 1, tables) > tables.most_bytes:
+                return False
+            at = place(j, labels[n], tables)
+            tables.values[at] = values[n]
+            weight = np.float32(soft(values[n], tables.lam))
+            if tables.dense:
+                tables.w.n[table_of(j, labels[n], tables)] += weight != 0.0
+            else:
+                set_weight(j, labels[n], at, weight, tables)
+            n += 1
+    return True
+
+
+@kernel
+def norms(tables: Tables) -> tuple[float, float, int]:
+    """||w||^2, ||w||_1 and how many |w| > 1e-8, of all labels; summed in the order of the places."""
+    square, total, n = 0.0, 0.0, 0
+    if tables.dense:
+        for v in tables.values:
+            w = abs(soft(v, tables.lam))
+            square, total = square + w * w, total + w
+            n += 1 if w > 1e-8 else 0
+        return square, total, n
+    bits, begin, labels = tables.v.bits, tables.v.begin, tables.v.labels
+    for t in range(len(bits)):
+        if bits[t] >= 0:
+            for at in range(begin[t], begin[t] + (np.int64(1) << bits[t])):
+                if labels[at] != tables.n_labels:
+                    w = abs(soft(tables.values[at], tables.lam))
+                    square, total = square + w * w, total + w
+                    n += 1 if w > 1e-8 else 0
+    return square, total, n

@@ -1,0 +1,462 @@
+"""Jobs of PD-Sparse: a leg of a pass over the rows, the objective of what came out, the weights by class.
+
+The tables stay in the process from leg to leg; a leg leaves them on disk too, with the dual variables of the rows it
+visited, so that the next one may run anywhere. A leg is a run of groups of an order that the data and the seed give.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.tiles import TileSizes, drop_tiles
+from xmc_stream.kernels.dual import count_hits, group_rows, held_out, pack, sum_losses
+from xmc_stream.kernels.order import GROUP, run_slots
+from xmc_stream.kernels.tables import V_BYTES, W_BYTES, bytes_used, enter, list_entries, norms
+from xmc_stream.memory import format_size
+from xmc_stream.solvers.pdsparse import (
+    PDSparseParameters,
+    Stepper,
+    TablesFullError,
+    label_numbers,
+    pass_key,
+    run_bits,
+)
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store
+from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+from xmc_stream.store.model import UNIT, new_unit, unit_range
+from xmc_stream.store.passes import LEG_BYTES, DualRows, PassState, new_leg, new_tables, stored_tables
+from xmc_stream.store.transpose import transpose
+
+HELD_OUT = 50_000  # rows at most, so that looking at them takes little beside a pass
+_STRETCH = 2048  # rows that are gathered and visited at a time, at most
+_ENTRIES = 1 << 19  # of tables written or read at a time
+_ROW_BYTES = 3 * 12 * 64  # of a row of a group: 64 active labels, before, after, and put in order
+_X_BYTES = 16 * MIB  # of rows gathered at a time
+_LEAST_TABLES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What a leg may hold. nnz: entries of X at a time; tables: bytes of the tables, 0 where they are dense vectors."""
+
+    nnz: int
+    tables: int
+
+
+def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
+    """What a leg holds beside the tables."""
+    d, k, n, X = dataset.n_features, dataset.n_labels, dataset.n_samples, dataset.X_rows()
+    parts = min(parameters.parts, k)
+    rows = min(n, GROUP << run_bits(n, X.nnz))
+    return {
+        "features": 34 * d * parts + 8 * d,
+        "labels": 24 * k,
+        "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
+        "dual variables": rows * min(_ROW_BYTES, 36 * k) + 24 * -(-n >> run_bits(n, X.nnz)),
+        "writers and windows": LEG_BYTES + 24 * _ENTRIES + 4 * MIB,
+    }
+
+
+def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters) -> PassPlan:
+    """Share the budget: dense vectors of all labels where they take no more than half of what is left, else tables.
+
+    Raises MemoryLimitError where there is no room for either.
+    """
+    needs = pass_needs(dataset, parameters)
+    dense = 8 * dataset.n_features * dataset.n_labels
+    plan.refuse_unless({**needs, "tables": min(dense, _LEAST_TABLES)}, "PD-Sparse")
+    left = plan.budget - sum(needs.values())
+    nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
+    whole = (V_BYTES * 2 + W_BYTES * 2) * dataset.n_features * dataset.n_labels  # they cannot come to hold more
+    return PassPlan(nnz, 0 if dense <= left // 2 and dataset.n_labels <= UNIT else min(left, whole))
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learned from, and how; the same for all jobs of a run. work: folder of the run."""
+
+    path: str
+    work: str
+    parameters: PDSparseParameters
+    seed: int
+    plan: PassPlan
+
+
+class Rows:
+    """Rows of a dataset, for one job: those to learn from, those held out, and their labels by number."""
+
+    def __init__(self, data: Data) -> None:
+        self.dataset = Dataset(data.path)
+        self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
+        self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
+        self.bits = run_bits(self.n_samples, self.X.nnz)
+        self.n_runs = -(-self.n_samples >> self.bits)
+        self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
+        self._seed, self._share = data.seed, min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
+        self._nnz = data.plan.nnz
+        self._buffer = Buffer(self.X, data.plan.nnz)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the ranges read so far."""
+        return self.X.bytes_read + self.Y.bytes_read
+
+    def groups(self, key: np.uint64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Runs in the order of a pass, and the slot of each run."""
+        slots = np.empty(self.n_runs, np.int64)
+        run_slots(self.n_runs, key, slots)
+        return np.argsort(slots), slots
+
+    def kept_out(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are held out."""
+        out = np.zeros(len(rows), np.bool_)
+        if self._share:
+            held_out(rows, self._seed, self._share, out)
+        return out
+
+    def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Labels of rows (ascending), by number: indptr, numbers."""
+        block = self.Y.gather(rows)
+        return block.indptr, self.numbers[block.indices]
+
+    def stretches(self, counts: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """An order of rows with so many entries each, in pieces that fit in memory."""
+        ends = np.cumsum(counts[order])
+        begin = 0
+        while begin < len(order):
+            before = int(ends[begin - 1]) if begin else 0
+            end = max(int(np.searchsorted(ends, before + self._nnz, side="right")), begin + 1)
+            end = min(end, begin + _STRETCH, len(order))
+            yield order[begin:end]
+            begin = end
+
+    def gather(self, rows: NDArray[np.int64], spans: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Block:
+        """Rows (ascending) of X. Raises MemoryLimitError for one that is longer than there is room for."""
+        if int(spans[1].sum()) > self._nnz:
+            raise MemoryLimitError(
+                f"row {rows[0]} of {self.X.path} has {spans[1].sum()} entries, more than the {self._nnz} planned for: "
+                "leave such rows out"
+            )
+        return self.X.gather(rows, self._buffer, spans)
+
+    def blocks(self, held: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
+        """All rows that are held out, or all others, in order: X, and their labels as indptr and numbers."""
+        step = GROUP << self.bits
+        for start in range(0, self.n_samples, step):
+            rows = np.arange(start, min(start + step, self.n_samples))
+            rows = rows[self.kept_out(rows) == held]
+            if not len(rows):
+                continue
+            spans = self.X.lengths(rows)
+            for piece in self.stretches(spans[1], np.arange(len(rows))):
+                mine = spans[0][piece], spans[1][piece]
+                yield self.gather(rows[piece], mine), *self.labels(rows[piece])
+
+
+@dataclass
+class _Session:
+    """The tables in this process, and after which leg they are so."""
+
+    stepper: Stepper
+    after: str
+
+
+_sessions: dict[str, _Session] = {}  # by the run's folder; there is one at a time
+
+
+def drop_session() -> None:
+    """Let go of tables that an earlier job left in this process."""
+    _sessions.clear()
+
+
+@dataclass(frozen=True)
+class LegJob:
+    """Groups [first, last) of a pass.
+
+    stage: of the run: a value of lam, or the post-solve. most: labels that a search may bring in. dual: folders of the
+    pass before, none for a = 0. tables: the folder that this leg begins from, "" for v = 0. support: no search, and no v
+    but those there, of the tables that the stage begins from |v| > support. total: groups of the pass; the last leg looks
+    at the rows that are held out.
+    """
+
+    data: Data
+    stage: int
+    lam: float
+    number: int
+    first: int
+    last: int
+    total: int
+    most: int
+    rate: int
+    dual: tuple[str, ...]
+    tables: str
+    support: float | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the support stays as it is."""
+        return self.support is not None
+
+    @property
+    def key(self) -> str:
+        """Stage, pass and first group."""
+        return f"pass/{self.stage}/{self.number}/{self.first}"
+
+    @property
+    def name(self) -> str:
+        """Of the folders that it leaves."""
+        return f"{self.first:06d}"
+
+    def folder(self, kind: str) -> Path:
+        """`dual` or `tables` of this leg."""
+        return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / self.name
+
+    def run(self) -> Receipt:
+        """Visit the rows; write dual variables and tables; the receipt has figures of the leg and, at the end, the pass."""
+        drop_tiles()
+        began = time.perf_counter()
+        rows = Rows(self.data)
+        stepper = self._stepper(rows)
+        key = pass_key(self.data.seed, self.stage, self.number)
+        order, slots = rows.groups(key)
+        before = PassState([Path(leg) for leg in self.dual], rows.n_samples, rows.bits) if self.dual else None
+        with new_leg(self.folder("dual"), rows.n_labels) as writer:
+            for group in range(self.first, self.last):
+                runs = np.sort(order[group * GROUP : (group + 1) * GROUP])
+                following = np.sort(order[(group + 1) * GROUP : (group + 2) * GROUP])
+                for run in following.tolist():
+                    rows.X.will_need(run << rows.bits, min((run + 1) << rows.bits, rows.n_samples))
+                state = self._visit(rows, stepper, before, runs, slots[runs], key, group)
+                writer.active.append(state.size, state.labels, state.a)
+                writer.runs.append(runs)
+        write_tables(self.folder("tables"), stepper, rows.dataset.n_features)
+        figures = stepper.take_figures()
+        square, l1, nnz = norms(stepper.tables)
+        receipt: Receipt = {
+            "last": self.last, **figures, "square": square, "l1": l1, "nnz": nnz,
+            "table_bytes": int(bytes_used(stepper.tables)), "passes": (self.last - self.first) / self.total,
+        }  # fmt: skip
+        if self.last == self.total:
+            receipt |= self._held_out(rows, stepper)
+        _sessions[self.data.work] = _Session(stepper, str(self.folder("tables")))
+        read = rows.bytes_read + (before.bytes_read if before else 0)
+        return {**receipt, "bytes_read": read, "seconds": round(time.perf_counter() - began, 3)}
+
+    def _stepper(self, rows: Rows) -> Stepper:
+        """The tables as this leg finds them: those that are in this process, or read from disk."""
+        session = _sessions.pop(self.data.work, None)
+        drop_session()
+        if session is not None and session.after == self.tables and session.stepper.tables.lam == self.lam:
+            return session.stepper
+        del session
+        d, plan = rows.dataset.n_features, self.data.plan
+        stepper = Stepper(d, rows.n_labels, self.data.parameters, self.lam, self.rate, plan.tables)
+        if self.tables:
+            read_tables(Path(self.tables), stepper, self.support)
+        return stepper
+
+    def _visit(
+        self, rows: Rows, stepper: Stepper, before: PassState | None, runs: NDArray[np.int64], slots: NDArray[np.int64],
+        key: np.uint64, group: int,
+    ) -> DualRows:  # fmt: skip
+        """Visit the rows of a group; returns what they have then, row after row."""
+        most = len(runs) << rows.bits
+        at, places = np.empty(most, np.int64), np.empty(most, np.int64)
+        n = group_rows(runs, slots, rows.n_samples, rows.bits, key, at, places)
+        at = at[:n]
+        indptr, labels = rows.labels(at)
+        n_positive = np.diff(indptr)
+        if before is None:
+            state = DualRows(indptr[:-1], n_positive, labels, np.zeros(len(labels)))
+        else:
+            sizes = np.minimum((runs + 1) << rows.bits, rows.n_samples) - (runs << rows.bits)
+            state = before.read(runs, sizes)
+        learned = (n_positive > 0) & (n_positive < rows.n_labels) & ~rows.kept_out(at)
+        order = np.argsort(places[:n])
+        order = order[learned[order]]
+        firsts, counts = rows.X.lengths(at)
+        begin, size = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        packed: list[tuple[NDArray[np.int32], NDArray[np.float64]]] = []
+        filled = 0
+        for stretch in rows.stretches(counts, order):
+            members = np.sort(stretch)
+            block = rows.gather(at[members], (firsts[members], counts[members]))
+            try:
+                sets = stepper.visit(
+                    members, np.searchsorted(members, stretch), at[members], n_positive[members], key, block, state,
+                    self.most, self.fixed,
+                )  # fmt: skip
+            except TablesFullError:
+                raise self._full(stepper, group) from None
+            total = int(sets.size.sum())
+            part = np.empty(total, np.int32), np.empty(total)
+            pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, *part)
+            packed.append(part)
+            begin[members], size[members] = np.cumsum(sets.size) - sets.size + filled, sets.size
+            filled += total
+        all_labels = np.concatenate([part[0] for part in packed] or [np.empty(0, np.int32)])
+        all_a = np.concatenate([part[1] for part in packed] or [np.empty(0)])
+        del packed
+        out = DualRows(begin, size, np.empty(filled, np.int32), np.empty(filled))
+        pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
+        return out
+
+    def _full(self, stepper: Stepper, group: int) -> MemoryLimitError:
+        bound = format_size(stepper.tables.most_bytes)
+        share = (self.number + group / self.total) if self.total else 0.0
+        return MemoryLimitError(
+            f"the tables of v and w need more than the {bound} that the memory limit leaves them, {share:.1f} passes into "
+            f"the run: raise --memory-limit, or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
+            f"{self.data.parameters.C:g})"
+        )
+
+    def _held_out(self, rows: Rows, stepper: Stepper) -> Receipt:
+        hits = n = 0
+        for block, indptr, labels in rows.blocks(True):
+            hits += count_hits(
+                block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z
+            )  # fmt: skip
+            n += block.n
+        return {"hits": int(hits), "held": n}
+
+
+def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
+    """Leave the tables on disk."""
+    tables = stepper.tables
+    per_feature = np.full(n_features, tables.n_labels, np.int64)
+    if not tables.dense:
+        per_feature = tables.v.n.reshape(n_features, -1).sum(axis=1, dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(per_feature)])
+    with new_tables(path) as writer:
+        first = 0
+        while first < n_features:
+            last = max(first + 1, int(np.searchsorted(ends, ends[first] + _ENTRIES, side="right")) - 1)
+            room = int(ends[last] - ends[first])
+            counts, labels, values = np.empty(last - first, np.int32), np.empty(room, np.int32), np.empty(room)
+            n = list_entries(first, last, tables, counts, labels, values)
+            writer.append(counts, labels[:n], values[:n])
+            first = last
+
+
+def read_tables(path: Path, stepper: Stepper, above: float | None = None) -> None:
+    """Take the tables from disk, or their entries |v| > above. Raises MemoryLimitError where they do not fit."""
+    for first, counts, labels, values in stored_tables(path, _ENTRIES):
+        if above is not None:
+            kept = np.abs(values) > above
+            counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(counts)])])
+            counts, labels, values = counts.astype(np.int32), labels[kept], values[kept]
+        if not enter(first, stepper.tables, counts, labels, values):
+            bound = format_size(stepper.tables.most_bytes)
+            raise MemoryLimitError(
+                f"{path}: these tables take more than the {bound} that the memory limit leaves them: go on with a larger "
+                "--memory-limit"
+            )
+
+
+@dataclass(frozen=True)
+class ObjectiveJob:
+    """The losses of all rows that were learned from, by the weights of some tables."""
+
+    data: Data
+    lam: float
+    tables: str
+
+    @property
+    def key(self) -> str:
+        """The tables."""
+        return f"objective/{'/'.join(Path(self.tables).parts[-2:])}"
+
+    def run(self) -> Receipt:
+        """Sum; also the norms of the weights."""
+        drop_session()
+        rows = Rows(self.data)
+        stepper = Stepper(
+            rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.tables
+        )
+        read_tables(Path(self.tables), stepper)
+        total = 0.0
+        for block, indptr, labels in rows.blocks(False):
+            total += sum_losses(block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z)
+        square, l1, _ = norms(stepper.tables)
+        return {"losses": total, "square": square, "l1": l1, "passes": 1.0, "bytes_read": rows.bytes_read}
+
+
+@dataclass(frozen=True)
+class WeightsJob:
+    """The weights of some tables by class: D x K, csc."""
+
+    data: Data
+    lam: float
+    tables: str
+    out: str
+    max_bytes: int
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "weights"
+
+    def run(self) -> Receipt:
+        """Write them by feature, then by class."""
+        drop_session()
+        dataset = Dataset(self.data.path)
+        n_features, n_labels = dataset.n_features, dataset.n_labels
+        label_of = np.empty(n_labels, np.int32)
+        label_of[label_numbers(n_labels, self.data.seed)] = np.arange(n_labels, dtype=np.int32)
+        counts = np.zeros(n_labels, np.int64)
+        with new_store(Path(self.out), {}) as group:
+            rows = MatrixWriter(
+                group.create_group("rows"), "csr_matrix", (n_features, n_labels), np.float32, SCRATCH_CHUNK_BYTES
+            )
+            for _, n_of, numbers, v in stored_tables(Path(self.tables), _ENTRIES):
+                w = (v - np.clip(v, -self.lam, self.lam)).astype(np.float32)
+                features = np.repeat(np.arange(len(n_of)), n_of)
+                kept = np.flatnonzero(w)
+                labels = label_of[numbers[kept]]
+                order = np.lexsort((labels, features[kept]))
+                labels = labels[order]
+                rows.append(np.bincount(features[kept], minlength=len(n_of)), labels, w[kept][order])
+                counts += np.bincount(labels, minlength=n_labels)
+            rows.close()
+            matrix = SparseMatrix(Path(self.out).with_name(Path(self.out).name + ".partial") / "rows")
+            transpose(matrix, counts, group.create_group("columns"), self.max_bytes)
+            shutil.rmtree(matrix.path)
+        return {"nnz": int(counts.sum())}
+
+
+@dataclass(frozen=True)
+class UnitJob:
+    """Write a unit of the model from the weights by class."""
+
+    weights: str
+    n_features: int
+    n_labels: int
+    unit: int
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt has the sizes of tiles that predictions are planned from."""
+        first, last = unit_range(self.unit, self.n_labels)
+        weights = SparseMatrix(Path(self.weights) / "columns")
+        tiles = TileSizes(first, last, self.n_features)
+        with new_unit(Path(self.out), self.n_features, last - first) as writer:
+            for block in weights.blocks(max(4 * MIB, 16 * self.n_features), first, last):
+                writer.weights.append(np.diff(block.indptr), block.indices, block.values)
+                tiles.add(np.diff(block.indptr), block.indices)
+        return {"nnz": writer.weights.nnz, "runs": [astuple(run) for run in tiles.runs]}

@@ -1,0 +1,138 @@
+"""Dual variables of samples as they stream by, and what weights say of samples: for PD-Sparse.
+
+Active labels of rows are ragged: row r has labels[begin[r] : begin[r] + size[r]], its positives first, and their a.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores, search_row
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.order import place_in_group
+from xmc_stream.kernels.permutation import key_of, mix
+from xmc_stream.kernels.tables import Tables
+
+_A = np.uint64(0x9E3779B97F4A7C15)
+_11 = np.uint64(11)
+_HELD_OUT = 1 << 41  # the label number in the key of what is held out
+
+
+@kernel
+def held_out(rows: NDArray[np.int64], seed: int, share: float, out: NDArray[np.bool_]) -> None:
+    """out[i] = whether row rows[i] is held out: a share of all rows, drawn by seed and row."""
+    key = key_of(seed, _HELD_OUT, 0, 0)
+    for i in range(len(rows)):
+        out[i] = np.float64(mix(key ^ (np.uint64(rows[i]) * _A)) >> _11) < share * 9007199254740992.0
+
+
+@kernel
+def row_keys(rows: NDArray[np.int64], key: np.uint64, out: NDArray[np.uint64]) -> None:
+    """A key for each row's draws in a pass."""
+    for i in range(len(rows)):
+        out[i] = mix(key ^ (np.uint64(rows[i]) * _A))
+
+
+@kernel
+def group_rows(
+    runs: NDArray[np.int64], slots: NDArray[np.int64], n_samples: int, run_bits: int, key: np.uint64,
+    rows: NDArray[np.int64], places: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """The rows of a group's runs (ascending), and when each is visited; returns how many."""
+    n = 0
+    for j in range(len(runs)):
+        first = runs[j] << run_bits
+        for offset in range(min(1 << run_bits, n_samples - first)):
+            rows[n], places[n] = first + offset, place_in_group(slots[j], offset, run_bits, key)
+            n += 1
+    return n
+
+
+@kernel
+def spread(
+    order: NDArray[np.int64], begin: NDArray[np.int64], size: NDArray[np.int64], labels: NDArray[np.int32],
+    a: NDArray[np.float64], more: int, out: ActiveLabels,
+) -> int:  # fmt: skip
+    """The rows `order`, one after another, with room for so many labels more each; returns the places taken."""
+    at = 0
+    for i in range(len(order)):
+        first, n = begin[order[i]], size[order[i]]
+        out.begin[i], out.size[i] = at, n
+        out.labels[at : at + n] = labels[first : first + n]
+        out.a[at : at + n] = a[first : first + n]
+        at += n + more
+    return at
+
+
+@kernel
+def pack(
+    rows: NDArray[np.int64], begin: NDArray[np.int64], size: NDArray[np.int64], labels: NDArray[np.int32],
+    a: NDArray[np.float64], out_labels: NDArray[np.int32], out_a: NDArray[np.float64],
+) -> int:  # fmt: skip
+    """The labels of some rows without gaps; returns how many."""
+    at = 0
+    for i in range(len(rows)):
+        first, n = begin[rows[i]], size[rows[i]]
+        out_labels[at : at + n] = labels[first : first + n]
+        out_a[at : at + n] = a[first : first + n]
+        at += n
+    return at
+
+
+@kernel
+def sum_negatives(sets: ActiveLabels, n: int) -> tuple[float, int, int]:
+    """Of the first n rows: the sum of a over negatives, the active labels, those of them with a != 0."""
+    total, active, used = 0.0, 0, 0
+    for r in range(n):
+        for k in range(sets.size[r]):
+            a = sets.a[sets.begin[r] + k]
+            used += 1 if a != 0.0 else 0
+            if k >= sets.n_positive[r]:
+                total += a
+        active += sets.size[r]
+    return total, active, used
+
+
+@kernel
+def count_hits(
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], y_indptr: NDArray[np.int64],
+    y_labels: NDArray[np.int32], tables: Tables, z: NDArray[np.float32],
+) -> int:  # fmt: skip
+    """How many rows have the label that scores highest, above 0, among their labels."""
+    none, best, best_z = np.empty(0, np.int32), np.empty(1, np.int64), np.empty(1, np.float32)
+    hits = 0
+    for r in range(len(indptr) - 1):
+        features, x = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
+        label, score = np.int64(-1), np.float32(0.0)
+        for part in range(tables.n_parts):
+            search_row(features, x, none, part, tables, z, best, best_z)
+            if best_z[0] > score:
+                label, score = best[0], best_z[0]
+        for k in range(y_indptr[r], y_indptr[r + 1]):
+            hits += 1 if y_labels[k] == label else 0
+    return hits
+
+
+@kernel
+def sum_losses(
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], y_indptr: NDArray[np.int64],
+    y_labels: NDArray[np.int32], tables: Tables, z: NDArray[np.float32],
+) -> float:  # fmt: skip
+    """sum over rows of max over negatives n and positives p of (1 + z_n - z_p)_+; 0 for a row without either."""
+    total = 0.0
+    for r in range(len(indptr) - 1):
+        n_pos = y_indptr[r + 1] - y_indptr[r]
+        if n_pos == 0 or n_pos == tables.n_labels:
+            continue
+        for part in range(tables.n_parts):
+            add_scores(indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]], part, tables, z)
+        lowest = np.inf
+        for k in range(y_indptr[r], y_indptr[r + 1]):
+            lowest = min(lowest, np.float64(z[y_labels[k]]))
+            z[y_labels[k]] = -np.inf
+        total += max(0.0, 1.0 + np.float64(z.max()) - lowest)
+        z[:] = 0.0
+    return total

@@ -1,0 +1,215 @@
+"""PD-Sparse: max-margin learning of all classes at once, by fully-corrective block-coordinate Frank-Wolfe steps.
+
+Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016.
+
+    min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n in N_i, p in P_i} (1 + z_in - z_ip)_+,   z_i = W^T x_i
+
+A step takes one sample: a search brings in the labels that violate most, and the dual variables of its active labels are
+set to their best. This module covers the parameters and the steps on rows in memory; passes and files are those of
+`jobs.pdsparse`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.kernels.dual import row_keys, spread, sum_negatives
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, visit_rows
+from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.kernels.tables import Tables, dense_tables, hash_tables
+
+_NUMBERS = 1 << 40  # the label number in the key of the permutation of labels
+_PASSES = 1 << 42  # and of the orders of passes
+_STEP_WORK = 16  # a look at v takes as long as so many weights of a search
+_RUN_BYTES, _RUN_BITS = 1 << 17, 7  # of a run of rows, on average, and rows at most (log2)
+
+
+@dataclass(frozen=True)
+class PDSparseParameters:
+    """Parameters of the model, validated once, stored beside it; nothing here depends on the machine.
+
+    lam >= 0: l1 weight; several (a tuple): each is tried, and the best on the held-out rows is kept. C > 0: weight of the
+    loss. parts: the labels are split into so many, and a search looks at one, drawn at random. rate: a search samples
+    one of so many values of a row; 1: all; 0: the rate that the paper's analysis gives. most: labels that a search may
+    come to bring in; it begins with the labels of a row on average. held_out: share of the rows (50,000 at most) that
+    are not learned from and tell when to stop: once P@1 has not risen for `patience` passes; the best pass is kept.
+    Without them passes end where no step was larger than tol. max_passes: at most. post_solve: without the l1 term,
+    solve again for the weights that are not 0.
+    """
+
+    solver: ClassVar[str] = "pdsparse"
+
+    lam: float | tuple[float, ...] = 0.01
+    C: float = 1.0
+    parts: int = 1
+    rate: int = 1
+    most: int = 100
+    held_out: float = 0.1
+    patience: int = 3
+    max_passes: int = 50
+    tol: float = 1e-3
+    post_solve: bool = False
+
+    def __post_init__(self) -> None:
+        several = isinstance(self.lam, (tuple, list))
+        lams = tuple(_number("lam", value, 0.0, "[0, inf)") for value in (self.lam if several else (self.lam,)))  # type: ignore[union-attr]
+        if not lams:
+            raise InputError(
+                "The 'lam' parameter of PDSparse must be a float in [0, inf), or several. Got none instead."
+            )
+        object.__setattr__(self, "lam", lams if several else lams[0])
+        object.__setattr__(self, "C", _number("C", self.C, math.ulp(0.0), "(0, inf)"))
+        object.__setattr__(self, "tol", _number("tol", self.tol, 0.0, "[0, inf)"))
+        object.__setattr__(self, "held_out", _number("held_out", self.held_out, 0.0, "[0, 0.5]", 0.5))
+        for name, least in (("parts", 1), ("rate", 0), ("most", 1), ("patience", 1), ("max_passes", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(
+                    f"The '{name}' parameter of PDSparse must be an int in [{least}, inf). Got {value!r} instead."
+                )
+        if not isinstance(self.post_solve, bool):
+            raise InputError(
+                f"The 'post_solve' parameter of PDSparse must be true or false. Got {self.post_solve!r} instead."
+            )
+        if several and not self.held_out:
+            raise InputError("Several values of 'lam' are compared on held-out rows: set held_out above 0.")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> PDSparseParameters:
+        """Parameters by name. Raises InputError for a name that is none."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise InputError(f"PDSparse has no parameter {name!r}: it has {', '.join(names)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @property
+    def lams(self) -> tuple[float, ...]:
+        """The values of lam to try."""
+        return self.lam if isinstance(self.lam, tuple) else (self.lam,)
+
+    def rate_for(self, n_features: int, n_labels: int, n_samples: int, nnz: int) -> int:
+        """One of how many values of a row a search samples, on such data (section 4.4)."""
+        if self.rate:
+            return self.rate
+        bound = 5.0 * n_features * n_labels / (max(nnz, 1) * self.C * max(math.log(max(n_labels, 2)), 1.0))
+        return max(1, math.ceil(min(bound, nnz / (5.0 * max(n_samples, 1)))))
+
+
+def _number(name: str, value: Any, least: float, interval: str, most: float = math.inf) -> float:
+    good = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most and value < math.inf
+    )
+    if not good:
+        raise InputError(f"The '{name}' parameter of PDSparse must be a float in {interval}. Got {value!r} instead.")
+    return float(value)
+
+
+def run_bits(n_samples: int, nnz: int) -> int:
+    """Rows of a run, log2: a matter of the data alone."""
+    row_bytes = 8 * nnz // max(n_samples, 1)
+    return min(max(0, (_RUN_BYTES // max(row_bytes, 1)).bit_length() - 1), _RUN_BITS)
+
+
+def n_groups(n_samples: int, nnz: int) -> int:
+    """Groups of runs that a pass takes in turn."""
+    n_runs = -(-n_samples >> run_bits(n_samples, nnz))
+    return -(-n_runs // GROUP)
+
+
+def label_numbers(n_labels: int, seed: int) -> NDArray[np.int64]:
+    """The number of each label in a random permutation, under which the tables know it."""
+    numbers = np.empty(n_labels, np.int64)
+    visiting_order(0, n_labels, np.uint64(key_of(seed, _NUMBERS, 0, 0)), numbers)
+    return numbers
+
+
+def pass_key(seed: int, stage: int, number: int) -> np.uint64:
+    """The key of a pass's order and draws."""
+    return np.uint64(key_of(seed, _PASSES, stage, number))
+
+
+def more_labels(most: int, searched: int, stepped: int, bound: int) -> int:
+    """Labels that searches of the next pass may bring in: twice as many after one that mostly searched.
+
+    searched, stepped: weights that searches and steps met; counted, as a time would make the model a matter of chance.
+    """
+    return min(2 * most, bound) if searched > 2 * _STEP_WORK * stepped else most
+
+
+class TablesFullError(Exception):
+    """The tables do not hold what a step would put there."""
+
+
+class Stepper:
+    """Takes steps on rows in memory: the tables, and scratch.
+
+    most_bytes: of tables; 0 for dense vectors. figures: of the rows visited so far (see `take_figures`).
+    """
+
+    def __init__(
+        self, n_features: int, n_labels: int, parameters: PDSparseParameters, lam: float, rate: int, most_bytes: int
+    ) -> None:
+        parts = min(parameters.parts, n_labels)
+        if most_bytes:
+            self.tables: Tables = hash_tables(n_features, n_labels, parts, lam, most_bytes)
+        else:
+            self.tables = dense_tables(n_features, n_labels, parts, lam)
+        self.C, self.rate, self.z = parameters.C, rate, np.zeros(n_labels, np.float32)
+        self._places = np.empty((0, 0), np.int64)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._work, self._largest = np.zeros(2, np.int64), np.zeros(1)
+        self._sums = np.zeros(4)
+
+    def visit(
+        self, members: NDArray[np.int64], at: NDArray[np.int64], numbers: NDArray[np.int64], n_positive: NDArray[np.int64],
+        key: np.uint64, block: Any, state: Any, most: int, fixed: bool,
+    ) -> ActiveLabels:  # fmt: skip
+        """Visit rows of a block; returns their active labels then, in the block's order.
+
+        members: rows of `state` that the block has, ascending; at: places in members in the order of visits; numbers: of
+        the members' rows in X, for their draws; n_positive: of each. Raises TablesFullError.
+        """
+        sizes = state.size[members]
+        capacity, n = int(sizes.sum()) + most * len(members), len(members)
+        sets = ActiveLabels(
+            np.empty(n, np.int64), np.empty(n, np.int64), n_positive, np.empty(capacity, np.int32), np.empty(capacity)
+        )
+        spread(members, state.begin, state.size, state.labels, state.a, most, sets)
+        longest, room = int(np.diff(block.indptr).max(initial=0)), int(sizes.max(initial=0)) + most
+        if self._places.shape[0] < longest or self._places.shape[1] < room:
+            self._places = np.empty((max(longest, self._places.shape[0]), max(room, self._places.shape[1])), np.int64)
+        keys = np.empty(n, np.uint64)
+        row_keys(numbers[at], key, keys)
+        done = visit_rows(
+            at, keys, block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C, self.z,
+            self._places, fixed, self._work, self._largest,
+        )  # fmt: skip
+        if done < n:
+            raise TablesFullError
+        negatives, active, used = sum_negatives(sets, n)
+        self._sums += [n, negatives, active, used]
+        return sets
+
+    def take_figures(self) -> dict[str, Any]:
+        """Of the rows visited since the last call: how many, sums over them, weights met, the largest step."""
+        rows, negatives, active, used = self._sums.tolist()
+        figures = {
+            "rows": int(rows), "negatives": negatives, "active": int(active), "used": int(used),
+            "searched": int(self._work[0]), "stepped": int(self._work[1]), "largest": float(self._largest[0]),
+        }  # fmt: skip
+        self._reset()
+        return figures

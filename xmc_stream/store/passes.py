@@ -1,0 +1,131 @@
+"""What a pass of PD-Sparse leaves on disk, leg by leg: the dual variables of the rows it visited, and the tables of v.
+
+Scratch of one run: written whole or not at all. A leg is a run of groups of runs of rows (`kernels.order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.matrix import SparseMatrix
+
+LEG_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
+_TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
+
+
+@dataclass
+class DualRows:
+    """Active labels of rows in memory, ragged: row r has labels[begin[r] : begin[r] + size[r]], positives first, and a."""
+
+    begin: NDArray[np.int64]
+    size: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    a: NDArray[np.float64]
+
+
+class LegWriter:
+    """active: rows x K (csr), values a; the labels of a row in their own order. The rows are those of runs, in turn."""
+
+    def __init__(self, active: MatrixWriter) -> None:
+        self.active = active
+        self.runs: list[NDArray[np.int64]] = []
+
+
+@contextmanager
+def new_leg(path: Path, n_labels: int) -> Iterator[LegWriter]:
+    """The dual variables of a leg's rows, under their name when the block ends well."""
+    with new_store(path, {}) as group:
+        matrix = MatrixWriter(
+            group.create_group("active"), "csr_matrix", (None, n_labels), np.float64, SCRATCH_CHUNK_BYTES
+        )
+        writer = LegWriter(matrix)
+        yield writer
+        matrix.close()
+        runs = ArrayWriter(group, "runs", np.int64, SCRATCH_CHUNK_BYTES)
+        runs.append(np.concatenate(writer.runs))
+        runs.close()
+
+
+class PassState:
+    """The dual variables that the legs of a pass left."""
+
+    def __init__(self, legs: Sequence[Path], n_samples: int, run_bits: int) -> None:
+        self._active = [SparseMatrix(leg / "active") for leg in legs]
+        n_runs = -(-n_samples >> run_bits)
+        self._leg = np.zeros(n_runs, np.int32)
+        self._line = np.zeros(n_runs, np.int64)
+        for number, leg in enumerate(legs):
+            runs = read_small(leg, "runs")
+            sizes = np.minimum((runs + 1) << run_bits, n_samples) - (runs << run_bits)
+            self._leg[runs], self._line[runs] = number, np.cumsum(sizes) - sizes
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the ranges read so far."""
+        return sum(matrix.bytes_read for matrix in self._active)
+
+    def read(self, runs: NDArray[np.int64], sizes: NDArray[np.int64]) -> DualRows:
+        """Of the rows of some runs with so many rows, run after run."""
+        firsts = np.cumsum(sizes) - sizes
+        begin, size = (np.empty(int(sizes.sum()), np.int64) for _ in range(2))
+        labels: list[NDArray[np.int32]] = []
+        a: list[NDArray[np.float64]] = []
+        filled = 0
+        for number, matrix in enumerate(self._active):
+            mine = np.flatnonzero(self._leg[runs] == number)
+            mine = mine[np.argsort(self._line[runs[mine]])]
+            if not len(mine):
+                continue
+            lines = np.concatenate([np.arange(sizes[j]) + self._line[runs[j]] for j in mine])
+            rows = np.concatenate([np.arange(sizes[j]) + firsts[j] for j in mine])
+            block = matrix.gather(lines)
+            begin[rows], size[rows] = block.indptr[:-1] + filled, np.diff(block.indptr)
+            labels.append(block.indices.astype(np.int32, copy=False))
+            a.append(block.values)
+            filled += len(block.indices)
+        return DualRows(begin, size, np.concatenate(labels), np.concatenate(a))
+
+
+class TablesWriter:
+    """counts (D,): labels of each feature; then all labels and values of v, by feature, in no order within one."""
+
+    def __init__(self, arrays: dict[str, ArrayWriter]) -> None:
+        self._arrays = arrays
+
+    def append(self, counts: NDArray[np.int32], labels: NDArray[np.int32], values: NDArray[np.float64]) -> None:
+        """The next features."""
+        self._arrays["counts"].append(counts)
+        self._arrays["labels"].append(labels)
+        self._arrays["values"].append(values)
+
+
+@contextmanager
+def new_tables(path: Path) -> Iterator[TablesWriter]:
+    """v of all features and labels, under its name when the block ends well."""
+    with new_store(path, {}) as group:
+        arrays = {name: ArrayWriter(group, name, dtype, SCRATCH_CHUNK_BYTES) for name, dtype in _TABLES.items()}
+        yield TablesWriter(arrays)
+        for array in arrays.values():
+            array.close()
+
+
+def stored_tables(path: Path, most: int) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Runs of features with about so many labels together: the first feature, counts, labels, values."""
+    counts = read_small(path, "counts")
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    labels, values = open_array(path / "labels"), open_array(path / "values")
+    first = 0
+    while first < len(counts):
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + most, side="right")) - 1)
+        low, high = int(ends[first]), int(ends[last])
+        yield first, counts[first:last], labels.read(low, high), values.read(low, high)
+        first = last
