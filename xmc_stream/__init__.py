@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
+    from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
     from xmc_stream.models import Execution as Execution
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from xmc_stream.store.dataset import open_dataset as open_dataset
 
 _HOME = {
+    "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
     "Execution": "xmc_stream.models",
     "Model": "xmc_stream.models",
@@ -45,8 +47,8 @@ _HOME = {
 }
 
 __all__ = [
-    "Dataset", "Execution", "Model", "PPDSparse", "convert", "evaluate", "export", "load_model", "open_dataset", "predict",
-    "split", "verify",
+    "Dataset", "Execution", "Model", "PDSparse", "PPDSparse", "convert", "evaluate", "export", "load_model", "open_dataset",
+    "predict", "split", "verify",
 ]  # fmt: skip
 
 

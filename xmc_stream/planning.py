@@ -22,13 +22,15 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
+from xmc_stream.jobs.passes import PassProbe, pass_needs, plan_pass
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
-from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.jobs.warm import PassWarmUp, WarmUp, warm_up
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
+from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
@@ -42,6 +44,7 @@ _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and 
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
+Parameters = PPDSparseParameters | PDSparseParameters
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None = None) -> MemoryPlan:
@@ -87,8 +90,32 @@ def training_figures(forecast: Forecast, limit: int, held: int, before: int = 0)
     }
 
 
+def pass_figures(
+    engine: Engine, dataset: Dataset, parameters: PDSparseParameters, seed: int, plan: MemoryPlan, held: int
+) -> Figures:  # fmt: skip
+    """What a training of PD-Sparse would do, as figures: at most so many passes; its tables grow as they are needed."""
+    sizes = plan_pass(plan, dataset, parameters)
+    probe = engine.once(PassProbe(str(dataset.path), parameters, seed, sizes))
+    passes = len(parameters.lams) * parameters.max_passes + 1
+    n_bytes = dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4
+    parts = {"process": held + _EDGES, **pass_needs(dataset, parameters), "tables, at most": probe["tables"]}
+    return {
+        "command": "train",
+        "fits": True,
+        "memory_limit": plan.limit,
+        "passes": passes,
+        "bytes_read": passes * n_bytes,
+        "bytes_streamed": passes * n_bytes,
+        "bytes_gathered": 0,
+        "peak_rss": min(sum(parts.values()), plan.limit),
+        "peak_phase": "pass",
+        "peak_parts": parts,
+        "seconds": round(passes * probe["seconds"] * dataset.n_samples, 1),
+    }
+
+
 def plan_training(
-    dataset: Dataset, parameters: PPDSparseParameters, seed: int, execution: Execution,
+    dataset: Dataset, parameters: Parameters, seed: int, execution: Execution,
     warm_start: StoredModel | None = None,
 ) -> Figures:  # fmt: skip
     """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error."""
@@ -96,11 +123,13 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = _held(engine, WarmUp.for_training(dataset, parameters, warm_start is not None))
+        held = _held(engine, warm_up(dataset, parameters, warm_start is not None))
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
 
+        if isinstance(parameters, PDSparseParameters):
+            return _plan_passes(engine, dataset, parameters, seed, at, limit.limit, held)
         room = limit.limit
         while True:  # the probe gets what it needs, also where the limit asked for is too small
             try:
@@ -123,6 +152,25 @@ def plan_training(
         except MemoryLimitError as error:
             figures = {"command": "train", "fits": False, "memory_limit": limit.limit, "why": str(error)}
     return {**figures, **advice}
+
+
+def _plan_passes(
+    engine: Engine, dataset: Dataset, parameters: PDSparseParameters, seed: int, at: Callable[[int], MemoryPlan],
+    limit: int, held: int,
+) -> Figures:  # fmt: skip
+    def works(size: int) -> bool:
+        try:
+            plan_pass(at(size), dataset, parameters)
+        except MemoryLimitError:
+            return False
+        return True
+
+    least = _least(works, limit)
+    advice = {"least_limit": least, "limit_for_fewest_passes": least, "threads": 1}
+    try:
+        return {**pass_figures(engine, dataset, parameters, seed, at(limit), held), **advice}
+    except MemoryLimitError as error:
+        return {"command": "train", "fits": False, "memory_limit": limit, "why": str(error), **advice}
 
 
 def plan_prediction(
@@ -323,7 +371,7 @@ def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
 
 
-def _held(engine: Engine, job: WarmUp) -> int:
+def _held(engine: Engine, job: WarmUp | PassWarmUp) -> int:
     """Bytes that libraries and kernels hold in a process that loads them, also where this one had to compile them."""
     began = time.perf_counter()
     held = engine.warm(job)
@@ -333,7 +381,7 @@ def _held(engine: Engine, job: WarmUp) -> int:
     return held
 
 
-def _held_anew(job: WarmUp) -> int:
+def _held_anew(job: WarmUp | PassWarmUp) -> int:
     with Engine(MemoryLimit(2**40), 1) as engine:
         return engine.warm(job)
 

@@ -16,7 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
 if TYPE_CHECKING:
-    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+    from xmc_stream.planning import Parameters
 
 
 _NOT_PLANNED = ("sources", "target", "normalize", "columns", "overwrite", "scheduler", "as_json", "debug")
@@ -38,9 +38,13 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _parameters(solver: str, settings: tuple[str, ...]) -> PPDSparseParameters:
+def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
     from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 
+    if solver == "pdsparse":
+        from xmc_stream.solvers.pdsparse import PDSparseParameters
+
+        return PDSparseParameters.of(dict(map(_setting, settings)))
     preset = DISMEC if solver == "dismec" else {}
     return PPDSparseParameters.of({**preset, **dict(map(_setting, settings))})
 
@@ -48,7 +52,9 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> PPDSparseParameters:
 @click.command()
 @click.argument("data", type=PATH)
 @click.argument("model", type=PATH)
-@click.option("--solver", type=click.Choice(["ppdsparse", "dismec"]), default="ppdsparse", show_default=True)
+@click.option(
+    "--solver", type=click.Choice(["ppdsparse", "dismec", "pdsparse"]), default="ppdsparse", show_default=True
+)
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
 )
@@ -81,10 +87,22 @@ def train(
       min_value=0     try 0.1 for rows of length one: scores from entries |x| > min_value
 
     dismec is ppdsparse with lam=0, C=2, max_rounds=5, prune=0.01, unless --set says otherwise.
+
+    \b
+    Parameters of pdsparse:
+      lam=0.01        weight of the l1 term; [0.01,0.1,1] keeps the best on held-out rows
+      C=1             weight of the loss               max_passes=50  over the rows, at most
+      held_out=0.1    share of rows that say when to stop: once their P@k have not risen for patience=3 passes
+      refit=true      and are learned from in one more pass
+      most=100        labels that a search may come to bring in
+      parts=1         a search looks at one of so many parts of the labels, at random
+      rate=1          and at one of so many values of a row; 0: as many as the paper's analysis says
+      post_solve=false  without the l1 term, solve again for the weights that are not 0
+      tol=0.001       with held_out=0: the largest step of a pass that is the last
     """
-    from xmc_stream.estimators import train as train_model
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.training import train as train_model
 
     parameters = _parameters(solver, settings)
     dataset = open_dataset(data)
@@ -100,12 +118,28 @@ def train(
     show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
         + (" (resumed)" if figures["resumed"] else ""),
-        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
-        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped at the cap on rounds",
+        *(_of_passes(figures) if solver == "pdsparse" else _of_classes(figures)),
         f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
         f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
         *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
     ])  # fmt: skip
+
+
+def _of_classes(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
+        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped at the cap on rounds"
+    ]
+
+
+def _of_passes(figures: dict[str, Any]) -> list[str]:
+    held = figures.get("held_out_P@1")
+    told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
+    skipped = f"; {figures['n_skipped']:,} rows without labels, or with all, left out" if figures["n_skipped"] else ""
+    return [
+        f"lam {figures['lam']:g}, the best of {figures['rounds']} passes is number {figures['best_pass']}{told}{skipped}",
+        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap']:.2g}",
+    ]
 
 
 @click.command()

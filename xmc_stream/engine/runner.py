@@ -46,7 +46,10 @@ class Job(Protocol):
 
 
 class Phase(Protocol):
-    """Jobs that may run in any order, beside each other. done, total: for the bar, of a row of phases that share one."""
+    """Jobs that may run in any order, beside each other.
+
+    done, total: for the bar, of a row of phases that share one; note: behind its name.
+    """
 
     @property
     def name(self) -> str: ...
@@ -56,6 +59,8 @@ class Phase(Protocol):
     def done(self) -> int: ...
     @property
     def total(self) -> int: ...
+    @property
+    def note(self) -> str: ...
 
 
 class Book(Protocol):
@@ -273,7 +278,7 @@ class Engine:
         todo = [job for job in phase.jobs if book.get(job.key) is None]
         before = phase.done + len(phase.jobs) - len(todo)
         bar = tqdm(
-            total=phase.total or len(phase.jobs), initial=before, desc=phase.name, unit="job", delay=2,
+            total=phase.total or len(phase.jobs), initial=before, desc=phase.name + phase.note, unit="job", delay=2,
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
         if todo:

@@ -24,12 +24,16 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """Jobs that may run in any order, beside each other. done, total: where they stand in a longer row of phases, if so."""
+    """Jobs that may run in any order, beside each other.
+
+    done, total: where they stand in a longer row of phases, if so. note: for those who watch.
+    """
 
     name: str
     jobs: Sequence[Job]
     done: int = 0
     total: int = 0
+    note: str = ""
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

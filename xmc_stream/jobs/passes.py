@@ -38,6 +38,7 @@ from xmc_stream.store.model import UNIT, new_unit, unit_range
 from xmc_stream.store.passes import LEG_BYTES, DualRows, PassState, new_leg, new_tables, stored_tables
 from xmc_stream.store.transpose import transpose
 
+PLACES = 5  # of the ranking of a held-out row that are looked at
 HELD_OUT = 50_000  # rows at most, so that looking at them takes little beside a pass
 _STRETCH = 2048  # rows that are gathered and visited at a time, at most
 _ENTRIES = 1 << 19  # of tables written or read at a time
@@ -94,16 +95,17 @@ class Data:
 
 
 class Rows:
-    """Rows of a dataset, for one job: those to learn from, those held out, and their labels by number."""
+    """Rows of a dataset, for one job: those to learn from, those held out (none with `every`), and labels by number."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, every: bool = False) -> None:
         self.dataset = Dataset(data.path)
         self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
         self.bits = run_bits(self.n_samples, self.X.nnz)
         self.n_runs = -(-self.n_samples >> self.bits)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
-        self._seed, self._share = data.seed, min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
+        share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
+        self._seed, self._share = data.seed, 0.0 if every else share
         self._nnz = data.plan.nnz
         self._buffer = Buffer(self.X, data.plan.nnz)
 
@@ -187,7 +189,7 @@ class LegJob:
     stage: of the run: a value of lam, or the post-solve. most: labels that a search may bring in. dual: folders of the
     pass before, none for a = 0. tables: the folder that this leg begins from, "" for v = 0. support: no search, and no v
     but those there, of the tables that the stage begins from |v| > support. total: groups of the pass; the last leg looks
-    at the rows that are held out.
+    at the rows that are held out. every: none are.
     """
 
     data: Data
@@ -202,6 +204,7 @@ class LegJob:
     dual: tuple[str, ...]
     tables: str
     support: float | None = None
+    every: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -226,7 +229,7 @@ class LegJob:
         """Visit the rows; write dual variables and tables; the receipt has figures of the leg and, at the end, the pass."""
         drop_tiles()
         began = time.perf_counter()
-        rows = Rows(self.data)
+        rows = Rows(self.data, self.every)
         stepper = self._stepper(rows)
         key = pass_key(self.data.seed, self.stage, self.number)
         order, slots = rows.groups(key)
@@ -286,9 +289,9 @@ class LegJob:
         order = np.argsort(places[:n])
         order = order[learned[order]]
         firsts, counts = rows.X.lengths(at)
-        begin, size = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        packed: list[tuple[NDArray[np.int32], NDArray[np.float64]]] = []
-        filled = 0
+        # rows that are not visited keep their positives, with a = 0
+        begin, size, filled = indptr[:-1].copy(), n_positive.copy(), len(labels)
+        packed = [(labels, np.zeros(filled))]
         for stretch in rows.stretches(counts, order):
             members = np.sort(stretch)
             block = rows.gather(at[members], (firsts[members], counts[members]))
@@ -305,10 +308,10 @@ class LegJob:
             packed.append(part)
             begin[members], size[members] = np.cumsum(sets.size) - sets.size + filled, sets.size
             filled += total
-        all_labels = np.concatenate([part[0] for part in packed] or [np.empty(0, np.int32)])
-        all_a = np.concatenate([part[1] for part in packed] or [np.empty(0)])
+        all_labels, all_a = (np.concatenate([part[side] for part in packed]) for side in (0, 1))
         del packed
-        out = DualRows(begin, size, np.empty(filled, np.int32), np.empty(filled))
+        total = int(size.sum())
+        out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
         pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
         return out
 
@@ -322,13 +325,13 @@ class LegJob:
         )
 
     def _held_out(self, rows: Rows, stepper: Stepper) -> Receipt:
-        hits = n = 0
+        hits, n = np.zeros(PLACES, np.int64), 0
         for block, indptr, labels in rows.blocks(True):
-            hits += count_hits(
-                block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z
+            count_hits(
+                block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z, hits
             )  # fmt: skip
             n += block.n
-        return {"hits": int(hits), "held": n}
+        return {"hits": hits.tolist(), "held": n}
 
 
 def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
@@ -365,12 +368,57 @@ def read_tables(path: Path, stepper: Stepper, above: float | None = None) -> Non
 
 
 @dataclass(frozen=True)
+class PassProbe:
+    """Visit the first rows twice, in memory: seconds for a row of a pass over all (`seconds`), and how large tables get.
+
+    tables: bytes, at most: what these rows put there times as often as they stand in all, within the plan.
+    """
+
+    data: str
+    parameters: PDSparseParameters
+    seed: int
+    plan: PassPlan
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Visit them."""
+        rows = Rows(Data(self.data, "", self.parameters, self.seed, self.plan))
+        d, lam, n = rows.dataset.n_features, self.parameters.lams[0], min(rows.n_samples, _STRETCH)
+        at = np.arange(n)
+        spans = rows.X.lengths(at)
+        n = max(1, int(np.searchsorted(np.cumsum(spans[1]), self.plan.nnz, side="right")))
+        at, spans = at[:n], (spans[0][:n], spans[1][:n])
+        stepper = Stepper(d, rows.n_labels, self.parameters, lam, 1, self.plan.tables)
+        block, (indptr, labels) = rows.gather(at, spans), rows.labels(at)
+        state, most = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels))), 1
+        seconds = 0.0
+        try:
+            for number in range(2):
+                began = time.perf_counter()
+                sets = stepper.visit(
+                    at, at, at, np.diff(indptr), pass_key(self.seed, 0, number), block, state, most, False
+                )
+                state = DualRows(sets.begin, sets.size, sets.labels, sets.a)
+                seconds = (time.perf_counter() - began) / n
+        except TablesFullError:
+            pass
+        used = int(bytes_used(stepper.tables)) if self.plan.tables else 8 * d * rows.n_labels
+        bound = min(self.plan.tables or used, used * max(1, rows.n_samples // n))
+        return {"seconds": seconds, "tables": bound}
+
+
+@dataclass(frozen=True)
 class ObjectiveJob:
     """The losses of all rows that were learned from, by the weights of some tables."""
 
     data: Data
     lam: float
     tables: str
+    every: bool
 
     @property
     def key(self) -> str:
@@ -380,7 +428,7 @@ class ObjectiveJob:
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
         drop_session()
-        rows = Rows(self.data)
+        rows = Rows(self.data, self.every)
         stepper = Stepper(
             rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.tables
         )

@@ -25,13 +25,28 @@ _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Passes with one lam. number: of the stage in the run; start: the pass that it goes on from, None for from nothing.
+
+    support: see `LegJob`; every: whether no rows are held out; passes: at most.
+    """
+
+    number: int
+    name: str
+    lam: float
+    passes: int
+    start: Pass | None = None
+    support: float | None = None
+    every: bool = False
+
+
 @dataclass
 class Pass:
     """A pass that has ended: where it left things, sums over its legs, and what stands in the receipt of the last one."""
 
-    stage: int
+    stage: Stage
     number: int
-    lam: float
     dual: tuple[str, ...]
     tables: str
     figures: dict[str, Any]
@@ -42,19 +57,18 @@ class Pass:
         square, negatives = float(self.figures["square"]), float(self.figures["negatives"])
         return 0.5 * square + negatives
 
-    @property
-    def precision(self) -> float:
-        """P@1 on the rows held out, in per cent; 0 without any."""
-        hits, held = int(self.figures["hits"]), int(self.figures["held"])
-        return 100.0 * hits / max(held, 1)
+    def precision(self, k: int) -> float:
+        """P@k on the rows held out, in per cent; 0 without any."""
+        hits, held = sum(self.figures["hits"][:k]), int(self.figures["held"])
+        return float(100.0 * hits / (k * max(held, 1)))
 
     def to_dict(self) -> dict[str, Any]:
         """Figures for the model's attributes."""
         f, rows = self.figures, max(self.figures["rows"], 1)
         return {
-            "stage": self.stage, "pass": self.number + 1, "lam": self.lam, "dual": self.dual_objective,
-            "held_out_P@1": round(self.precision, 4) if f["held"] else None, "nnz": f["nnz"],
-            "active_labels": round(f["active"] / rows, 4), "nnz_a": round(f["used"] / rows, 4),
+            "stage": self.stage.name, "pass": self.number + 1, "lam": self.stage.lam, "dual": self.dual_objective,
+            **{f"held_out_P@{k}": round(self.precision(k), 4) for k in (1, 3, 5) if f["held"]}, "nnz": f["nnz"],
+            "active_labels": round(f["active"] / rows, 4), "nnz_a": round(f["used"] / rows, 4), "rows": f["rows"],
         }  # fmt: skip
 
 
@@ -81,20 +95,29 @@ class PDSparseRun:
         """Phases of jobs; returns figures of the model."""
         p = self.parameters
         best: Pass | None = None
-        for stage, lam in enumerate(p.lams):
-            found = yield from self._stage(stage, lam, None, best)
-            if best is None or found.precision > best.precision:
+        for number, lam in enumerate(p.lams):
+            name = "pass" if len(p.lams) == 1 else f"lam {lam:g}, pass"
+            found = yield from self._stage(Stage(number, name, lam, p.max_passes), best)
+            if best is None or self._score(found) > self._score(best):
                 self._drop(best)
                 best = found
+            else:
+                self._drop(found)
         if best is None:
             raise InputError("PDSparse has no lam to try")
-        final, objective = best, ObjectiveJob(self._data, best.lam, best.tables)
-        losses = (yield Phase("objective", [objective]))[0]
+        lam, number, every = best.stage.lam, len(p.lams), best.figures["held"] == 0
+        final = best
+        if p.refit and not every:
+            every = True
+            final = yield from self._stage(Stage(number, "all rows, pass", lam, 1, best, every=True))
+        primal = final
+        losses = (yield Phase("objective", [ObjectiveJob(self._data, lam, final.tables, every)]))[0]
         if p.post_solve:
-            final = yield from self._stage(len(p.lams), 0.0, best, None)
+            stage = Stage(number + 1, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, every=every)
+            final = yield from self._stage(stage)
         weights = self.work / "state" / "weights" / "all"
         max_bytes = max(16 * MIB, self.plan.budget // 2)
-        yield Phase("weights", [WeightsJob(self._data, final.lam, final.tables, str(weights), max_bytes)])
+        yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
         d = self.dataset
         units = [
             UnitJob(str(weights), d.n_features, d.n_labels, unit, str(unit_path(self.work, unit)))
@@ -102,81 +125,74 @@ class PDSparseRun:
         ]
         receipts = yield Phase("finalise", units)
         drop_session()
-        primal = 0.5 * losses["square"] + best.lam * losses["l1"] + p.C * losses["losses"]
-        gap = primal + best.dual_objective
+        objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
+        gap = objective + primal.dual_objective
+        told = best.to_dict()
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": [receipt["runs"] for receipt in receipts],
-            "objective": primal,
-            "duality_gap": gap / primal if primal else 0.0,
-            "lam": best.lam,
+            "objective": objective,
+            "duality_gap": gap / objective if objective else 0.0,
+            "lam": lam,
             "best_pass": best.number + 1,
-            "n_learned": best.figures["rows"],
+            **{name: value for name, value in told.items() if name.startswith("held_out")},
+            "n_learned": final.figures["rows"],
             "n_held_out": best.figures["held"],
             "n_skipped": d.n_samples - best.figures["rows"] - best.figures["held"],
             "history": [done.to_dict() for done in self._passes],
         }
 
-    def _stage(
-        self, stage: int, lam: float, start: Pass | None, other: Pass | None
-    ) -> Generator[Phase, list[Receipt], Pass]:
-        """Passes until they bring no more, from nothing or, for the post-solve, from a pass; returns the best.
+    def _score(self, done: Pass) -> float:
+        """What held-out rows say of a pass: P@1, or where rows have several labels the mean of P@1, P@3, P@5."""
+        several = self.dataset.Y_rows().nnz > self.dataset.n_samples
+        ks = (1, 3, 5) if several else (1,)
+        return sum(done.precision(k) for k in ks) / len(ks)
 
-        other: a pass that must stay.
-        """
+    def _stage(self, stage: Stage, other: Pass | None = None) -> Generator[Phase, list[Receipt], Pass]:
+        """Passes until they bring no more; returns the best. other: a pass that must stay."""
         p, d = self.parameters, self.dataset
         most = min(p.most, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
-        best, before, waited = start, start, 0
-        support = None if start is None else start.lam
-        for number in range(_POST_PASSES if start else p.max_passes):
-            done = yield from self._pass(stage, number, lam, before, most, support)
-            for old in (before, best):
-                if old is not None and old not in (best, start, other) and old is not done:
-                    self._drop(old)
-            before = done
-            f = done.figures
-            most = most if start else more_labels(most, f["searched"], f["stepped"], p.most)
-            if f["held"]:
-                if best is None or done.precision > best.precision:
-                    if best is not None and best not in (start, other):
-                        self._drop(best)
-                    best, waited = done, 0
-                else:
-                    waited += 1
-                    if waited == p.patience:
-                        break
-            else:
-                best = done
-                if f["largest"] <= p.tol:
+        best, before, waited, stay = None, stage.start, 0, (stage.start, other)
+        for number in range(stage.passes):
+            done = yield from self._pass(stage, number, before, most)
+            if before is not best and before not in stay:
+                self._drop(before)
+            before, f = done, done.figures
+            most = most if stage.start else more_labels(most, f["searched"], f["stepped"], p.most)
+            if f["held"] and best is not None and self._score(done) <= self._score(best):
+                waited += 1
+                if waited == p.patience:
                     break
-        if before is not best and before is not None:
+                continue
+            if best not in stay:
+                self._drop(best)
+            best, waited = done, 0
+            if not f["held"] and f["largest"] <= p.tol:
+                break
+        if before is not best:
             self._drop(before)
         return best or done
 
     def _pass(
-        self, stage: int, number: int, lam: float, before: Pass | None, most: int, support: float | None
-    ) -> Generator[Phase, list[Receipt], Pass]:
-        name = "post-solve, pass" if support is not None else "pass"
-        if len(self.parameters.lams) > 1 and support is None:
-            name = f"lam {lam:g}, pass"
-        told = "" if not self._passes else f" ({self._told(self._passes[-1])})"
-        legs: list[LegJob] = []
-        first, tables, speed = 0, "" if before is None else before.tables, 0.0
+        self, stage: Stage, number: int, before: Pass | None, most: int
+    ) -> Generator[Phase, list[Receipt], Pass]:  # fmt: skip
+        last_one = self._passes[-1] if self._passes else None
+        told = "" if last_one is None else f" ({self._told(last_one)})"
+        speed = 0.0 if last_one is None else self._groups / max(last_one.figures["seconds"], 1e-3)
+        first, tables = 0, "" if before is None else before.tables
         dual = () if before is None else before.dual
-        figures: dict[str, Any] = dict.fromkeys(_SUMS, 0) | {"largest": 0.0, "hits": 0, "held": 0}
-        if self._passes:
-            f = self._passes[-1].figures
-            speed = self._groups / max(f["seconds"], 1e-3)
-        figures["seconds"] = 0.0
+        legs: list[LegJob] = []
+        figures: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "held", "seconds"), 0) | {"hits": [0]}
         while first < self._groups:
             last = min(self._groups, first + max(1, int(speed * _LEG_SECONDS)))
             job = LegJob(
-                self._data, stage, lam, number, first, last, self._groups, most, self._rate, dual, tables, support
-            )
+                self._data, stage.number, stage.lam, number, first, last, self._groups, most, self._rate, dual, tables,
+                stage.support, stage.every,
+            )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
-                receipts = yield Phase(f"{name} {number + 1}{told}", [job], first, self._groups)
+                receipts = yield Phase(f"{stage.name} {number + 1}", [job], first, self._groups, told)
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if len(legs) > 1:  # the tables of two legs stay: one may turn out damaged
@@ -187,31 +203,18 @@ class PDSparseRun:
                 figures[figure] += known[figure]
             figures["largest"] = max(figures["largest"], known["largest"])
             figures |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "held") if what in known}
-        done = Pass(stage, number, lam, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
+        done = Pass(stage, number, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
         self._passes.append(done)
         return done
 
     @staticmethod
     def _told(done: Pass) -> str:
         f = done.to_dict()
-        held = "" if f["held_out_P@1"] is None else f"P@1 {f['held_out_P@1']:.2f}, "
+        held = f"P@1 {f['held_out_P@1']:.2f}, " if "held_out_P@1" in f else ""
         return f"dual {f['dual']:.6g}, {held}{f['nnz']:,} weights, {f['active_labels']:.3g} active labels a sample"
 
     def _drop(self, done: Pass | None) -> None:
         """Remove what a pass left on disk."""
         if done is not None:
             for kind in ("dual", "tables"):
-                shutil.rmtree(self.work / "state" / f"{kind}-{done.stage}-{done.number}", ignore_errors=True)
-
-
-def model_attributes(dataset: Dataset, parameters: PDSparseParameters, seed: int, result: Receipt) -> dict[str, Any]:
-    """What a model says of itself: how it was made, its sizes, and how well the problem was solved."""
-    return {
-        "solver": "pdsparse",
-        "params": parameters.to_dict(),
-        "seed": seed,
-        "n_features": dataset.n_features,
-        "n_labels": dataset.n_labels,
-        "data": {"fingerprint": dataset.fingerprint, **{k: dataset.attributes.get(k) for k in ("source", "normalize")}},
-        **result,
-    }
+                shutil.rmtree(self.work / "state" / f"{kind}-{done.stage.number}-{done.number}", ignore_errors=True)

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -326,16 +325,3 @@ class PPDSparseRun:
             replace(piece, first=first, last=min(first + step, piece.last), tile_bytes=bound)
             for first in range(piece.first, piece.last, step)
         ]
-
-
-def model_attributes(dataset: Dataset, parameters: PPDSparseParameters, seed: int, result: Receipt) -> dict[str, Any]:
-    """What a model says of itself: how it was made, its sizes, and how well the problem was solved."""
-    return {
-        "solver": "ppdsparse",
-        "params": parameters.to_dict(),
-        "seed": seed,
-        "n_features": dataset.n_features,
-        "n_labels": dataset.n_labels,
-        "data": {"fingerprint": dataset.fingerprint, **{k: dataset.attributes.get(k) for k in ("source", "normalize")}},
-        **result,
-    }

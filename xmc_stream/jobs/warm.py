@@ -15,18 +15,62 @@ import numpy as np
 from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.pairs import disk_pairs
+from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
-from xmc_stream.jobs.ppdsparse import PPDSparseRun, model_attributes
+from xmc_stream.jobs.ppdsparse import PPDSparseRun
 from xmc_stream.jobs.predict import PredictRun
 from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.jobs.stream import LargeClasses
+from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset
-from xmc_stream.store.model import StoredModel, begin_model, finish_model
+from xmc_stream.store.model import StoredModel, begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 from xmc_stream.store.state import new_unit_state
 
-_loaded: set[tuple[bool, ...]] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
+_loaded: set[tuple[bool, ...] | str] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
+
+
+def warm_up(dataset: Dataset, parameters: PPDSparseParameters | PDSparseParameters, again: bool) -> WarmUp | PassWarmUp:
+    """What loads the kernels of training on a dataset; again: from a warm start."""
+    if isinstance(parameters, PDSparseParameters):
+        return PassWarmUp()
+    return WarmUp.for_training(dataset, parameters, again)
+
+
+def _write_rows(path: Path, n: int, d: int) -> None:
+    """A dataset of n rows, d features and three labels, of which a row has one."""
+    rng = np.random.default_rng(0)
+    with new_dataset(path, d, 3, {}) as writer:
+        x = np.sort(rng.permuted(np.tile(np.arange(d, dtype=np.int32), (n, 1)), axis=1)[:, :4], axis=1)
+        every = np.arange(n + 1, dtype=np.int64)
+        values = rng.random(4 * n, np.float32)
+        writer.append(4 * every, x.ravel(), values, every, (np.arange(n) < 3).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class PassWarmUp:
+    """Train by PD-Sparse on a few rows."""
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    def run(self) -> Receipt:
+        """Do it in a temporary folder, once in a process."""
+        if "pdsparse" not in _loaded:
+            with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+                path = Path(folder)
+                _write_rows(path / "warm.xmc", 40, 12)
+                begin_model(path / "model.partial")
+                p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
+                plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
+                run_here(
+                    PDSparseRun(Dataset(path / "warm.xmc"), path / "model.partial", p, 0, plan, notes).loop(), notes
+                )
+            _loaded.add("pdsparse")
+        return {}
 
 
 @dataclass(frozen=True)
@@ -65,13 +109,8 @@ class WarmUp:
             return {}
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
-            rng = np.random.default_rng(0)
             n, d = 40, 12
-            with new_dataset(path / "warm.xmc", d, 3, {}) as writer:
-                x = np.sort(rng.permuted(np.tile(np.arange(d, dtype=np.int32), (n, 1)), axis=1)[:, :4], axis=1)
-                every = np.arange(n + 1, dtype=np.int64)
-                values = rng.random(4 * n, np.float32)
-                writer.append(4 * every, x.ravel(), values, every, (np.arange(n) < 3).astype(np.int32))
+            _write_rows(path / "warm.xmc", n, d)
             dataset, work = Dataset(path / "warm.xmc"), path / "model.partial"
             begin_model(work)
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
@@ -82,7 +121,7 @@ class WarmUp:
             if self.large:
                 self._stream(dataset, p, path)
             if self.predict or self.again:
-                finish_model(work, path / "model", model_attributes(dataset, p, 0, result))
+                finish_model(work, path / "model", model_attributes(dataset, p.solver, p.to_dict(), 0, result))
             if self.again:
                 begin_model(work)
                 notes = Notes()

@@ -14,6 +14,7 @@ from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores, search_row
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
 from xmc_stream.kernels.permutation import key_of, mix
+from xmc_stream.kernels.ranking import insert
 from xmc_stream.kernels.tables import Tables
 
 _A = np.uint64(0x9E3779B97F4A7C15)
@@ -99,21 +100,22 @@ def sum_negatives(sets: ActiveLabels, n: int) -> tuple[float, int, int]:
 @kernel
 def count_hits(
     indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], y_indptr: NDArray[np.int64],
-    y_labels: NDArray[np.int32], tables: Tables, z: NDArray[np.float32],
-) -> int:  # fmt: skip
-    """How many rows have the label that scores highest, above 0, among their labels."""
-    none, best, best_z = np.empty(0, np.int32), np.empty(1, np.int64), np.empty(1, np.float32)
-    hits = 0
+    y_labels: NDArray[np.int32], tables: Tables, z: NDArray[np.float32], hits: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """hits[r] += over rows: whether the label that scores r-th highest, above 0, is among the row's labels."""
+    none, wanted = np.empty(0, np.int32), len(hits)
+    best, best_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
+    all_, all_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
     for r in range(len(indptr) - 1):
         features, x = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
-        label, score = np.int64(-1), np.float32(0.0)
+        all_[:], all_z[:] = -1, 0.0
         for part in range(tables.n_parts):
-            search_row(features, x, none, part, tables, z, best, best_z)
-            if best_z[0] > score:
-                label, score = best[0], best_z[0]
-        for k in range(y_indptr[r], y_indptr[r + 1]):
-            hits += 1 if y_labels[k] == label else 0
-    return hits
+            found, _ = search_row(features, x, none, part, tables, z, best, best_z)
+            for q in range(found):
+                insert(best[q], best_z[q], all_, all_z)
+        for q in range(wanted):
+            for k in range(y_indptr[r], y_indptr[r + 1]):
+                hits[q] += 1 if y_labels[k] == all_[q] else 0
 
 
 @kernel

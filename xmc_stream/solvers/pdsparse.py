@@ -39,9 +39,10 @@ class PDSparseParameters:
     loss. parts: the labels are split into so many, and a search looks at one, drawn at random. rate: a search samples
     one of so many values of a row; 1: all; 0: the rate that the paper's analysis gives. most: labels that a search may
     come to bring in; it begins with the labels of a row on average. held_out: share of the rows (50,000 at most) that
-    are not learned from and tell when to stop: once P@1 has not risen for `patience` passes; the best pass is kept.
-    Without them passes end where no step was larger than tol. max_passes: at most. post_solve: without the l1 term,
-    solve again for the weights that are not 0.
+    are not learned from and tell when to stop: once their precision (P@1, or the mean of P@1, P@3 and P@5 where rows have
+    more than one label on average) has not risen for `patience` passes; the best pass is kept. Without them passes end
+    where no step was larger than tol. max_passes: at most. refit: one more pass in the end, over the held-out rows too.
+    post_solve: without the l1 term, solve again for the weights that are not 0.
     """
 
     solver: ClassVar[str] = "pdsparse"
@@ -55,6 +56,7 @@ class PDSparseParameters:
     patience: int = 3
     max_passes: int = 50
     tol: float = 1e-3
+    refit: bool = True
     post_solve: bool = False
 
     def __post_init__(self) -> None:
@@ -74,10 +76,11 @@ class PDSparseParameters:
                 raise InputError(
                     f"The '{name}' parameter of PDSparse must be an int in [{least}, inf). Got {value!r} instead."
                 )
-        if not isinstance(self.post_solve, bool):
-            raise InputError(
-                f"The 'post_solve' parameter of PDSparse must be true or false. Got {self.post_solve!r} instead."
-            )
+        for name in ("refit", "post_solve"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(
+                    f"The '{name}' parameter of PDSparse must be true or false. Got {getattr(self, name)!r} instead."
+                )
         if several and not self.held_out:
             raise InputError("Several values of 'lam' are compared on held-out rows: set held_out above 0.")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class PPDSparseParameters:
     scores with R = ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights. min_value: it only sees entries
     |x_ij| > min_value. The search after the last round is exact.
     """
+
+    solver: ClassVar[str] = "ppdsparse"
 
     lam: float = 0.01
     tau: float = 1.0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
 from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -66,6 +67,21 @@ def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter
             array = ArrayWriter(group, name, values.dtype)
             array.append(values)
             array.close()
+
+
+def model_attributes(
+    dataset: Dataset, solver: str, params: Mapping[str, Any], seed: int, result: Mapping[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """What a model says of itself: how it was made, its sizes, and how well the problem was solved."""
+    return {
+        "solver": solver,
+        "params": dict(params),
+        "seed": seed,
+        "n_features": dataset.n_features,
+        "n_labels": dataset.n_labels,
+        "data": {"fingerprint": dataset.fingerprint, **{k: dataset.attributes.get(k) for k in ("source", "normalize")}},
+        **result,
+    }
 
 
 def begin_model(path: Path) -> None:
