@@ -198,14 +198,14 @@ def test_the_gap_closes_whatever_the_search(n_parts: int, rate: int) -> None:
 def test_without_l1_a_single_label_is_crammer_and_singers_machine() -> None:
     p = problem(3, 60, 8, 4, True, 0.0)
     state, rng = State(p, 1, True, 2), np.random.default_rng(0)
-    for _ in range(3000):
+    for _ in range(30_000):
         state.visit(rng.permutation(len(p.X)), rng.integers(2**63, size=len(p.X)))
     gap = state.primal() + state.dual()
     assert gap <= 1e-4 * state.primal()
     peer = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=p.C, tol=1e-8, max_iter=10**6)
     peer.fit(p.X, p.Y.argmax(axis=1))
     W = twin.weights(p.X, state.A, 0.0)
-    assert np.abs(p.X @ W - peer.decision_function(p.X)).max() < 1e-2
+    assert np.abs(p.X @ W - peer.decision_function(p.X)).max() < 1e-3
     assert ((W - peer.coef_.T) ** 2).sum() <= 2 * gap + 1e-6
 
 

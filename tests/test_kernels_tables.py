@@ -13,6 +13,7 @@ from xmc_stream.kernels.tables import (
     dense_tables,
     find,
     hash_tables,
+    length,
     part_bounds,
     place,
     set_weight,
@@ -72,11 +73,11 @@ def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n
     for feature, label in twin:
         counts[table_of(feature, label, tables)] += 1
     assert tables.v.n.tolist() == counts.tolist()
-    for n, bits, begin in zip(counts, tables.v.bits, tables.v.begin, strict=True):
-        length = 0 if bits < 0 else 1 << int(bits)
-        assert n * 4 <= 3 * length
-        assert length <= max(4, 4 * n)
-        assert np.count_nonzero(tables.v.labels[begin : begin + length] != K) == n
+    for n, size, begin in zip(counts, tables.v.size, tables.v.begin, strict=True):
+        places = 0 if size < 0 else length(int(size))
+        assert n * 5 <= 4 * places
+        assert places <= max(4, 2 * n)
+        assert np.count_nonzero(tables.v.labels[begin : begin + places] != K) == n
 
 
 @given(st.integers(1, 200), st.integers(1, 7))
@@ -93,8 +94,8 @@ def test_regions_that_were_left_are_used_again() -> None:
         for label in range(K):
             step(tables, feature, label, 2.0)
     # the first one leaves shorter regions, which the others grow through
-    assert tables.v.used[0] == 4 + 8 + 16 + 32 + 64 + D * 128
-    assert tables.w.used[0] == 4 + 8 + D * 64  # wide from 7 weights on
+    assert tables.v.used[0] == 4 + 6 + 8 + 12 + 16 + 24 + 32 + 48 + D * 64
+    assert tables.w.used[0] == 4 + 6 + D * 64  # wide from 7 weights on
     assert len(weights(tables)) == D * K
 
 

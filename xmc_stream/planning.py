@@ -23,6 +23,7 @@ from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
 from xmc_stream.jobs.passes import PassProbe, pass_needs, plan_pass
+from xmc_stream.jobs.pdsparse import most_passes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
@@ -96,7 +97,7 @@ def pass_figures(
     """What a training of PD-Sparse would do, as figures: at most so many passes; its tables grow as they are needed."""
     sizes = plan_pass(plan, dataset, parameters)
     probe = engine.once(PassProbe(str(dataset.path), parameters, seed, sizes))
-    passes = len(parameters.lams) * parameters.max_passes + 1
+    passes = most_passes(parameters)
     n_bytes = dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4
     parts = {"process": held + _EDGES, **pass_needs(dataset, parameters), "tables, at most": probe["tables"]}
     return {
@@ -104,6 +105,7 @@ def pass_figures(
         "fits": True,
         "memory_limit": plan.limit,
         "passes": passes,
+        "at_most": True,
         "bytes_read": passes * n_bytes,
         "bytes_streamed": passes * n_bytes,
         "bytes_gathered": 0,
@@ -348,7 +350,8 @@ def _passes(figures: Mapping[str, Any]) -> str:
     blocks = figures.get("class_blocks")
     if blocks is None:
         again = figures.get("tiles_made", 1)
-        return _number(figures["passes"]) + (f", tiles made {again} times" if again > 1 else "")
+        most = "at most " if figures.get("at_most") else ""
+        return most + _number(figures["passes"]) + (f", tiles made {again} times" if again > 1 else "")
     if not figures["rounds_known"]:
         return f"{_number(blocks[-1])} in each round, as many rounds as the tolerance takes"
     more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""

@@ -105,7 +105,11 @@ def _train(
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
         n_bytes = sum(receipt.get("bytes_read", 0) for receipt in receipts)
-        streamed = sum(receipt["bytes_read"] for key, receipt in ledger.items() if key.startswith("search/"))
+        streamed = sum(
+            receipt["bytes_read"]
+            for key, receipt in ledger.items()
+            if key.startswith(("search/", "pass/", "objective/"))
+        )
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
             "solve_passes": sum(receipt.get("solve_passes", 0) for receipt in receipts),

@@ -157,10 +157,24 @@ def export(
     ])  # fmt: skip
 
 
+def _pass_line(done: dict[str, Any]) -> str:
+    """A pass of PD-Sparse, for people."""
+    held = "".join(
+        f", {name.removeprefix('held_out_')} {done[name]:.2f}" for name in done if name.startswith("held_out")
+    )
+    return (
+        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held}, {done['nnz']:,} weights, "
+        f"{done['active_labels']:.3g} active labels a sample"
+    )
+
+
 def _model_lines(figures: dict[str, Any]) -> list[str]:
     """Attributes of a model and how its training went, for people."""
     run = figures["run"]
-    lines = [f"{name:16} {plain(value)}" for name, value in figures.items() if name != "run"]
+    lines = [f"{name:16} {plain(value)}" for name, value in figures.items() if name not in ("run", "history")]
+    lines += [
+        f"{'history' if n == 0 else '':16} {_pass_line(done)}" for n, done in enumerate(figures.get("history", ()))
+    ]
     if not run["sessions"]:
         return lines
     lines.append(

@@ -110,7 +110,11 @@ def key_of_state(work: Path, folder: Path, warm_start: bool) -> str | None:
     kind, name = folder.parts[-2:]
     if kind == "units":
         return f"finalise/{int(name)}"
+    if kind == "weights":
+        return "weights"
     what, _, round_ = kind.partition("-")
+    if what in ("dual", "tables"):
+        return None  # of a pass of PD-Sparse: what it was made from went on since
     if what == "search":
         plain = name.removeprefix("rough.")
         return f"search/{round_}/{'rough/' if plain != name else ''}{plain.replace('.', '/')}"

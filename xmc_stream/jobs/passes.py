@@ -41,18 +41,29 @@ from xmc_stream.store.transpose import transpose
 PLACES = 5  # of the ranking of a held-out row that are looked at
 HELD_OUT = 50_000  # rows at most, so that looking at them takes little beside a pass
 _STRETCH = 2048  # rows that are gathered and visited at a time, at most
-_ENTRIES = 1 << 19  # of tables written or read at a time
-_ROW_BYTES = 3 * 12 * 64  # of a row of a group: 64 active labels, before, after, and put in order
+_ENTRIES = 1 << 18  # of tables written or read at a time
+_DEAD = 1e-9  # |v| up to here is what rounding left of a sum that is 0
+_ROW_BYTES = 3 * 12 * 32  # of a row of a group: 32 active labels, before, after, and put in order
 _X_BYTES = 16 * MIB  # of rows gathered at a time
 _LEAST_TABLES = 4 * MIB
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What a leg may hold. nnz: entries of X at a time; tables: bytes of the tables, 0 where they are dense vectors."""
+    """What a leg may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
+    tables; dense: vectors of all labels instead.
+
+    A post-solve has tables in any case: they tell what is in the support.
+    """
 
     nnz: int
+    dual: int
     tables: int
+    dense: bool = False
+
+    def most_bytes(self, fixed: bool = False) -> int:
+        """Of the tables; 0 for dense vectors."""
+        return 0 if self.dense and not fixed else self.tables
 
 
 def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
@@ -78,9 +89,13 @@ def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters
     dense = 8 * dataset.n_features * dataset.n_labels
     plan.refuse_unless({**needs, "tables": min(dense, _LEAST_TABLES)}, "PD-Sparse")
     left = plan.budget - sum(needs.values())
+    more = left // 8 if dense > left // 2 or dataset.n_labels > UNIT else 0  # rows may come to have more active labels
+    left -= more
     nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
     whole = (V_BYTES * 2 + W_BYTES * 2) * dataset.n_features * dataset.n_labels  # they cannot come to hold more
-    return PassPlan(nnz, 0 if dense <= left // 2 and dataset.n_labels <= UNIT else min(left, whole))
+    return PassPlan(
+        nnz, needs["dual variables"] + more, min(left, whole), dense <= left // 2 and dataset.n_labels <= UNIT
+    )
 
 
 @dataclass(frozen=True)
@@ -153,11 +168,12 @@ class Rows:
         return self.X.gather(rows, self._buffer, spans)
 
     def blocks(self, held: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
-        """All rows that are held out, or all others, in order: X, and their labels as indptr and numbers."""
+        """Rows with labels, but not all, that are held out, or the others, in order: X, their labels as indptr, numbers."""
         step = GROUP << self.bits
         for start in range(0, self.n_samples, step):
             rows = np.arange(start, min(start + step, self.n_samples))
-            rows = rows[self.kept_out(rows) == held]
+            n_labels = self.Y.lengths(rows)[1]
+            rows = rows[(self.kept_out(rows) == held) & (n_labels > 0) & (n_labels < self.n_labels)]
             if not len(rows):
                 continue
             spans = self.X.lengths(rows)
@@ -240,7 +256,7 @@ class LegJob:
                 following = np.sort(order[(group + 1) * GROUP : (group + 2) * GROUP])
                 for run in following.tolist():
                     rows.X.will_need(run << rows.bits, min((run + 1) << rows.bits, rows.n_samples))
-                state = self._visit(rows, stepper, before, runs, slots[runs], key, group)
+                state = self._visit(rows, stepper, before, runs, slots[runs], key)
                 writer.active.append(state.size, state.labels, state.a)
                 writer.runs.append(runs)
         write_tables(self.folder("tables"), stepper, rows.dataset.n_features)
@@ -260,18 +276,20 @@ class LegJob:
         """The tables as this leg finds them: those that are in this process, or read from disk."""
         session = _sessions.pop(self.data.work, None)
         drop_session()
-        if session is not None and session.after == self.tables and session.stepper.tables.lam == self.lam:
+        if session is not None and session.after == self.tables and self.first:
             return session.stepper
         del session
-        d, plan = rows.dataset.n_features, self.data.plan
-        stepper = Stepper(d, rows.n_labels, self.data.parameters, self.lam, self.rate, plan.tables)
+        d, most_bytes = rows.dataset.n_features, self.data.plan.most_bytes(self.fixed)
+        stepper = Stepper(d, rows.n_labels, self.data.parameters, self.lam, self.rate, most_bytes)
         if self.tables:
-            read_tables(Path(self.tables), stepper, self.support)
+            # a pass begins without what labels that came and went left in v
+            begins = self.support if self.support is not None and self.number == 0 else _DEAD
+            read_tables(Path(self.tables), stepper, begins if self.first == 0 else None)
         return stepper
 
     def _visit(
         self, rows: Rows, stepper: Stepper, before: PassState | None, runs: NDArray[np.int64], slots: NDArray[np.int64],
-        key: np.uint64, group: int,
+        key: np.uint64,
     ) -> DualRows:  # fmt: skip
         """Visit the rows of a group; returns what they have then, row after row."""
         most = len(runs) << rows.bits
@@ -301,7 +319,7 @@ class LegJob:
                     self.most, self.fixed,
                 )  # fmt: skip
             except TablesFullError:
-                raise self._full(stepper, group) from None
+                raise self._full(stepper) from None
             total = int(sets.size.sum())
             part = np.empty(total, np.int32), np.empty(total)
             pack(np.arange(len(members)), sets.begin, sets.size, sets.labels, sets.a, *part)
@@ -311,16 +329,22 @@ class LegJob:
         all_labels, all_a = (np.concatenate([part[side] for part in packed]) for side in (0, 1))
         del packed
         total = int(size.sum())
+        needed = 12 * (len(state.labels) + filled + total) + 8 * stepper.places
+        if needed > self.data.plan.dual:
+            raise MemoryLimitError(
+                f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
+                f"{format_size(self.data.plan.dual)} are planned: raise --memory-limit, or have fewer of them: a larger lam "
+                f"(now {self.lam:g}) or a smaller C (now {self.data.parameters.C:g})"
+            )
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
         pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
         return out
 
-    def _full(self, stepper: Stepper, group: int) -> MemoryLimitError:
+    def _full(self, stepper: Stepper) -> MemoryLimitError:
         bound = format_size(stepper.tables.most_bytes)
-        share = (self.number + group / self.total) if self.total else 0.0
         return MemoryLimitError(
-            f"the tables of v and w need more than the {bound} that the memory limit leaves them, {share:.1f} passes into "
-            f"the run: raise --memory-limit, or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
+            f"the tables of v and w need more than the {bound} that the memory limit leaves them, in pass {self.number + 1}: "
+            f"raise --memory-limit, or have fewer of them: a larger lam (now {self.lam:g}) or a smaller C (now "
             f"{self.data.parameters.C:g})"
         )
 
@@ -392,7 +416,7 @@ class PassProbe:
         spans = rows.X.lengths(at)
         n = max(1, int(np.searchsorted(np.cumsum(spans[1]), self.plan.nnz, side="right")))
         at, spans = at[:n], (spans[0][:n], spans[1][:n])
-        stepper = Stepper(d, rows.n_labels, self.parameters, lam, 1, self.plan.tables)
+        stepper = Stepper(d, rows.n_labels, self.parameters, lam, max(1, self.parameters.rate), self.plan.most_bytes())
         block, (indptr, labels) = rows.gather(at, spans), rows.labels(at)
         state, most = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels))), 1
         seconds = 0.0
@@ -406,8 +430,8 @@ class PassProbe:
                 seconds = (time.perf_counter() - began) / n
         except TablesFullError:
             pass
-        used = int(bytes_used(stepper.tables)) if self.plan.tables else 8 * d * rows.n_labels
-        bound = min(self.plan.tables or used, used * max(1, rows.n_samples // n))
+        used = 8 * d * rows.n_labels if self.plan.dense else int(bytes_used(stepper.tables))
+        bound = used if self.plan.dense else min(self.plan.tables, used * max(1, rows.n_samples // n))
         return {"seconds": seconds, "tables": bound}
 
 
@@ -430,7 +454,7 @@ class ObjectiveJob:
         drop_session()
         rows = Rows(self.data, self.every)
         stepper = Stepper(
-            rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.tables
+            rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.most_bytes()
         )
         read_tables(Path(self.tables), stepper)
         total = 0.0
@@ -500,6 +524,7 @@ class UnitJob:
 
     def run(self) -> Receipt:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
+        drop_session()
         first, last = unit_range(self.unit, self.n_labels)
         weights = SparseMatrix(Path(self.weights) / "columns")
         tiles = TileSizes(first, last, self.n_features)

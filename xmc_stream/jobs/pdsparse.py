@@ -25,6 +25,12 @@ _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 
+def most_passes(parameters: PDSparseParameters) -> int:
+    """Passes of a run, at most: for each lam, over all rows, of the post-solve, for the objective."""
+    again = int(parameters.refit and parameters.held_out > 0) + _POST_PASSES * parameters.post_solve
+    return len(parameters.lams) * parameters.max_passes + again + 1
+
+
 @dataclass(frozen=True)
 class Stage:
     """Passes with one lam. number: of the stage in the run; start: the pass that it goes on from, None for from nothing.
@@ -47,6 +53,7 @@ class Pass:
 
     stage: Stage
     number: int
+    most: int
     dual: tuple[str, ...]
     tables: str
     figures: dict[str, Any]
@@ -114,7 +121,8 @@ class PDSparseRun:
         losses = (yield Phase("objective", [ObjectiveJob(self._data, lam, final.tables, every)]))[0]
         if p.post_solve:
             stage = Stage(number + 1, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, every=every)
-            final = yield from self._stage(stage)
+            solved = yield from self._stage(stage)
+            final = solved if every or self._score(solved) > self._score(best) else best
         weights = self.work / "state" / "weights" / "all"
         max_bytes = max(16 * MIB, self.plan.budget // 2)
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
@@ -153,6 +161,7 @@ class PDSparseRun:
         """Passes until they bring no more; returns the best. other: a pass that must stay."""
         p, d = self.parameters, self.dataset
         most = min(p.most, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
+        most = stage.start.most if stage.start else most
         best, before, waited, stay = None, stage.start, 0, (stage.start, other)
         for number in range(stage.passes):
             done = yield from self._pass(stage, number, before, most)
@@ -195,15 +204,15 @@ class PDSparseRun:
                 receipts = yield Phase(f"{stage.name} {number + 1}", [job], first, self._groups, told)
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
-            if len(legs) > 1:  # the tables of two legs stay: one may turn out damaged
-                shutil.rmtree(legs[-2].folder("tables"), ignore_errors=True)
+            if legs:
+                shutil.rmtree(legs[-1].folder("tables"), ignore_errors=True)
             legs.append(job)
             tables = str(job.folder("tables"))
             for figure in (*_SUMS, "seconds"):
                 figures[figure] += known[figure]
             figures["largest"] = max(figures["largest"], known["largest"])
             figures |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "held") if what in known}
-        done = Pass(stage, number, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
+        done = Pass(stage, number, most, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
         self._passes.append(done)
         return done
 

@@ -188,7 +188,8 @@ def _move(
     fixed: where a label is new to a feature, its v stays 0.
     """
     # a call that takes the tables costs more than all of this
-    values, positions, weights, wide, w = tables.values, tables.positions, tables.weights, tables.wide, tables.w
+    values, positions, weights, wide = tables.values, tables.positions, tables.weights, tables.wide
+    n_weights, begin, lam, n_parts = tables.w.n, tables.w.begin, tables.lam, tables.n_parts
     for p in range(len(features)):
         known = True
         for k in range(len(active)):
@@ -201,13 +202,18 @@ def _move(
                 at = place(features[p], active[k], tables)
                 known = False
             before = values[at]
-            values[at] += steps[k] * x[p]
-            weight, t = np.float32(soft(values[at], tables.lam)), table_of(features[p], active[k], tables)
+            values[at] = before + steps[k] * x[p]
+            weight, t = np.float32(soft(values[at], lam)), table_of(features[p], active[k], tables)
             if tables.dense:
-                w.n[t] += np.int32(weight != 0.0) - np.int32(np.float32(soft(before, tables.lam)) != 0.0)
-            elif not wide[t] and positions[at] >= 0 and weight != 0.0:
-                weights[w.begin[t] + positions[at]] = weight
-            elif wide[t] or positions[at] >= 0 or weight != 0.0:
+                n_weights[t] += np.int32(weight != 0.0) - np.int32(np.float32(soft(before, lam)) != 0.0)
+            elif wide[t]:
+                low, _ = part_bounds(t - features[p] * n_parts, tables.n_labels, n_parts)
+                to = begin[t] + active[k] - low
+                n_weights[t] += np.int32(weight != 0.0) - np.int32(weights[to] != 0.0)
+                weights[to] = weight
+            elif positions[at] >= 0 and weight != 0.0:
+                weights[begin[t] + positions[at]] = weight
+            elif positions[at] >= 0 or weight != 0.0:
                 set_weight(features[p], active[k], at, weight, tables)
 
 

@@ -1,10 +1,10 @@
 """Sparse vectors over the labels, one for each feature and part of the labels: v by label, and w = soft(v, lam) as a list.
 
-Table t of v holds labels 0 .. n_labels - 1 in a region of an arena that is 2^bits[t] places long: a place has a label (n_labels
-where it is empty), its value, and where its w stands in the list, -1 where w is 0. Label l stands at the first place from l
-modulo the length on that was free when it came. The labels must be numbers of a random permutation: it is the hash, taken
-once for all tables (Yen et al. 2016, section 4.2), and parts are runs of such numbers. A region is at most 3/4 full; a table
-that outgrows its region moves to one twice as long, and regions left are used again. List t of w is as long as there are
+Table t of v holds labels 0 .. n_labels - 1 in a region of an arena: a place has a label (n_labels where it is empty), its
+value, and where its w stands in the list, -1 where w is 0. A label stands at the first place, from that of its hash on, that
+was free when it came. Parts are runs of labels, which should be numbers of a random permutation (Yen et al. 2016, section
+4.2). A region is at most 4/5 full; a table that outgrows its region moves to a longer one, lengths being powers of two and
+three halves of them, and regions left are used again. List t of w is as long as there are
 weights, in no order, in a region of another arena: it is all that a search reads. A list that has a weight for one label
 in WIDE of its part becomes wide: the weights of all labels of the part, in order, which are faster to add.
 """
@@ -20,19 +20,21 @@ from xmc_stream.kernels.jit import kernel
 
 V_BYTES, W_BYTES = 16, 8  # of a place in either arena
 WIDE = 8
-_LEAST_BITS = 2
-_LENGTHS = 48  # of regions, log2
+_LEAST_SIZE = 2
+_SIZES = 92
+_A = np.uint64(0x9E3779B97F4A7C15)
+_32 = np.uint64(32)
 
 
 class Arena(NamedTuple):
-    """Regions of an arena. begin, bits (-1: none yet), n (of labels): of each table or list; labels: of each place.
+    """Regions of an arena. begin, size (-1: none yet, see `length`), n (labels): of each table or list; labels: of places.
 
-    free[b]: the first free region of 2^b places, -1 for none; the labels of its first two places tell the next one.
+    free[s]: the first free region of size s, -1 for none; the labels of its first two places tell the next one.
     used (1,): places that were ever given away.
     """
 
     begin: NDArray[np.int64]
-    bits: NDArray[np.int8]
+    size: NDArray[np.int8]
     n: NDArray[np.int32]
     labels: NDArray[np.int32]
     free: NDArray[np.int64]
@@ -62,7 +64,7 @@ class Tables(NamedTuple):
 def _arena(n: int, n_places: int) -> Arena:
     return Arena(
         np.zeros(n, np.int64), np.full(n, -1, np.int8), np.zeros(n, np.int32), np.empty(n_places, np.int32),
-        np.full(_LENGTHS, -1, np.int64), np.zeros(1, np.int64),
+        np.full(_SIZES, -1, np.int64), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -105,41 +107,56 @@ def table_of(feature: int, label: int, tables: Tables) -> int:
 
 
 @kernel
+def length(size: int) -> int:
+    """Places of a region of a size: 2, 3, 4, 6, 8, 12, 16, ... for 0, 1, 2, ..."""
+    return (2 + (size & 1)) << (size >> 1)
+
+
+@kernel
+def _slot(label: int, places: int) -> int:
+    """Where the search for a label begins in a region."""
+    h = (np.uint64(label) * _A) >> _32
+    return int(np.int64((h * np.uint64(places)) >> _32))
+
+
+@kernel
 def find(feature: int, label: int, tables: Tables) -> int:
     """The place of a label's v for a feature, -1 if it has none."""
     if tables.dense:
         return feature * tables.n_labels + label
     t, v = table_of(feature, label, tables), tables.v
-    if v.bits[t] < 0:
+    if v.size[t] < 0:
         return -1
-    mask = (np.int64(1) << v.bits[t]) - 1
-    slot = np.int64(label) & mask
+    begin, places = v.begin[t], length(int(v.size[t]))
+    slot = _slot(label, places)
     while True:
-        at = v.begin[t] + slot
+        at = begin + slot
         if v.labels[at] == label:
             return int(at)
         if v.labels[at] == tables.n_labels:
             return -1
-        slot = (slot + 1) & mask
+        slot += 1
+        if slot == places:
+            slot = 0
 
 
 @kernel
-def _v_bits(count: int) -> int:
-    """Bits of the shortest region for v of so many labels."""
-    bits = _LEAST_BITS
-    while count * 4 > 3 << bits:
-        bits += 1
-    return bits
+def _v_size(count: int) -> int:
+    """The least size of a region for v of so many labels."""
+    size = _LEAST_SIZE
+    while count * 5 > 4 * length(size):
+        size += 1
+    return size
 
 
 @kernel
-def _w_bits(count: int, part: int, tables: Tables) -> tuple[int, bool]:
-    """Bits of the shortest region for so many weights of a part, and whether they are a wide list's."""
+def _w_size(count: int, part: int, tables: Tables) -> tuple[int, bool]:
+    """The least size of a region for so many weights of a part, and whether they are a wide list's."""
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
-    bits, wide = _LEAST_BITS, WIDE * count > high - low
-    while (high - low if wide else count) > 1 << bits:
-        bits += 1
-    return bits, wide
+    size, wide = _LEAST_SIZE, WIDE * count > high - low
+    while (high - low if wide else count) > length(size):
+        size += 1
+    return size, wide
 
 
 @kernel
@@ -148,13 +165,13 @@ def bytes_needed(feature: int, more: int, tables: Tables) -> int:
     needed = 0
     if not tables.dense:
         for t in range(feature * tables.n_parts, (feature + 1) * tables.n_parts):
-            bits = _v_bits(tables.v.n[t] + more)
-            if bits > tables.v.bits[t]:
-                needed += V_BYTES << bits
+            size = _v_size(tables.v.n[t] + more)
+            if size > tables.v.size[t]:
+                needed += V_BYTES * length(size)
             # labels that are there already may come to have a weight
-            bits, _ = _w_bits(tables.w.n[t] + more, t - feature * tables.n_parts, tables)
-            if not tables.wide[t] and bits > tables.w.bits[t]:
-                needed += W_BYTES << bits
+            size, _ = _w_size(tables.w.n[t] + more, t - feature * tables.n_parts, tables)
+            if not tables.wide[t] and size > tables.w.size[t]:
+                needed += W_BYTES * length(size)
     return needed
 
 
@@ -165,42 +182,50 @@ def bytes_used(tables: Tables) -> int:
 
 
 @kernel
-def _new_region(arena: Arena, bits: int) -> int:
-    first = arena.free[bits]
+def _new_region(arena: Arena, size: int) -> int:
+    first = arena.free[size]
     if first >= 0:
         high, low = np.int64(arena.labels[first]), np.int64(arena.labels[first + 1])
-        arena.free[bits] = (high << 31) | low if high >= 0 else -1
+        arena.free[size] = (high << 31) | low if high >= 0 else -1
     else:
         first = arena.used[0]
-        arena.used[0] += np.int64(1) << bits
+        arena.used[0] += length(size)
     return int(first)
 
 
 @kernel
 def _leave_region(arena: Arena, t: int) -> None:
-    first, then = arena.begin[t], arena.free[arena.bits[t]]
+    first, then = arena.begin[t], arena.free[arena.size[t]]
     arena.labels[first] = -1 if then < 0 else then >> 31
     arena.labels[first + 1] = 0 if then < 0 else then & 0x7FFFFFFF
-    arena.free[arena.bits[t]] = first
+    arena.free[arena.size[t]] = first
 
 
 @kernel
-def _grow_v(t: int, bits: int, tables: Tables) -> None:
-    """Move a table of v to a region of 2^bits places."""
-    n_labels, v, values, positions = tables.n_labels, tables.v, tables.values, tables.positions
-    to = _new_region(v, bits)
-    v.labels[to : to + (np.int64(1) << bits)] = n_labels
-    mask = (np.int64(1) << bits) - 1
-    if v.bits[t] >= 0:
-        for at in range(v.begin[t], v.begin[t] + (np.int64(1) << v.bits[t])):
-            if v.labels[at] != n_labels:
-                slot = np.int64(v.labels[at]) & mask
-                while v.labels[to + slot] != n_labels:
-                    slot = (slot + 1) & mask
-                v.labels[to + slot], values[to + slot] = v.labels[at], values[at]
-                positions[to + slot] = positions[at]
+def _empty_place(label: int, begin: int, places: int, labels: NDArray[np.int32], n_labels: int) -> int:
+    """The place that a label takes in a region that does not have it."""
+    slot = _slot(label, places)
+    while labels[begin + slot] != n_labels:
+        slot += 1
+        if slot == places:
+            slot = 0
+    return int(begin + slot)
+
+
+@kernel
+def _grow_v(t: int, size: int, tables: Tables) -> None:
+    """Move a table of v to a region of another size."""
+    v, places = tables.v, length(size)
+    to = _new_region(v, size)
+    v.labels[to : to + places] = tables.n_labels
+    if v.size[t] >= 0:
+        for at in range(v.begin[t], v.begin[t] + length(int(v.size[t]))):
+            if v.labels[at] != tables.n_labels:
+                there = _empty_place(v.labels[at], to, places, v.labels, tables.n_labels)
+                v.labels[there], tables.values[there] = v.labels[at], tables.values[at]
+                tables.positions[there] = tables.positions[at]
         _leave_region(v, t)
-    v.begin[t], v.bits[t] = to, bits
+    v.begin[t], v.size[t] = to, size
 
 
 @kernel
@@ -210,28 +235,24 @@ def place(feature: int, label: int, tables: Tables) -> int:
     if at >= 0:
         return at
     t, v = table_of(feature, label, tables), tables.v
-    bits = _v_bits(v.n[t] + 1)
-    if bits > v.bits[t]:
-        _grow_v(t, bits, tables)
-    mask = (np.int64(1) << v.bits[t]) - 1
-    slot = np.int64(label) & mask
-    while v.labels[v.begin[t] + slot] != tables.n_labels:
-        slot = (slot + 1) & mask
-    at = v.begin[t] + slot
+    size = _v_size(v.n[t] + 1)
+    if size > v.size[t]:
+        _grow_v(t, size, tables)
+    at = _empty_place(label, v.begin[t], length(int(v.size[t])), v.labels, tables.n_labels)
     v.labels[at], tables.values[at], tables.positions[at] = label, 0.0, -1
     v.n[t] += 1
     return int(at)
 
 
 @kernel
-def _grow_w(t: int, part: int, bits: int, wide: bool, tables: Tables) -> None:
-    """Move a list of w to a region of 2^bits places, where it may become wide."""
+def _grow_w(t: int, part: int, size: int, wide: bool, tables: Tables) -> None:
+    """Move a list of w to a region of another size, where it may become wide."""
     w, weights = tables.w, tables.weights
-    to = _new_region(w, bits)
+    to = _new_region(w, size)
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
     if wide:
         weights[to : to + high - low] = 0.0
-    if w.bits[t] >= 0:
+    if w.size[t] >= 0:
         first, n = w.begin[t], w.n[t]
         if wide:
             for at in range(first, first + n):
@@ -240,7 +261,7 @@ def _grow_w(t: int, part: int, bits: int, wide: bool, tables: Tables) -> None:
             w.labels[to : to + n] = w.labels[first : first + n]
             weights[to : to + n] = weights[first : first + n]
         _leave_region(w, t)
-    w.begin[t], w.bits[t], tables.wide[t] = to, bits, wide
+    w.begin[t], w.size[t], tables.wide[t] = to, size, wide
 
 
 @kernel
@@ -258,9 +279,9 @@ def set_weight(feature: int, label: int, at: int, weight: np.float32, tables: Ta
     if weight != 0.0:
         if position < 0:
             position = np.int64(w.n[t])
-            bits, wide = _w_bits(int(position) + 1, part, tables)
-            if bits > w.bits[t] or wide:
-                _grow_w(t, part, bits, wide, tables)
+            size, wide = _w_size(int(position) + 1, part, tables)
+            if size > w.size[t] or wide:
+                _grow_w(t, part, size, wide, tables)
                 position = np.int64(label - low) if wide else position
             w.n[t] += 1
             if not wide:
@@ -301,8 +322,8 @@ def list_entries(
                     n += 1
         else:
             for t in range(j * tables.n_parts, (j + 1) * tables.n_parts):
-                if v.bits[t] >= 0:
-                    for at in range(v.begin[t], v.begin[t] + (np.int64(1) << v.bits[t])):
+                if v.size[t] >= 0:
+                    for at in range(v.begin[t], v.begin[t] + length(int(v.size[t]))):
                         if v.labels[at] != tables.n_labels:
                             labels[n], values[n] = v.labels[at], tables.values[at]
                             n += 1
@@ -314,20 +335,47 @@ def list_entries(
 def enter(
     first: int, tables: Tables, counts: NDArray[np.int32], labels: NDArray[np.int32], values: NDArray[np.float64]
 ) -> bool:
-    """Put entries of features first, first + 1, ... into tables; False where there is no room."""
-    n = 0
+    """Put all entries of features first, first + 1, ... into tables that have none of them; False where there is no room."""
+    n, v, w, lam = 0, tables.v, tables.w, tables.lam
+    v_labels, v_values, positions = v.labels, tables.values, tables.positions
+    w_labels, weights = w.labels, tables.weights
     for j in range(first, first + len(counts)):
-        for _ in range(counts[j - first]):
-            if not tables.dense and bytes_used(tables) + bytes_needed(j, 1, tables) > tables.most_bytes:
-                return False
-            at = place(j, labels[n], tables)
-            tables.values[at] = values[n]
-            weight = np.float32(soft(values[n], tables.lam))
+        end = n + counts[j - first]
+        for part in range(tables.n_parts):
+            t, n_v, n_w = j * tables.n_parts + part, 0, 0
+            for q in range(n, end):
+                if table_of(j, labels[q], tables) == t:
+                    n_v += 1
+                    n_w += 1 if np.float32(soft(values[q], lam)) != 0.0 else 0
+            w.n[t] = n_w
             if tables.dense:
-                tables.w.n[table_of(j, labels[n], tables)] += weight != 0.0
-            else:
-                set_weight(j, labels[n], at, weight, tables)
-            n += 1
+                for q in range(n, end):
+                    if table_of(j, labels[q], tables) == t:
+                        v_values[j * tables.n_labels + labels[q]] = values[q]
+                continue
+            if n_v == 0:
+                continue
+            low, _ = part_bounds(part, tables.n_labels, tables.n_parts)
+            v_size, (w_size, wide) = _v_size(n_v), _w_size(n_w, part, tables)
+            if bytes_used(tables) + V_BYTES * length(v_size) + W_BYTES * length(w_size) > tables.most_bytes:
+                return False
+            _grow_v(t, v_size, tables)
+            v.n[t], w.n[t] = n_v, 0
+            if n_w:
+                _grow_w(t, part, w_size, wide, tables)
+            begin, places, list_ = v.begin[t], length(v_size), w.begin[t]
+            for q in range(n, end):
+                if table_of(j, labels[q], tables) != t:
+                    continue
+                at = _empty_place(labels[q], begin, places, v_labels, tables.n_labels)
+                v_labels[at], v_values[at], positions[at] = labels[q], values[q], -1
+                weight = np.float32(soft(values[q], lam))
+                if weight != 0.0 and wide:
+                    weights[list_ + labels[q] - low] = weight
+                elif weight != 0.0:
+                    w_labels[list_ + w.n[t]], weights[list_ + w.n[t]], positions[at] = labels[q], weight, w.n[t]
+                w.n[t] += 1 if weight != 0.0 else 0
+        n = end
     return True
 
 
@@ -341,10 +389,10 @@ def norms(tables: Tables) -> tuple[float, float, int]:
             square, total = square + w * w, total + w
             n += 1 if w > 1e-8 else 0
         return square, total, n
-    bits, begin, labels = tables.v.bits, tables.v.begin, tables.v.labels
-    for t in range(len(bits)):
-        if bits[t] >= 0:
-            for at in range(begin[t], begin[t] + (np.int64(1) << bits[t])):
+    size, begin, labels = tables.v.size, tables.v.begin, tables.v.labels
+    for t in range(len(size)):
+        if size[t] >= 0:
+            for at in range(begin[t], begin[t] + length(int(size[t]))):
                 if labels[at] != tables.n_labels:
                     w = abs(soft(tables.values[at], tables.lam))
                     square, total = square + w * w, total + w

@@ -173,6 +173,11 @@ class Stepper:
         self._places = np.empty((0, 0), np.int64)
         self._reset()
 
+    @property
+    def places(self) -> int:
+        """Of v that it remembers for a row at a time."""
+        return int(self._places.size)
+
     def _reset(self) -> None:
         self._work, self._largest = np.zeros(2, np.int64), np.zeros(1)
         self._sums = np.zeros(4)

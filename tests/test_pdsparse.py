@@ -1,0 +1,236 @@
+"""PD-Sparse end to end: the optimum, the same model however the work is cut and resumed, limits, what is kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from reference import frank_wolfe as twin
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.passes import Data, LegJob, PassPlan, drop_session
+from xmc_stream.jobs.pdsparse import PDSparseRun
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.solvers.pdsparse import PDSparseParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+
+LIMIT = "4GB"  # bounds the whole process of the tests
+
+
+def problem(n: int = 80, d: int = 15, k: int = 5, single: bool = False, seed: int = 0) -> tuple[Any, Any]:
+    """Classes that overlap, rows of length one."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, d, 0.5, format="csr", dtype=np.float32, random_state=seed)
+    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
+    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
+    Y = scores > np.quantile(scores, 0.7, axis=0)
+    if single:
+        Y = np.arange(k) == scores.argmax(axis=1)[:, None]
+    return X, sp.csr_matrix(Y.astype(np.float32))
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_objective_and_gap_are_those_of_the_weights(single: bool) -> None:
+    X, Y = problem(single=single)
+    clf = xs.PDSparse(lam=0.05, held_out=0.0, tol=1e-9, max_passes=60, memory_limit=LIMIT).fit(X, Y)
+    W = clf.model_.to_scipy().toarray().astype(np.float64)
+    primal = twin.primal(X.toarray(), Y.toarray() > 0, W, 0.05, 1.0)
+    assert clf.report_["objective"] == pytest.approx(primal, rel=1e-5)
+    assert -1e-6 <= clf.report_["duality_gap"] < 0.1
+    duals = [done["dual"] for done in clf.report_["history"]]
+    assert all(b <= a + 1e-9 for a, b in itertools.pairwise(duals))
+    assert duals[-1] == pytest.approx(-primal, rel=3e-2)
+    assert not clf.model_.bias().any()
+
+
+@pytest.fixture(scope="module")
+def several_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40,000 rows: three groups; 30 labels, some rows without any."""
+    rng = np.random.default_rng(0)
+    n, d, k = 40_000, 60, 30
+    X = sp.random(n, d, 0.1, format="csr", dtype=np.float32, random_state=1)
+    scores = X @ sp.random(d, k, 0.3, random_state=2) + 0.05 * rng.random((n, k))
+    Y = np.asarray(scores) > np.quantile(np.asarray(scores), 0.96, axis=0)
+    path = tmp_path_factory.mktemp("pdsparse") / "data.xmc"
+    xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
+    return path
+
+
+PARAMETERS = PDSparseParameters(lam=0.3, max_passes=3, post_solve=True)
+
+
+class CutError(Exception):
+    """The run ends here."""
+
+
+class CutLedger(Notes):
+    """Ends the run after so many jobs."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        super().add(key, receipt)
+        self.left -= 1
+        if self.left == 0:
+            raise CutError
+
+
+def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparseParameters = PARAMETERS) -> str:
+    """Train, with a budget until the first cut (after each job in turn but the last), then the next; the model's digest."""
+    dataset, work = Dataset(data), folder / "model.partial"
+    begin_model(work)
+    ledger = CutLedger(0)
+    for number, budget in enumerate(budgets):
+        ledger.left = 2 if number + 1 < len(budgets) else 0
+        drop_session()
+        try:
+            run = PDSparseRun(dataset, work, parameters, 0, MemoryPlan(2**40, budget, 1), ledger)
+            result = run_here(run.loop(), ledger)
+        except CutError:
+            continue
+        finish_model(work, folder / "model", model_attributes(dataset, "pdsparse", parameters.to_dict(), 0, result))
+        return xs.load_model(folder / "model").digest()
+    raise AssertionError("it was cut before the end")
+
+
+def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups: Path, tmp_path: Path) -> None:
+    dataset = Dataset(several_groups)
+    wide, narrow = 2**30, 80 * MIB
+    run = PDSparseRun(dataset, tmp_path, PARAMETERS, 0, MemoryPlan(2**40, wide, 1), Notes())
+    assert run._data.plan.dense
+    whole = digest(several_groups, tmp_path / "whole", [wide])
+    # cut after every second leg, with tables where there were vectors
+    assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 12) == whole
+
+
+def test_tables_and_short_stretches_give_the_same_model(
+    several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = digest(several_groups, tmp_path / "whole", [2**30])
+    monkeypatch.setattr("xmc_stream.jobs.pdsparse.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
+    assert digest(several_groups, tmp_path / "tables", [2**30]) == whole
+
+
+def test_rows_that_cannot_be_learned_from_are_counted_and_histories_tell(several_groups: Path, tmp_path: Path) -> None:
+    clf = xs.PDSparse(lam=(0.3, 30.0), max_passes=4, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m")
+    r = clf.report_
+    n_labels = np.diff(Dataset(several_groups).Y_rows().indptr.read(0, 40_001))
+    skipped = int((n_labels == 0).sum())
+    assert 0 < skipped == r["n_skipped"]
+    assert r["n_learned"] == 40_000 - skipped  # by the pass over all rows
+    assert r["n_held_out"] == pytest.approx(0.1 * (40_000 - skipped), rel=0.1)
+    assert r["lam"] == 0.3
+    stages = [done["stage"] for done in r["history"]]
+    assert stages[-1] == "all rows, pass"
+    assert {"lam 0.3, pass", "lam 30, pass"} <= set(stages)
+    first = next(done["nnz"] for done in r["history"] if done["lam"] == 0.3)
+    assert first > next(done["nnz"] for done in r["history"] if done["lam"] == 30.0)
+    assert not list(tmp_path.glob("m/state*"))
+
+
+def test_a_post_solve_keeps_the_support(several_groups: Path, tmp_path: Path) -> None:
+    plain, again = (
+        xs.PDSparse(lam=0.3, max_passes=2, post_solve=post, memory_limit=LIMIT).fit(several_groups, model=tmp_path / str(post))
+        for post in (False, True)
+    )  # fmt: skip
+    before, after = plain.model_.to_scipy().toarray(), again.model_.to_scipy().toarray()
+    assert not ((after != 0) & (before == 0)).any()
+    assert np.abs(after).sum() > np.abs(before).sum()  # nothing pulls towards 0 any more
+    post = [done for done in again.report_["history"] if done["stage"].startswith("post")]
+    assert all(b["dual"] <= a["dual"] + 1e-6 for a, b in itertools.pairwise(post))
+
+
+@pytest.mark.parametrize("options", [{"parts": 3}, {"rate": 3}, {"parts": 2, "rate": 0}])
+def test_approximate_searches_come_to_the_same_objective(options: dict[str, int], tmp_path: Path) -> None:
+    X, Y = problem(n=60, d=12, k=8, seed=5)
+    both = [
+        xs.PDSparse(lam=0.05, held_out=0.0, tol=0.0, max_passes=50, memory_limit=LIMIT, **o).fit(X, Y).report_
+        for o in ({}, options)
+    ]  # fmt: skip
+    assert both[1]["objective"] == pytest.approx(both[0]["objective"], rel=5e-2)
+    assert both[1]["duality_gap"] < 0.1
+
+
+def test_tables_that_outgrow_the_limit_name_lam_and_C(several_groups: Path, tmp_path: Path) -> None:
+    data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, 10_000))
+    with pytest.raises(MemoryLimitError, match=r"in pass 1.*larger lam.*smaller C"):
+        LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+    data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 10_000, 32 * MIB))
+    with pytest.raises(MemoryLimitError, match="active labels, whose dual variables take"):
+        LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+    with pytest.raises(MemoryLimitError, match="PD-Sparse needs"):
+        PDSparseRun(Dataset(several_groups), tmp_path, PARAMETERS, 0, MemoryPlan(2**24, 2**24, 1), Notes())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lam": -1}, "'lam' parameter of PDSparse must be a float in"),
+        ({"lam": ()}, "or several. Got none"),
+        ({"lam": (0.1, 1.0), "held_out": 0}, "compared on held-out rows"),
+        ({"C": 0}, "'C' parameter"),
+        ({"held_out": 0.9}, r"\[0, 0.5\]"),
+        ({"parts": 0}, "'parts' parameter"),
+        ({"rate": -1}, "'rate' parameter"),
+        ({"post_solve": 1}, "true or false"),
+        ({"lamda": 1}, "has no parameter 'lamda'"),
+    ],
+)
+def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PDSparseParameters.of(values)
+
+
+def test_the_rate_is_the_papers() -> None:
+    p = PDSparseParameters(rate=0)
+    assert p.rate_for(1000, 100, 50, 50_000) == min(-(-5 * 1000 * 100 // int(50_000 * np.log(100))), 200)
+    assert p.rate_for(10, 100, 50, 50_000) == 1
+    assert PDSparseParameters(rate=7).rate_for(10, 10, 10, 10) == 7
+
+
+def test_a_killed_training_goes_on_to_the_same_model(
+    several_groups: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    options = ["--solver", "pdsparse", "--set", "lam=0.3", "--set", "max_passes=6", "--memory-limit", "600MB", "--json"]
+    whole = cli("train", several_groups, tmp_path / "whole", *options)
+    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_groups), str(tmp_path / "killed"), *options]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ledger = tmp_path / "killed.partial" / "ledger.jsonl"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (ledger.exists() and "pass/0/1" in ledger.read_text()):
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not (tmp_path / "killed").exists()
+    shutil.rmtree(tmp_path / "killed.partial" / "scratch", ignore_errors=True)
+    options[options.index("600MB")] = "1GB"
+    resumed = cli("train", several_groups, tmp_path / "killed", *options)
+    assert resumed["resumed"]
+    assert not whole["resumed"]
+    assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
+    assert whole["peak_rss"] < 600e6
+    figures = cli("plan", "train", several_groups, "x", *options)
+    assert figures["fits"]
+    assert figures["peak_rss"] <= 10**9
+
+
+def test_accuracy_on_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    train, test = real("rcv1_multiclass_sub")
+    clf = xs.PDSparse(memory_limit=LIMIT).fit(train, model=tmp_path / "m")
+    assert xs.evaluate(clf.model_.path, xs.open_dataset(test), ks=(1,))["P@1"] >= 89.2
