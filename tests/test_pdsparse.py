@@ -21,9 +21,10 @@ from reference import frank_wolfe as twin
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.passes import Data, LegJob, PassPlan, drop_session
+from xmc_stream.jobs.passes import LegJob, drop_session
 from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.rows import Data, PassPlan
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes

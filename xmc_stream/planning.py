@@ -22,12 +22,13 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
-from xmc_stream.jobs.passes import PassProbe, pass_needs, plan_pass
+from xmc_stream.jobs.passes import PassProbe
 from xmc_stream.jobs.pdsparse import most_passes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
+from xmc_stream.jobs.rows import pass_needs, plan_pass
 from xmc_stream.jobs.warm import PassWarmUp, WarmUp, warm_up
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model

@@ -14,8 +14,9 @@ from typing import Any
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.passes import Data, LegJob, ObjectiveJob, UnitJob, WeightsJob, drop_session, plan_pass
+from xmc_stream.jobs.passes import LegJob, ObjectiveJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.rows import Data, plan_pass
 from xmc_stream.solvers.pdsparse import PDSparseParameters, more_labels, n_groups
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import n_units, unit_path
