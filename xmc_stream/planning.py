@@ -5,11 +5,9 @@ Everything here calls the plans that the commands themselves use; nothing is wri
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from xmc_stream.convert import opened_source, taken_over
@@ -29,7 +27,7 @@ from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.rows import pass_needs, plan_pass
-from xmc_stream.jobs.warm import PassWarmUp, WarmUp, warm_up
+from xmc_stream.jobs.warm import WarmUp, warm_up
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
 from xmc_stream.solvers.pdsparse import PDSparseParameters
@@ -41,7 +39,6 @@ _EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's ow
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
-_COMPILING = 5.0  # seconds: loading compiled kernels takes one or two
 _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 _FINEST = 10**6  # limits are proposed to a megabyte
 
@@ -126,7 +123,7 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = _held(engine, warm_up(dataset, parameters, warm_start is not None))
+        held = engine.warm(warm_up(dataset, parameters, warm_start is not None))
 
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
@@ -185,7 +182,7 @@ def plan_prediction(
     """
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = _held(engine, WarmUp(predict=True, evaluate=evaluate))
+        held = engine.warm(WarmUp(predict=True, evaluate=evaluate))
         PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
         of_labels = COUNT_BYTES * model.n_labels if evaluate else 0
 
@@ -373,21 +370,6 @@ def _duration(seconds: float) -> str:
 
 def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
-
-
-def _held(engine: Engine, job: WarmUp | PassWarmUp) -> int:
-    """Bytes that libraries and kernels hold in a process that loads them, also where this one had to compile them."""
-    began = time.perf_counter()
-    held = engine.warm(job)
-    if engine.in_process and time.perf_counter() - began > _COMPILING:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            held = pool.submit(_held_anew, job).result()
-    return held
-
-
-def _held_anew(job: WarmUp | PassWarmUp) -> int:
-    with Engine(MemoryLimit(2**40), 1) as engine:
-        return engine.warm(job)
 
 
 def _least(works: Callable[[int], bool], start: int) -> int | None:

@@ -6,6 +6,9 @@ left of the limit when that is over.
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from xmc_stream.jobs.ppdsparse import PPDSparseRun
 from xmc_stream.jobs.predict import PredictRun
 from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.jobs.stream import LargeClasses
+from xmc_stream.kernels.cache import compiled_before, note_compiled
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset
@@ -36,6 +40,19 @@ def warm_up(dataset: Dataset, parameters: PPDSparseParameters | PDSparseParamete
     if isinstance(parameters, PDSparseParameters):
         return PassWarmUp()
     return WarmUp.for_training(dataset, parameters, again)
+
+
+def _compile_first(job: WarmUp | PassWarmUp, name: str) -> None:
+    """Have a process of its own compile what the job calls, once a machine: a compiler leaves 200 MB behind.
+
+    Where that fails, this process compiles, and says what is wrong.
+    """
+    if compiled_before(name):
+        return
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer).load()"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if not subprocess.run([sys.executable, "-c", code], input=pickle.dumps(job), check=False, **quiet).returncode:  # type: ignore[call-overload]
+        note_compiled(name)
 
 
 def _write_rows(path: Path, n: int, d: int) -> None:
@@ -58,19 +75,22 @@ class PassWarmUp:
         return "warm"
 
     def run(self) -> Receipt:
-        """Do it in a temporary folder, once in a process."""
+        """Compile, if that was never done, and load, once in a process."""
         if "pdsparse" not in _loaded:
-            with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
-                path = Path(folder)
-                _write_rows(path / "warm.xmc", 40, 12)
-                begin_model(path / "model.partial")
-                p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
-                plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
-                run_here(
-                    PDSparseRun(Dataset(path / "warm.xmc"), path / "model.partial", p, 0, plan, notes).loop(), notes
-                )
+            _compile_first(self, "pdsparse")
+            self.load()
             _loaded.add("pdsparse")
         return {}
+
+    def load(self) -> None:
+        """Do it in a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+            path = Path(folder)
+            _write_rows(path / "warm.xmc", 40, 12)
+            begin_model(path / "model.partial")
+            p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
+            run_here(PDSparseRun(Dataset(path / "warm.xmc"), path / "model.partial", p, 0, plan, notes).loop(), notes)
 
 
 @dataclass(frozen=True)
@@ -104,9 +124,15 @@ class WarmUp:
         return self.predict, self.evaluate, self.again, self.large, p.delta > 0, p.min_value > 0
 
     def run(self) -> Receipt:
-        """Do it in a temporary folder, once in a process."""
-        if self.kernels in _loaded:
-            return {}
+        """Compile, if that was never done, and load, once in a process."""
+        if self.kernels not in _loaded:
+            _compile_first(self, repr(self.kernels))
+            self.load()
+            _loaded.add(self.kernels)
+        return {}
+
+    def load(self) -> None:
+        """Do it in a temporary folder."""
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
             n, d = 40, 12
@@ -133,8 +159,6 @@ class WarmUp:
                 if self.evaluate:
                     run = FigureRun(model, dataset, 2, out, plan, folder=path)
                 run_here(run.loop(), Notes())
-        _loaded.add(self.kernels)
-        return {}
 
     def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
         """Solve class 0 with all rows streaming by."""
