@@ -72,9 +72,10 @@ def interrupt(run: subprocess.Popen[str], number: int) -> str:
     out, said = run.communicate(timeout=60)
     assert time.monotonic() - began < SECONDS
     assert (run.returncode, out) == (128 + number, ""), said
-    [line] = [line for line in said.splitlines() if not line.startswith(("plan: ", "note: "))]
-    assert f"interrupted by {signal.Signals(number).name}" in line
-    return line
+    lines = [line for line in said.splitlines() if not line.startswith(("plan: ", "note: "))]
+    assert len(lines) == 1, said
+    assert f"interrupted by {signal.Signals(number).name}" in lines[0]
+    return lines[0]
 
 
 def one_line(*arguments: Any) -> str:
