@@ -53,14 +53,17 @@ def disk(folder: Path) -> int:
 @click.option("--limit", default="4GB", show_default=True)
 @click.option("--threads", default=2, show_default=True)
 @click.option("--keep", is_flag=True, help="Keep model and predictions.")
+@click.option(
+    "--go-on", is_flag=True, help="Go on with a training that was killed; its seconds are then of this session."
+)
 def main(
     folder: Path, labels: int, samples: int, features: int, features_per_sample: int, labels_per_sample: int,
-    test_samples: int, limit: str, threads: int, keep: bool,
+    test_samples: int, limit: str, threads: int, keep: bool, go_on: bool,
 ) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / f"n{samples}-k{labels}-d{features}.xmc"
     test, model, pred = data.with_name(f"{data.stem}-test.xmc"), folder / "million.model", folder / "million.pred"
-    for old in (model, pred, folder / "million.model.partial"):
+    for old in () if go_on else (model, pred, folder / "million.model.partial"):
         shutil.rmtree(old, ignore_errors=True)
     print(f"{machine()}; N = {samples:,}, D = {features:,}, K = {labels:,}; limit {limit}, {threads} threads")
     kept, began = True, time.perf_counter()
