@@ -1,0 +1,172 @@
+"""PD-Sparse measured: accuracy, time against Crammer and Singer's machine, growth with the labels, sparsity against lam.
+
+    python benchmarks/pdsparse.py accuracy FOLDER NAME ...      # NAME.xmc and NAME-test.xmc in FOLDER
+    python benchmarks/pdsparse.py crammer rcv1.xmc rcv1-test.xmc
+    python benchmarks/pdsparse.py growth FOLDER --labels 1000 --labels 4000 --labels 16000 --labels 64000
+    python benchmarks/pdsparse.py sparsity FOLDER NAME ... --out sparsity.png
+
+Commands of the library run one by one in processes of their own, on one thread. `sparsity` takes the extra `plot`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import scipy.sparse as sp
+from commands import machine, run
+
+from xmc_stream.memory import format_size
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
+
+GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
+PATH = click.Path(path_type=Path)
+
+
+def train(data: Path, model: Path, settings: Sequence[str], limit: str) -> dict[str, Any]:
+    shutil.rmtree(model, ignore_errors=True)
+    options = [word for setting in settings for word in ("--set", setting)]
+    return run("train", data, model, "--solver", "pdsparse", "--memory-limit", limit, "--threads", 1, *options)
+
+
+def in_memory(matrix: SparseMatrix) -> sp.csr_matrix:
+    block = matrix.block(0, matrix.n_lines)
+    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+    return sp.csr_matrix((data, block.indices, block.indptr), matrix.shape)
+
+
+@click.group()
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.argument("folder", type=PATH)
+@click.argument("names", nargs=-1, required=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE")
+@click.option("--limit", default="1GB", show_default=True)
+def accuracy(folder: Path, names: tuple[str, ...], settings: tuple[str, ...], limit: str) -> None:
+    """P@1, P@3, P@5 on test sets, passes, seconds, peak memory, sizes; then each pass's dual objective."""
+    print(f"{machine()}; limit {limit}; {' '.join(settings) or 'defaults'}")
+    for name in names:
+        model = folder / f"{name}-pds.model"
+        figures = train(folder / f"{name}.xmc", model, settings, limit)
+        ranked = run("evaluate", model, folder / f"{name}-test.xmc", "--memory-limit", limit)
+        print(
+            f"{name:22} lam {figures['lam']:g}: P@1/3/5 {ranked['P@1']:.2f} {ranked['P@3']:.2f} {ranked['P@5']:.2f}; "
+            f"best pass {figures['best_pass']} of {figures['rounds']}, {figures['seconds']:.1f} s, peak "
+            f"{format_size(figures['peak_rss'])}, {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}",
+            flush=True,
+        )
+        for done in figures["history"]:
+            held = f", P@1 {done['held_out_P@1']:.2f}" if "held_out_P@1" in done else ""
+            print(f"    {done['stage']} {done['pass']}: dual {done['dual']:.0f}{held}, {done['nnz']:,} weights")
+        shutil.rmtree(model)
+
+
+@main.command()
+@click.argument("data", type=PATH)
+@click.argument("test", type=PATH)
+@click.option("--limit", default="1GB", show_default=True)
+def crammer(data: Path, test: Path, limit: str) -> None:
+    """Time and accuracy against scikit-learn's LinearSVC(multi_class="crammer_singer"), both on one thread."""
+    from sklearn.svm import LinearSVC
+
+    print(machine())
+    model = data.with_name("crammer.model")
+    figures = train(data, model, (), limit)
+    ours = run("evaluate", model, test, "--memory-limit", limit)["P@1"]
+    shutil.rmtree(model)
+    X, Y, X_test, Y_test = (
+        in_memory(matrix) for path in (data, test) for matrix in (Dataset(path).X_rows(), Dataset(path).Y_rows())
+    )
+    y, y_test = (np.asarray(labels.argmax(axis=1)).ravel() for labels in (Y, Y_test))
+    began = time.perf_counter()
+    peer = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=1.0).fit(X.astype(np.float64), y)
+    seconds = time.perf_counter() - began
+    theirs = 100.0 * float((peer.predict(X_test.astype(np.float64)) == y_test).mean())
+    print(f"PD-Sparse {figures['seconds']:.1f} s, accuracy {ours:.2f}; crammer_singer {seconds:.1f} s, {theirs:.2f}")
+    print(f"{figures['seconds'] / seconds:.2f} of its time")
+
+
+@main.command()
+@click.argument("folder", type=PATH)
+@click.option("--labels", "sizes", multiple=True, type=int, default=(1000, 4000, 16000, 64000), show_default=True)
+@click.option("--samples", default=50_000, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE")
+@click.option("--limit", default="4GB", show_default=True)
+def growth(folder: Path, sizes: tuple[int, ...], samples: int, settings: tuple[str, ...], limit: str) -> None:
+    """Seconds a pass and in all on generated sets that differ in the number of labels only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{machine()}; N = {samples:,}, D = 50,000, 30 features and one label a row; {' '.join(settings) or 'defaults'}"
+    )
+    before: tuple[int, float, float] | None = None
+    for k in sizes:
+        data = folder / f"growth-{k}.xmc"
+        shape = (
+            f"--samples {samples} --features 50000 --labels {k} --features-per-sample 30 --labels-per-sample 1".split()
+        )
+        subprocess.run([sys.executable, GENERATOR, data, *shape, "--overwrite"], check=True, stdout=subprocess.DEVNULL)
+        figures = train(data, folder / "growth.model", settings, limit)
+        per_pass = figures["seconds"] / figures["rounds"]
+        line = f"K = {k:6,}: {per_pass:6.2f} s a pass, {figures['rounds']} passes, {figures['seconds']:7.1f} s"
+        if before is not None:
+            times = math.log(k / before[0])
+            powers = (
+                math.log(new / old) / times for new, old in ((per_pass, before[1]), (figures["seconds"], before[2]))
+            )
+            line += ", growing as K^{:.2f} a pass, K^{:.2f} in all".format(*powers)
+        print(f"{line}; peak {format_size(figures['peak_rss'])}", flush=True)
+        before = k, per_pass, figures["seconds"]
+        shutil.rmtree(data)
+        shutil.rmtree(folder / "growth.model")
+
+
+@main.command()
+@click.argument("folder", type=PATH)
+@click.argument("names", nargs=-1, required=True)
+@click.option("--lam", "lams", multiple=True, type=float, default=(0.001, 0.01, 0.1, 1.0, 10.0), show_default=True)
+@click.option("--out", type=PATH, default=Path("sparsity.png"), show_default=True)
+@click.option("--limit", default="1GB", show_default=True)
+def sparsity(folder: Path, names: tuple[str, ...], lams: tuple[float, ...], out: Path, limit: str) -> None:
+    """Weights, and labels with a != 0 of a row, against lam (Corollary 1 of the paper), as a table and a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    print(machine())
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name in names:
+        nnz_w, nnz_a = [], []
+        for lam in lams:
+            model = folder / "sparsity.model"
+            done = train(folder / f"{name}.xmc", model, (f"lam={lam:g}",), limit)["history"][-1]
+            ranked = run("evaluate", model, folder / f"{name}-test.xmc", "--memory-limit", limit)
+            nnz_w.append(done["nnz"])
+            nnz_a.append(done["nnz_a"])
+            print(
+                f"{name:22} lam {lam:6g}: {done['nnz']:10,} weights, {done['nnz_a']:6.2f} a row, P@1 {ranked['P@1']:.2f}"
+            )
+            shutil.rmtree(model)
+        left.loglog(lams, nnz_w, "o-", label=name)
+        right.semilogx(lams, nnz_a, "o-", label=name)
+    left.set(xlabel="lam", ylabel="weights that are not 0")
+    right.set(xlabel="lam", ylabel="labels of a row with a != 0, on average")
+    left.legend()
+    figure.savefig(out, dpi=110)
+    print(out)
+
+
+if __name__ == "__main__":
+    main()
