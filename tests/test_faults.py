@@ -119,6 +119,19 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # signals and locks
 
 
+def test_a_process_that_was_stopped_for_long_goes_on(small: Path, tmp_path: Path) -> None:
+    events = tmp_path / "m.partial" / "events.jsonl"
+    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1s"}  # where it heeds that, five minutes
+    with start("train", small, tmp_path / "m", "--memory-limit", "1GB", *SETTINGS, env=environment) as run:
+        wait_until(run, lambda: any(event["phase"] == "round 1: solve" for event in read_events(events)))
+        run.send_signal(signal.SIGSTOP)
+        time.sleep(8)  # a worker is given ten of its heartbeats, half a second each
+        run.send_signal(signal.SIGCONT)
+        out, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said
+    assert str(tmp_path / "m") in out
+
+
 def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     work = tmp_path / "m.partial"

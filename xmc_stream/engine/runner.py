@@ -170,8 +170,14 @@ class Engine:
         self._cluster = None
         self._owned = not isinstance(self._scheduler, distributed.Client)
         if self._scheduler is None:
-            # its own memory monitor counts mapped pages twice over, and its dashboard would load half of the web
-            with dask.config.set({"distributed.worker.memory.terminate": False, "distributed.admin.log-length": 0}):
+            # its own memory monitor counts mapped pages twice over, and its dashboard would load half of the web; a
+            # process that was stopped for minutes (a laptop that slept) would give its own worker up for dead
+            settings = {
+                "distributed.worker.memory.terminate": False,
+                "distributed.admin.log-length": 0,
+                "distributed.scheduler.worker-ttl": None,
+            }
+            with dask.config.set(settings):
                 self._cluster = distributed.LocalCluster(
                     n_workers=1,
                     threads_per_worker=self.threads,
