@@ -87,14 +87,13 @@ def _train(
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
             held = engine.warm(warm_up(dataset, parameters, warm_start is not None))
             plan = memory_plan(engine, limit, held, execution.cuts)
-            begin_from = str(warm_start.path.absolute()) if warm_start else ""
             run, figures = _run(engine, dataset, work, parameters, seed, plan, ledger, held, warm_start)
             if execution.progress:
                 print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
 
             if ledger.resumed:  # what was read and written before may have been damaged since
                 ledger.forget([job.key for job in check_jobs(dataset)])
-                _forget_damaged(ledger, engine, work, bool(begin_from))
+                _forget_damaged(ledger, engine, work, warm_start is not None)
 
             def whole() -> Loop:
                 if check:

@@ -123,7 +123,7 @@ class LegJob:
         square, l1, nnz = norms(stepper.tables)
         receipt: Receipt = {
             "last": self.last, **figures, "square": square, "l1": l1, "nnz": nnz,
-            "table_bytes": int(bytes_used(stepper.tables)), "passes": (self.last - self.first) / self.total,
+            "passes": (self.last - self.first) / self.total,
         }  # fmt: skip
         if self.last == self.total:
             receipt |= self._held_out(rows, stepper)

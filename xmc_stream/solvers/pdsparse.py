@@ -38,7 +38,7 @@ class PDSparseParameters:
     lam >= 0: l1 weight; several (a tuple): each is tried, and the best on the held-out rows is kept. C > 0: weight of the
     loss. parts: the labels are split into so many, and a search looks at one, drawn at random. rate: a search samples
     one of so many values of a row; 1: all; 0: the rate that the paper's analysis gives. most: labels that a search may
-    come to bring in; it begins with the labels of a row on average. held_out: share of the rows (50,000 at most) that
+    come to bring in; it begins with the labels of a row on average. held_out: share of the rows (about 50,000 at most) that
     are not learned from and tell when to stop: once their precision (P@1, or the mean of P@1, P@3 and P@5 where rows have
     more than one label on average) has not risen for `patience` passes; the best pass is kept. Without them passes end
     where no step was larger than tol. max_passes: at most. refit: one more pass in the end, over the held-out rows too.
