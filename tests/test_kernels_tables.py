@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.kernels.tables import (
+    V_WIDTH,
     Tables,
     bytes_needed,
     bytes_used,
@@ -16,6 +17,7 @@ from xmc_stream.kernels.tables import (
     length,
     part_bounds,
     place,
+    purge,
     set_weight,
     soft,
     table_of,
@@ -27,9 +29,13 @@ K, D, BYTES, LAM = 50, 4, 1 << 16, 1.5
 def step(tables: Tables, feature: int, label: int, value: float) -> None:
     before, needed = bytes_used(tables), bytes_needed(feature, 1, tables)
     at = place(feature, label, tables)
+    had = tables.dense and soft(tables.values[at], LAM) != 0.0
     tables.values[at] += value
-    if not tables.dense:
-        set_weight(feature, label, at, np.float32(soft(tables.values[at], LAM)), tables)
+    weight = np.float32(soft(tables.values[at], LAM))
+    if tables.dense:
+        tables.w.n[table_of(feature, label, tables)] += int(weight != 0.0) - int(had)
+    else:
+        set_weight(feature, label, at, weight, tables)
     assert bytes_used(tables) - before <= needed
 
 
@@ -48,7 +54,7 @@ def weights(tables: Tables) -> dict[tuple[int, int], float]:
             out |= {(t // tables.n_parts, low + k): float(of_all[k]) for k in np.flatnonzero(of_all).tolist()}
             continue
         for at in range(begin, begin + count):
-            label = int(tables.w.labels[at])
+            label = int(tables.w.words[at])
             assert table_of(t // tables.n_parts, label, tables) == t
             out[t // tables.n_parts, label] = float(tables.weights[at])
     return out
@@ -61,7 +67,7 @@ STEPS = st.lists(st.tuples(st.integers(0, D - 1), st.integers(0, K - 1), st.inte
 @given(STEPS, st.integers(1, 3))
 def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n_parts: int) -> None:
     tables, twin = hash_tables(D, K, n_parts, LAM, BYTES), {}
-    tables.v.labels[:], tables.values[:], tables.positions[:] = -7, np.nan, 99  # not cleared
+    tables.v.words[:] = -7  # not cleared
     for feature, label, value in steps:
         step(tables, feature, label, value)
         twin[feature, label] = twin.get((feature, label), 0) + value
@@ -77,7 +83,31 @@ def test_tables_hold_what_dictionaries_hold(steps: list[tuple[int, int, int]], n
         places = 0 if size < 0 else length(int(size))
         assert n * 5 <= 4 * places
         assert places <= max(4, 2 * n)
-        assert np.count_nonzero(tables.v.labels[begin : begin + places] != K) == n
+        labels = tables.v.words[V_WIDTH * begin : V_WIDTH * (begin + places) : V_WIDTH]
+        assert np.count_nonzero(labels != K) == n
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(1, 3), st.sampled_from([0.0, 1.0, 3.0]), st.booleans())
+def test_what_is_small_is_taken_out(steps: list[tuple[int, int, int]], n_parts: int, above: float, dense: bool) -> None:
+    tables = dense_tables(D, K, n_parts, LAM) if dense else hash_tables(D, K, n_parts, LAM, BYTES)
+    twin: dict[tuple[int, int], int] = {}
+    for q, (feature, label, value) in enumerate(steps):
+        if q == len(steps) // 2:  # what stays is found and changed later, as before
+            purge(above, tables)
+            twin = {key: v for key, v in twin.items() if abs(v) > above}
+        step(tables, feature, label, value)
+        twin[feature, label] = twin.get((feature, label), 0) + value
+    purge(above, tables)
+    kept = {key: v for key, v in twin.items() if abs(v) > above}
+    for feature in range(D):
+        for label in range(K):
+            assert get(tables, feature, label) == kept.get((feature, label), 0 if dense else None)
+    large = {key: soft(v, LAM) for key, v in kept.items() if abs(v) > LAM}
+    assert tables.w.n.sum() == len(large)
+    if not dense:
+        assert weights(tables) == large
+        assert tables.v.n.sum() == len(kept)
 
 
 @given(st.integers(1, 200), st.integers(1, 7))

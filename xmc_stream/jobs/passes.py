@@ -21,7 +21,7 @@ from xmc_stream.jobs.rows import ENTRIES, STRETCH, Data, PassPlan, Rows
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.dual import count_hits, group_rows, pack, sum_losses
 from xmc_stream.kernels.order import GROUP
-from xmc_stream.kernels.tables import bytes_used, enter, list_entries, norms
+from xmc_stream.kernels.tables import bytes_used, enter, list_entries, norms, purge
 from xmc_stream.memory import format_size
 from xmc_stream.solvers.pdsparse import (
     PDSparseParameters,
@@ -47,6 +47,11 @@ class _Session:
 
     stepper: Stepper
     after: str
+
+    def fits(self, lam: float, most_bytes: int) -> bool:
+        """Whether a pass may begin with them: for the same problem, and with room that need not be gained by packing."""
+        tables = self.stepper.tables
+        return tables.lam == lam and tables.most_bytes == most_bytes and 2 * bytes_used(tables) <= most_bytes
 
 
 _sessions: dict[str, _Session] = {}  # by the run's folder; there is one at a time
@@ -135,14 +140,17 @@ class LegJob:
         """The tables as this leg finds them: those that are in this process, or read from disk."""
         session = _sessions.pop(self.data.work, None)
         drop_session()
-        if session is not None and session.after == self.tables and self.first:
+        most_bytes = self.data.plan.most_bytes(self.fixed)
+        # a pass begins without what labels that came and went left in v
+        begins = self.support if self.support is not None and self.number == 0 else _DEAD
+        if session is not None and session.after == self.tables and (self.first or session.fits(self.lam, most_bytes)):
+            if not self.first:
+                purge(begins, session.stepper.tables)
             return session.stepper
         del session
-        d, most_bytes = rows.dataset.n_features, self.data.plan.most_bytes(self.fixed)
+        d = rows.dataset.n_features
         stepper = Stepper(d, rows.n_labels, self.data.parameters, self.lam, self.rate, most_bytes)
         if self.tables:
-            # a pass begins without what labels that came and went left in v
-            begins = self.support if self.support is not None and self.number == 0 else _DEAD
             read_tables(Path(self.tables), stepper, begins if self.first == 0 else None)
         return stepper
 

@@ -14,7 +14,7 @@ from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores, search_row
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
 from xmc_stream.kernels.permutation import key_of, mix
-from xmc_stream.kernels.ranking import insert
+from xmc_stream.kernels.ranking import insert, insert_all
 from xmc_stream.kernels.tables import Tables
 
 _A = np.uint64(0x9E3779B97F4A7C15)
@@ -125,6 +125,7 @@ def sum_losses(
 ) -> float:  # fmt: skip
     """sum over rows of max over negatives n and positives p of (1 + z_n - z_p)_+; 0 for a row without either."""
     total = 0.0
+    best, best_z = np.empty(1, np.int64), np.empty(1, np.float32)
     for r in range(len(indptr) - 1):
         n_pos = y_indptr[r + 1] - y_indptr[r]
         if n_pos == 0 or n_pos == tables.n_labels:
@@ -135,6 +136,8 @@ def sum_losses(
         for k in range(y_indptr[r], y_indptr[r + 1]):
             lowest = min(lowest, np.float64(z[y_labels[k]]))
             z[y_labels[k]] = -np.inf
-        total += max(0.0, 1.0 + np.float64(z.max()) - lowest)
+        best_z[0] = -np.inf
+        insert_all(z, 0, tables.n_labels, best, best_z)
+        total += max(0.0, 1.0 + np.float64(best_z[0]) - lowest)
         z[:] = 0.0
     return total

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.ranking import insert, insert_all
 from xmc_stream.kernels.simplex import project
@@ -21,6 +21,7 @@ from xmc_stream.kernels.tables import (
     Tables,
     bytes_needed,
     bytes_used,
+    fetch,
     find,
     part_bounds,
     place,
@@ -47,13 +48,13 @@ class ActiveLabels(NamedTuple):
     a: NDArray[np.float64]
 
 
-@kernel
+@inner_kernel
 def _uniform(key: np.uint64, n: int) -> float:
     """Draw n of a key, in [0, 1)."""
     return np.float64(mix(key + np.uint64(n) * _A) >> _11) / 9007199254740992.0
 
 
-@kernel
+@inner_kernel
 def add_scores(
     features: NDArray[Any], x: NDArray[np.float32], part: int, tables: Tables, z: NDArray[np.float32]
 ) -> tuple[int, bool]:
@@ -80,11 +81,11 @@ def add_scores(
             all_ = True
         else:
             for at in range(w.begin[t], w.begin[t] + w.n[t]):
-                z[w.labels[at]] += value * weights[at]
+                z[w.words[at]] += value * weights[at]
     return met, all_
 
 
-@kernel
+@inner_kernel
 def search_row(
     features: NDArray[Any], x: NDArray[np.float32], active: NDArray[np.int32], part: int, tables: Tables,
     z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
@@ -108,7 +109,7 @@ def search_row(
         for p in range(len(features)):
             t = features[p] * tables.n_parts + part
             for at in range(w.begin[t], w.begin[t] + w.n[t]):
-                k = w.labels[at]
+                k = w.words[at]
                 if z[k] > 0.0 and z[k] >= best_z[len(best_z) - 1]:
                     insert(k, z[k], best, best_z)
                 z[k] = 0.0  # so that it comes once
@@ -120,7 +121,7 @@ def search_row(
     return found, met
 
 
-@kernel
+@inner_kernel
 def draw_label(features: NDArray[Any], active: NDArray[np.int32], part: int, tables: Tables, key: np.uint64) -> int:
     """A label of a part that no weight of some features touches, if one is soon found, else any; -1 for none at all."""
     low, high = part_bounds(part, tables.n_labels, tables.n_parts)
@@ -141,7 +142,7 @@ def draw_label(features: NDArray[Any], active: NDArray[np.int32], part: int, tab
     return drawn
 
 
-@kernel
+@inner_kernel
 def sample_row(
     features: NDArray[Any], data: NDArray[np.float32], n: int, key: np.uint64, out_features: NDArray[np.int64],
     out_x: NDArray[np.float32],
@@ -163,22 +164,23 @@ def sample_row(
         out_x[i] = np.float32(np.sign(data[p]) * norm / n)
 
 
-@kernel
+@inner_kernel
 def _scores(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], tables: Tables,
     places: NDArray[np.int64], out: NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """w_k.x of some labels from all entries of a row; places (entries, labels): where their v is, -1 for nowhere."""
+    """w_k.x of some labels from all entries of a row; places (entries, labels): where their v are in `values`, -1: nowhere."""
+    values = tables.values
     out[:] = 0.0
     for p in range(len(features)):
         for k in range(len(active)):
             at = find(features[p], active[k], tables)
             places[p, k] = at
             if at >= 0:
-                out[k] += x[p] * soft(tables.values[at], tables.lam)
+                out[k] += x[p] * soft(values[at], tables.lam)
 
 
-@kernel
+@inner_kernel
 def _move(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], steps: NDArray[np.float64],
     tables: Tables, places: NDArray[np.int64], fixed: bool,
@@ -187,8 +189,7 @@ def _move(
 
     fixed: where a label is new to a feature, its v stays 0.
     """
-    # a call that takes the tables costs more than all of this
-    values, positions, weights, wide = tables.values, tables.positions, tables.weights, tables.wide
+    values, words, weights, wide = tables.values, tables.v.words, tables.weights, tables.wide
     n_weights, begin, lam, n_parts = tables.w.n, tables.w.begin, tables.lam, tables.n_parts
     for p in range(len(features)):
         known = True
@@ -211,9 +212,9 @@ def _move(
                 to = begin[t] + active[k] - low
                 n_weights[t] += np.int32(weight != 0.0) - np.int32(weights[to] != 0.0)
                 weights[to] = weight
-            elif positions[at] >= 0 and weight != 0.0:
-                weights[begin[t] + positions[at]] = weight
-            elif positions[at] >= 0 or weight != 0.0:
+            elif words[2 * at - 1] >= 0 and weight != 0.0:
+                weights[begin[t] + words[2 * at - 1]] = weight
+            elif words[2 * at - 1] >= 0 or weight != 0.0:
                 set_weight(features[p], active[k], at, weight, tables)
 
 
@@ -254,6 +255,7 @@ def visit_rows(
         active = sets.labels[sets.begin[r] : sets.begin[r] + size + most]
         a = sets.a[sets.begin[r] : sets.begin[r] + size + most]
         part, found, met = int(_uniform(key, 0) * tables.n_parts), 0, 0
+        fetch(features, active[:size], tables)
         if fixed:
             pass
         elif rate > 1 and n:

@@ -2,6 +2,8 @@
 
 nogil: kernels run beside each other in one process. cache: a process loads what another compiled. No fastmath: a sum
 must round the same in a dense and in a scattered path, so multiply and add are never fused and never reordered.
+Numba counts references to arrays whenever one is named: a function that is called for every entry and takes many arrays
+may spend a third of its time on that. `inner_kernel` is for these: no references are counted.
 """
 
 from __future__ import annotations
@@ -19,16 +21,26 @@ except ImportError:  # not on Windows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_compiled = njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
+_njit: Any = njit  # its types do not know _nrt
+_options = {"nogil": True, "cache": True, "fastmath": False, "error_model": "numpy"}
+_compiled, _uncounted = _njit(**_options, _nrt=True), _njit(**_options, _nrt=False)
 
 
 def kernel(function: F) -> F:
     """A compiled function whose code is kept for other processes."""
-    compiled: Any = _compiled(function)
+    return cast(F, _kept(_compiled(function)))
+
+
+def inner_kernel(function: F) -> F:
+    """A kernel that makes no array, and returns none (either does not compile, or must not be done), called by kernels."""
+    return cast(F, _kept(_uncounted(function)))
+
+
+def _kept(compiled: Any) -> Any:
     cache = getattr(compiled, "_cache", None)
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
-    return cast(F, compiled)
+    return compiled
 
 
 def _one_at_a_time(save: Callable[..., None], cache: Any) -> Callable[..., None]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import FEW, LANES, met, score_all, score_few
 
 
-@kernel
+@inner_kernel
 def insert(label: int, score: np.float32, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
     """Put a label that is none of the k best yet among them, if it is: ties go to the lower label."""
     q = len(scores) - 1

@@ -1,0 +1,30 @@
+"""The processor's prefetch instruction, which neither Python nor NumPy has: begin to bring memory close, wait for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Begin to bring array[index] into the processor's cache, for reading; array: one-dimensional and contiguous."""
+    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and index == types.int64):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(array)(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.PointerType(ir.IntType(8)))
+        number = ir.IntType(32)
+        of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of)
+        read, keep, of_data = number(0), number(2), number(1)
+        builder.call(function, [pointer, read, keep, of_data])
+        return context.get_dummy_value()
+
+    return types.void(array, index), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
