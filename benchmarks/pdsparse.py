@@ -148,7 +148,7 @@ def sparsity(folder: Path, names: tuple[str, ...], lams: tuple[float, ...], out:
     print(machine())
     figure, (both, active, hits) = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for name in names:
-        nnz_w, nnz_a, per_row, precision = [], [], [], []
+        nnz_w, nnz_a, per_row, first, five = [], [], [], [], []
         for lam in lams:
             model = folder / "sparsity.model"
             done = train(folder / f"{name}.xmc", model, (f"lam={lam:g}",), limit)["history"][-1]
@@ -156,7 +156,8 @@ def sparsity(folder: Path, names: tuple[str, ...], lams: tuple[float, ...], out:
             nnz_w.append(done["nnz"])
             nnz_a.append(done["nnz_a"] * done["rows"])
             per_row.append(done["nnz_a"])
-            precision.append(ranked["P@1"])
+            first.append(ranked["P@1"])
+            five.append(ranked["P@5"])
             print(
                 f"{name:22} lam {lam:6g}: {done['nnz']:10,} weights, {nnz_a[-1]:10,.0f} a, {per_row[-1]:6.2f} of a row, "
                 f"P@1/3/5 {ranked['P@1']:.2f} {ranked['P@3']:.2f} {ranked['P@5']:.2f}",
@@ -166,10 +167,13 @@ def sparsity(folder: Path, names: tuple[str, ...], lams: tuple[float, ...], out:
         [line] = both.loglog(lams, nnz_w, "o-", label=f"{name}: weights")
         both.loglog(lams, nnz_a, "o--", color=line.get_color(), fillstyle="none", label=f"{name}: a")
         active.semilogx(lams, per_row, "o-", label=name)
-        hits.semilogx(lams, precision, "o-", label=name)
+        hits.semilogx(lams, first, "o-", label=f"{name}: P@1")
+        Y = Dataset(folder / f"{name}.xmc").Y_rows()
+        if Y.nnz > Y.n_lines:
+            hits.semilogx(lams, five, "o--", color=line.get_color(), fillstyle="none", label=f"{name}: P@5")
     both.set(title="not 0 in all", xlabel="lam", ylabel="number")
     active.set(title="labels of a row with a != 0, on average", xlabel="lam", ylabel="labels", ylim=(0, None))
-    hits.set(title="test set", xlabel="lam", ylabel="P@1, per cent", ylim=(0, 100))
+    hits.set(title="test set", xlabel="lam", ylabel="per cent", ylim=(0, 100))
     for part in (both, active, hits):
         part.set_xticks(lams, [f"{lam:g}" for lam in lams])
         part.minorticks_off()
