@@ -22,6 +22,7 @@ from test_faults import flip
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.engine.events import read_events
+from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.check import CheckStateJob, legs_again
 from xmc_stream.jobs.job import Notes, Receipt, run_here
@@ -306,6 +307,39 @@ def test_damaged_passes_are_made_again(
         first = next(event["job"] for event in events if event["job"].startswith("pass/") and event["event"] == "job")
         assert first == f"{again}/0"
         assert verify(tmp_path / kind)["sound"]
+
+
+class CutAtWeights(Ledger):
+    """Ends the run when the weights are written by class."""
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        super().add(key, receipt)
+        if key == "weights":
+            raise CutError
+
+
+@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-1-0"), ("dual-1-0",)])
+def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
+    several_groups: Path, tmp_path: Path, damaged: tuple[str, ...]
+) -> None:
+    dataset, parameters = Dataset(several_groups), PDSparseParameters(lam=0.3, max_passes=2)
+    clf = xs.PDSparse(lam=0.3, max_passes=2, memory_limit=LIMIT)
+    whole = clf.fit(several_groups, model=tmp_path / "whole").model_.digest()
+    work = tmp_path / "m.partial"
+    begin_model(work)
+    identity = xs.load_model(tmp_path / "whole").attributes["identity"]
+    with CutAtWeights(work / "ledger.jsonl", identity) as ledger, pytest.raises(CutError):
+        run_here(PDSparseRun(dataset, work, parameters, 0, MemoryPlan(2**40, 2**30, 1), ledger).loop(), ledger)
+    for kind in damaged:
+        flip(sorted((work / "state" / kind).glob("*/**/c/0"))[0])
+    assert clf.fit(several_groups, model=tmp_path / "m").model_.digest() == whole
+    events = list(read_events(tmp_path / "m" / "events.jsonl"))
+    again = [event["job"] for event in events if event["event"] == "again"]
+    assert again == ["weights" if kind == "weights" else "pass/1/0" for kind in damaged]
+    # the losses, and the weights where they are whole, were taken from what is made again to the same bits
+    jobs = {event["job"].partition("/")[0] for event in events if event["event"] == "job"} - {"check"}
+    expected = {"finalise"} | ({"weights"} & set(damaged)) | ({"pass"} if "pass/1/0" in again else set())
+    assert jobs == expected
 
 
 def test_where_it_goes_back_to(tmp_path: Path) -> None:
