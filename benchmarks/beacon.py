@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 
-# in a solve job and reading its rows: gather, else solve; compilation: with a cache of kernels of its own
-PHASES = ("conversion", "compilation", "check", "search", "gather", "solve", "finalise", "prediction")
+# in a solve job or a pass and reading its rows: gather too; compilation: with a cache of kernels of its own
+PHASES = (
+    "conversion", "compilation", "check", "search", "gather", "solve", "pass", "objective", "weights", "finalise",
+    "prediction",
+)  # fmt: skip
 
 
 def make(path: Path) -> np.ndarray:
@@ -36,11 +39,12 @@ def active(path: Path) -> list[str]:
 
 def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream import cli
-    from xmc_stream.jobs import check, ppdsparse, predict, search, solve, warm
+    from xmc_stream.jobs import check, passes, ppdsparse, predict, search, solve, warm
     from xmc_stream.store.matrix import SparseMatrix
 
     counts = np.memmap(path, np.int32, "r+", shape=len(PHASES))
     lock, warming = threading.Lock(), threading.Event()
+    cold = "NUMBA_CACHE_DIR" in os.environ
 
     def marked(method: Callable[..., Any], phase: str) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -49,27 +53,28 @@ def main(path: Path, arguments: list[str]) -> None:
                 warming.set()
             elif warming.is_set():  # the little training that loads the kernels
                 return method(*values, **options)
+            told = phase != "compilation" or cold
             with lock:
-                counts[PHASES.index(phase)] += 1
+                counts[PHASES.index(phase)] += told
             try:
                 return method(*values, **options)
             finally:
                 warming.clear()
                 with lock:
-                    counts[PHASES.index(phase)] -= 1
+                    counts[PHASES.index(phase)] -= told
 
         return run
 
-    cold = "NUMBA_CACHE_DIR" in os.environ
     if arguments[0] == "convert":
         counts[PHASES.index("conversion")] = 1
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
-        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"),
+        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.LegJob, "pass"),
+        (passes.ObjectiveJob, "objective"), (passes.WeightsJob, "weights"), (passes.UnitJob, "finalise"),
+        (warm.WarmUp, "compilation"), (warm.PassWarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)
     SparseMatrix.gather = marked(SparseMatrix.gather, "gather")
-    warm.WarmUp.run = marked(warm.WarmUp.run, "compilation") if cold else warm.WarmUp.run
     cli.main(arguments)
 
 

@@ -1,10 +1,12 @@
 """Commands killed (SIGKILL) at instants uniform over a run, and continued: every one ends as the undisturbed run did.
 
     python benchmarks/kills.py FOLDER --kills 50
+    python benchmarks/kills.py FOLDER --kills 10 --solver pdsparse --only train
 
-Makes a set, converts, trains and predicts it undisturbed. Each kill draws an instant of the three together (with
---compile also of the compilation of all kernels, into a cache of its own), begins the command that the instant falls
-into and kills it there; a third of them are killed once more, under another limit and thread count, before they may end.
+Makes a set, converts, trains and predicts it undisturbed. Each kill draws an instant of the three together, or of those
+named by --only (with --compile also of the compilation of all kernels, into a cache of its own), begins the command that
+the instant falls into and kills it there; a third of them are killed once more, under another limit and thread count,
+before they may end.
 A phase that no instant hit is waited for and killed. Whatever a kill leaves must not open, or be whole; the same command,
 again under another limit and thread count, must end with the identical fingerprint (conversion), digest (model) or bytes
 (predictions), and leave nothing beside them. Ends with exit code 1 otherwise.
@@ -36,6 +38,8 @@ from xmc_stream.store.predictions import Predictions
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 EXECUTIONS = (("600MB", 1), ("1GB", 2), ("4GB", 2))
+COMMANDS = ("convert", "train", "predict")
+PHASES = {"ppdsparse": ("search", "gather", "solve"), "pdsparse": ("pass", "objective", "weights")}
 SHAPE = "--samples 4000 --features 2000 --labels 2100 --features-per-sample 40 --test-samples 10000".split()
 
 
@@ -61,6 +65,12 @@ class Step:
     def environment(self, folder: Path) -> dict[str, str]:
         cache = {"NUMBA_CACHE_DIR": str(folder / "kernels")} if self.cold else {}
         return {**os.environ, **cache}
+
+    def phases(self, solver: str) -> tuple[str, ...]:
+        """That the command comes through."""
+        if self.name == "train" and not self.cold:
+            return ("check", *PHASES[solver], "finalise")
+        return ("compilation" if self.cold else "conversion" if self.name == "convert" else "prediction",)
 
     def read(self, folder: Path) -> str:
         """What must be identical. Raises XmcStreamError or OSError where there is nothing whole."""
@@ -89,12 +99,14 @@ class Kill:
     why: str = ""
 
 
-def steps(folder: Path, shape: Sequence[str], settings: Sequence[str], compiling: bool) -> list[Step]:
-    """The commands, each run undisturbed in `folder`."""
+def steps(
+    folder: Path, shape: Sequence[str], settings: Sequence[str], compiling: bool, solver: str, only: Sequence[str]
+) -> list[Step]:
+    """The commands up to the last that is wanted, each run undisturbed in `folder`; those that are."""
     text = folder / "set.txt"
     subprocess.run([sys.executable, TOOLS / "make_synthetic.py", text, *shape], check=True, stdout=subprocess.DEVNULL)
     test = folder / "set-test.xmc"
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = ["--solver", solver, *(word for setting in settings for word in ("--set", setting))]
     train = [folder / "set.xmc"]
     all_steps = [
         Step("convert", [text], "set.xmc"),
@@ -102,6 +114,7 @@ def steps(folder: Path, shape: Sequence[str], settings: Sequence[str], compiling
         Step("predict", [folder / "set.model", test], "set.pred"),
         Step("predict", [folder / "set.model", test], "set.txt.pred.txt"),
     ]
+    all_steps = [step for step in all_steps if COMMANDS.index(step.name) <= max(map(COMMANDS.index, only))]
     for step in all_steps:
         beacon.make(folder / "beacon")
         began = time.perf_counter()
@@ -122,7 +135,7 @@ def steps(folder: Path, shape: Sequence[str], settings: Sequence[str], compiling
                 train[0],
             ]
             subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL)
-    if compiling:
+    if compiling and "train" in only:
         step = Step("train", train, "set.model", options, cold=True, result=all_steps[1].result)
         cold = folder / "cold"
         cold.mkdir()
@@ -131,7 +144,7 @@ def steps(folder: Path, shape: Sequence[str], settings: Sequence[str], compiling
         subprocess.run(step.command(cold, EXECUTIONS[1]), env=step.environment(cold), check=True, capture_output=True)
         step.seconds = time.perf_counter() - began - all_steps[1].seconds
         all_steps.append(step)
-    return all_steps
+    return [step for step in all_steps if step.name in only]
 
 
 def start(step: Step, folder: Path, execution: tuple[str, int]) -> subprocess.Popen[bytes]:
@@ -193,13 +206,14 @@ def disturbed(step: Step, folder: Path, rng: random.Random, after: float, phase:
 
 
 def campaign(
-    folder: Path, kills: int, seed: int, shape: Sequence[str], settings: Sequence[str] = (), compiling: bool = False
-) -> list[Kill]:
-    """So many kills, and one in each phase that they did not hit."""
+    folder: Path, kills: int, seed: int, shape: Sequence[str], settings: Sequence[str] = (), compiling: bool = False,
+    solver: str = "ppdsparse", only: Sequence[str] = COMMANDS,
+) -> list[Kill]:  # fmt: skip
+    """So many kills of some of the commands, and one in each phase that they did not hit."""
     rng = random.Random(seed)
     whole = folder / "whole"
     whole.mkdir(parents=True)
-    all_steps = steps(whole, shape, settings, compiling)
+    all_steps = steps(whole, shape, settings, compiling, solver, only)
     done: list[Kill] = []
 
     def one(step: Step, after: float, phase: str = "") -> None:
@@ -221,12 +235,11 @@ def campaign(
             instant -= all_steps[at].seconds
             at += 1
         one(all_steps[at], instant)
-    if kills >= len(beacon.PHASES):
-        of = {"conversion": 0, "prediction": 2, "compilation": -1}
-        for phase in beacon.PHASES:
-            missed = phase not in {hit for kill in done for hit in kill.phases}
-            if missed and (phase != "compilation" or compiling):
-                one(all_steps[of.get(phase, 1)], rng.uniform(0, 0.01), phase)
+    phases = [(step, phase) for step in all_steps for phase in step.phases(solver)]
+    if kills >= len(phases):
+        for step, phase in phases:
+            if phase not in {hit for kill in done for hit in kill.phases}:
+                one(step, rng.uniform(0, 0.01), phase)
     return done
 
 
@@ -235,8 +248,10 @@ def campaign(
 @click.option("--kills", default=50, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--compile/--no-compile", "compiling", default=True, show_default=True)
-def main(folder: Path, kills: int, seed: int, compiling: bool) -> None:
-    done = campaign(folder, kills, seed, SHAPE, compiling=compiling)
+@click.option("--solver", type=click.Choice(list(PHASES)), default="ppdsparse", show_default=True)
+@click.option("--only", type=click.Choice(COMMANDS), multiple=True, default=COMMANDS, show_default=True)
+def main(folder: Path, kills: int, seed: int, compiling: bool, solver: str, only: tuple[str, ...]) -> None:
+    done = campaign(folder, kills, seed, SHAPE, compiling=compiling, solver=solver, only=only)
     phases = Counter(phase for kill in done for phase in set(kill.phases))
     for phase in (*beacon.PHASES, "other"):
         print(f"{phase:12} {phases[phase]:3} commands killed")

@@ -146,24 +146,39 @@ def sparsity(folder: Path, names: tuple[str, ...], lams: tuple[float, ...], out:
     from matplotlib import pyplot
 
     print(machine())
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (both, active, hits) = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for name in names:
-        nnz_w, nnz_a = [], []
+        nnz_w, nnz_a, per_row, first, five = [], [], [], [], []
         for lam in lams:
             model = folder / "sparsity.model"
             done = train(folder / f"{name}.xmc", model, (f"lam={lam:g}",), limit)["history"][-1]
             ranked = run("evaluate", model, folder / f"{name}-test.xmc", "--memory-limit", limit)
             nnz_w.append(done["nnz"])
-            nnz_a.append(done["nnz_a"])
+            nnz_a.append(done["nnz_a"] * done["rows"])
+            per_row.append(done["nnz_a"])
+            first.append(ranked["P@1"])
+            five.append(ranked["P@5"])
             print(
-                f"{name:22} lam {lam:6g}: {done['nnz']:10,} weights, {done['nnz_a']:6.2f} a row, P@1 {ranked['P@1']:.2f}"
+                f"{name:22} lam {lam:6g}: {done['nnz']:10,} weights, {nnz_a[-1]:10,.0f} a, {per_row[-1]:6.2f} of a row, "
+                f"P@1/3/5 {ranked['P@1']:.2f} {ranked['P@3']:.2f} {ranked['P@5']:.2f}",
+                flush=True,
             )
             shutil.rmtree(model)
-        left.loglog(lams, nnz_w, "o-", label=name)
-        right.semilogx(lams, nnz_a, "o-", label=name)
-    left.set(xlabel="lam", ylabel="weights that are not 0")
-    right.set(xlabel="lam", ylabel="labels of a row with a != 0, on average")
-    left.legend()
+        [line] = both.loglog(lams, nnz_w, "o-", label=f"{name}: weights")
+        both.loglog(lams, nnz_a, "o--", color=line.get_color(), fillstyle="none", label=f"{name}: a")
+        active.semilogx(lams, per_row, "o-", label=name)
+        hits.semilogx(lams, first, "o-", label=f"{name}: P@1")
+        Y = Dataset(folder / f"{name}.xmc").Y_rows()
+        if Y.nnz > Y.n_lines:
+            hits.semilogx(lams, five, "o--", color=line.get_color(), fillstyle="none", label=f"{name}: P@5")
+    both.set(title="not 0 in all", xlabel="lam", ylabel="number")
+    active.set(title="labels of a row with a != 0, on average", xlabel="lam", ylabel="labels", ylim=(0, None))
+    hits.set(title="test set", xlabel="lam", ylabel="per cent", ylim=(0, 100))
+    for part in (both, active, hits):
+        part.set_xticks(lams, [f"{lam:g}" for lam in lams])
+        part.minorticks_off()
+        part.grid(alpha=0.3)
+        part.legend(fontsize="small")
     figure.savefig(out, dpi=110)
     print(out)
 

@@ -462,7 +462,11 @@ def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: 
     truncate(found / "rows" / "indices" / "c" / "0")
     before = sum(1 for _ in read_events(tmp_path / "m.partial" / "events.jsonl"))
     assert slow_fit(small, model).model_.digest() == whole
-    jobs = [event["job"] for event in read_events(model / "events.jsonl")][before:]
+    events = list(read_events(model / "events.jsonl"))[before:]
+    assert [event["job"] for event in events if event["event"] == "again"] == [
+        f"search/1/{found.name.replace('.', '/')}", "solve/1/0",
+    ]  # fmt: skip
+    jobs = [event["job"] for event in events if event["event"] == "job"]
     assert "solve/1/0" in jobs
     assert any(job.startswith("search/1/") for job in jobs)
     assert "solve/0/0" not in jobs

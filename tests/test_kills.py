@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -31,6 +33,25 @@ def test_every_killed_command_ends_as_the_undisturbed_one(tmp_path: Path, kills:
     assert [(kill.step.name, kill.phases, kill.why) for kill in done if not kill.same] == []
     assert len(done) >= N_KILLS
     assert all(kill.kills for kill in done)
+
+
+@pytest.fixture(scope="module")
+def pd_sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A training, run undisturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        folder = tmp_path_factory.mktemp("pdsparse")
+        return importlib.import_module("kills").steps(folder, SHAPE, ["max_passes=8"], False, "pdsparse", ["train"])[0]
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@pytest.mark.parametrize(("phase", "seconds"), [("pass", 0.2), ("weights", 0.0)])
+def test_pd_sparse_killed_ends_as_the_undisturbed_run(
+    tmp_path: Path, kills: ModuleType, pd_sparse: Any, phase: str, seconds: float
+) -> None:
+    killed = kills.disturbed(pd_sparse, tmp_path / "kill", random.Random(0), seconds, phase)
+    assert (killed.same, killed.why) == (True, "")
+    assert killed.kills == 1 or phase == "weights"  # which takes milliseconds: the kill may come too late
 
 
 def test_what_a_killed_prediction_left_beside_its_file_is_replaced(small: Path, trained: Path, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from reference import frank_wolfe as twin
+from test_faults import flip
 
 import xmc_stream as xs
+from xmc_stream.datasets.verify import verify
+from xmc_stream.engine.events import read_events
+from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.check import CheckStateJob, legs_again
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.passes import LegJob, drop_session
 from xmc_stream.jobs.pdsparse import PDSparseRun
@@ -205,21 +210,28 @@ def test_the_rate_is_the_papers() -> None:
     assert PDSparseParameters(rate=7).rate_for(10, 10, 10, 10) == 7
 
 
+def kill_in(data: Path, model: Path, ready: str, options: Sequence[str]) -> Path:
+    """Train in a child process and kill it when its part of the ledger has `ready`; returns the run's folder."""
+    work = model.with_name(model.name + ".partial")
+    ledger = work / "ledger.jsonl"
+    before = ledger.stat().st_size if ledger.exists() else 0
+    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(data), str(model), *options]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not (ledger.exists() and ready in ledger.read_text()[before:]):
+            time.sleep(0.005)
+        child.kill()
+    assert not model.exists()
+    assert ready in ledger.read_text()[before:]
+    return work
+
+
 def test_a_killed_training_goes_on_to_the_same_model(
     several_groups: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
     options = ["--solver", "pdsparse", "--set", "lam=0.3", "--set", "max_passes=6", "--memory-limit", "600MB", "--json"]
     whole = cli("train", several_groups, tmp_path / "whole", *options)
-    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_groups), str(tmp_path / "killed"), *options]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    ledger = tmp_path / "killed.partial" / "ledger.jsonl"
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (ledger.exists() and "pass/0/0" in ledger.read_text()):
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    assert not (tmp_path / "killed").exists()
-    shutil.rmtree(tmp_path / "killed.partial" / "scratch", ignore_errors=True)
+    kill_in(several_groups, tmp_path / "killed", "pass/0/0", options)
     options[options.index("600MB")] = "1GB"
     resumed = cli("train", several_groups, tmp_path / "killed", *options)
     assert resumed["resumed"]
@@ -229,6 +241,155 @@ def test_a_killed_training_goes_on_to_the_same_model(
     figures = cli("plan", "train", several_groups, "x", *options)
     assert figures["fits"]
     assert figures["peak_rss"] <= 10**9
+
+
+TWO = {"lam": (0.3, 0.1), "max_passes": 4, "post_solve": True}
+SETTINGS = [word for name, value in TWO.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+@pytest.fixture(scope="module")
+def two(several_groups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """With two lam and a post-solve: the digest of the model, and the folder of a run that was killed in the second lam."""
+    folder = tmp_path_factory.mktemp("two")
+    whole = xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=folder / "whole").model_.digest()
+    command = ["--solver", "pdsparse", "--memory-limit", "1GB", *SETTINGS]
+    return whole, kill_in(several_groups, folder / "m", "pass/1/2/", command)
+
+
+def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for kind, arrays in (
+        ("dual", {"active/data", "active/indices", "active/indptr", "runs"}), ("tables", {"counts", "labels", "values"}),
+    ):  # fmt: skip
+        left = sorted(folder for folder in two[1].glob(f"state/{kind}-*-*/*") if not folder.suffix)[0]
+        folder = tmp_path / left.parent.name / left.name
+        shutil.copytree(left, folder)
+        assert CheckStateJob(str(folder)).run()["damage"] == ""
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        assert {str(file.relative_to(folder).parent) for file in files} >= {f"{array}/c" for array in arrays} | set(
+            arrays
+        )
+        for file in files:
+            content = file.read_bytes()
+            for at in rng.integers(len(content), size=8):
+                flip(file, at)
+                assert str(folder) in CheckStateJob(str(folder)).run()["damage"], (file, at)
+                file.write_bytes(content)
+            os.truncate(file, len(content) - 1)
+            assert str(folder) in CheckStateJob(str(folder)).run()["damage"], file
+            file.unlink()
+            assert str(folder) in CheckStateJob(str(folder)).run()["damage"], file
+            file.write_bytes(content)
+
+
+def test_damaged_passes_are_made_again(
+    two: tuple[str, Path], several_groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, killed = two
+    kinds = sorted(folder.name for folder in killed.glob("state/*-*-*") if not folder.suffix)
+    assert {kind[:-2] for kind in kinds} == {"dual-0", "dual-1", "tables-0", "tables-1"}
+    for kind in kinds:
+        work = tmp_path / f"{kind}.partial"
+        shutil.copytree(killed, work)
+        chunk = sorted((work / "state" / kind).glob("*/*/**/c/0" if kind.startswith("dual") else "*/*/c/0"))[-1]
+        flip(chunk, 1)
+        before = len(list(read_events(work / "events.jsonl")))
+        clf = xs.PDSparse(**TWO, memory_limit=LIMIT, progress=True).fit(several_groups, model=tmp_path / kind)
+        assert clf.model_.digest() == whole, kind
+        events = list(read_events(tmp_path / kind / "events.jsonl"))[before:]
+        [again] = [event["job"] for event in events if event["event"] == "again"]
+        damaged, to = (tuple(map(int, name.split(by)[1:])) for name, by in ((kind, "-"), (again, "/")))
+        assert to[0] == damaged[0]
+        assert to[1] <= damaged[1]
+        assert (
+            f"note: {chunk} fails its checksum: {again} and what came from it is made again" in capsys.readouterr().err
+        )
+        first = next(event["job"] for event in events if event["job"].startswith("pass/") and event["event"] == "job")
+        assert first == f"{again}/0"
+        assert verify(tmp_path / kind)["sound"]
+
+
+class CutAtWeights(Ledger):
+    """Ends the run when the weights are written by class."""
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        super().add(key, receipt)
+        if key == "weights":
+            raise CutError
+
+
+@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-1-0"), ("dual-1-0",)])
+def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
+    several_groups: Path, tmp_path: Path, damaged: tuple[str, ...]
+) -> None:
+    dataset, parameters = Dataset(several_groups), PDSparseParameters(lam=0.3, max_passes=2)
+    clf = xs.PDSparse(lam=0.3, max_passes=2, memory_limit=LIMIT)
+    whole = clf.fit(several_groups, model=tmp_path / "whole").model_.digest()
+    work = tmp_path / "m.partial"
+    begin_model(work)
+    identity = xs.load_model(tmp_path / "whole").attributes["identity"]
+    with CutAtWeights(work / "ledger.jsonl", identity) as ledger, pytest.raises(CutError):
+        run_here(PDSparseRun(dataset, work, parameters, 0, MemoryPlan(2**40, 2**30, 1), ledger).loop(), ledger)
+    for kind in damaged:
+        flip(sorted((work / "state" / kind).glob("*/**/c/0"))[0])
+    assert clf.fit(several_groups, model=tmp_path / "m").model_.digest() == whole
+    events = list(read_events(tmp_path / "m" / "events.jsonl"))
+    again = [event["job"] for event in events if event["event"] == "again"]
+    assert again == ["weights" if kind == "weights" else "pass/1/0" for kind in damaged]
+    # the losses, and the weights where they are whole, were taken from what is made again to the same bits
+    jobs = {event["job"].partition("/")[0] for event in events if event["event"] == "job"} - {"check"}
+    expected = {"finalise"} | ({"weights"} & set(damaged)) | ({"pass"} if "pass/1/0" in again else set())
+    assert jobs == expected
+
+
+def test_where_it_goes_back_to(tmp_path: Path) -> None:
+    """Behind the last pass whose files are all there, of the stage of the first damage."""
+    for kind in ("dual-0-2/0", "dual-0-2/1", "tables-0-2/1", "dual-1-0/0", "tables-1-0/0", "dual-1-2/0", "tables-1-2/0",
+                 "dual-1-3/0"):  # fmt: skip
+        name, first = kind.split("/")
+        (tmp_path / "state" / name / f"{int(first):06d}").mkdir(parents=True)
+    keys = ["identity", "check/X/0", "pass/0/0/0", "pass/0/1/0", "pass/0/2/0", "pass/0/2/1", "pass/1/0/0", "pass/1/1/0",
+            "pass/1/2/0", "pass/1/3/0"]  # fmt: skip
+
+    def back(*damaged: tuple[int, int]) -> tuple[tuple[int, int], list[str], list[str]]:
+        to, legs, folders = legs_again(tmp_path, damaged, keys)
+        return to, legs, sorted(folder.name for folder in folders)
+
+    assert back((1, 3)) == ((1, 3), ["pass/1/3/0"], ["dual-1-3"])
+    later = ["dual-1-2", "dual-1-3", "tables-1-2"]
+    assert back((1, 2)) == ((1, 1), ["pass/1/1/0", "pass/1/2/0", "pass/1/3/0"], later)
+    assert back((1, 3), (1, 2)) == back((1, 2))
+    assert back((1, 0)) == ((1, 0), keys[6:], sorted([*later, "dual-1-0", "tables-1-0"]))
+    everything = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert back((1, 3), (0, 2)) == ((0, 0), keys[2:], everything)
+    shutil.rmtree(tmp_path / "state" / "tables-1-2")
+    assert back((1, 3)) == ((1, 1), keys[7:], ["dual-1-2", "dual-1-3"])
+
+
+def test_a_run_that_is_killed_while_it_makes_passes_again_goes_on(
+    two: tuple[str, Path], several_groups: Path, tmp_path: Path
+) -> None:
+    whole, killed = two
+    work = tmp_path / "m.partial"
+    shutil.copytree(killed, work)
+    flip(sorted(work.glob("state/tables-0-*/*/values/c/0"))[0], 1)
+    kill_in(several_groups, tmp_path / "m", '"pass/0/1/', ["--solver", "pdsparse", "--memory-limit", "1GB", *SETTINGS])
+    assert '"pass/0/0/0","receipt":null' in (work / "ledger.jsonl").read_text()
+    assert xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m").model_.digest() == whole
+
+
+def test_half_of_a_folder_that_was_being_removed_is_passed_over(
+    two: tuple[str, Path], several_groups: Path, tmp_path: Path
+) -> None:
+    whole, killed = two
+    shutil.copytree(killed, tmp_path / "m.partial")
+    kind = sorted(tmp_path.glob("m.partial/state/dual-*"))[0]
+    half = kind.with_name("dual-0-9.old") / "000000"
+    shutil.copytree(kind / "000000", half)
+    (half / "runs" / "c" / "0").unlink()
+    fitted = xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m")
+    assert fitted.model_.digest() == whole
+    assert "again" not in {event["event"] for event in read_events(tmp_path / "m" / "events.jsonl")}
 
 
 def test_accuracy_on_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:

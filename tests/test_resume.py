@@ -151,6 +151,19 @@ def test_ledger_drops_a_line_cut_short_and_refuses_a_damaged_one(tmp_path: Path)
         Ledger(path, IDENTITY)
 
 
+def test_jobs_undone_in_the_ledger_are_undone_in_the_next_session(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, IDENTITY) as ledger:
+        for key in ("a", "b", "c"):
+            ledger.add(key, {"n": 1})
+        ledger.undo(["a", "b"])
+        assert [key for key, _ in ledger.items()] == ["c"]
+        ledger.add("b", {"n": 2})
+    with Ledger(path, IDENTITY) as ledger:
+        assert dict(ledger.items()) == {"b": {"n": 2}, "c": {"n": 1}}
+        assert ledger.get("a") is None
+
+
 def test_ledger_lines_carry_their_checksum(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, IDENTITY) as ledger:

@@ -14,7 +14,7 @@ from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs import pdsparse, ppdsparse
-from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state
+from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state, legs_again, pass_of
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.warm import warm_up
@@ -23,7 +23,7 @@ from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import Parameters, memory_plan, pass_figures, plan_line, probe_training, training_figures
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import folder_bytes, writing
+from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.names import copy_vocabulary
 
@@ -93,7 +93,7 @@ def _train(
 
             if ledger.resumed:  # what was read and written before may have been damaged since
                 ledger.forget([job.key for job in check_jobs(dataset)])
-                _forget_damaged(ledger, engine, work, warm_start is not None)
+                _forget_damaged(ledger, engine, work, warm_start is not None, execution.progress)
 
             def whole() -> Loop:
                 if check:
@@ -151,8 +151,8 @@ def _run(
     return rounds, training_figures(forecast, plan.limit, held, peak_resident())
 
 
-def _forget_damaged(ledger: Ledger, engine: Engine, work: Path, warm_start: bool) -> None:
-    """Compare what an earlier session left with its checksums; what is damaged is made again.
+def _forget_damaged(ledger: Ledger, engine: Engine, work: Path, warm_start: bool, progress: bool) -> None:
+    """Compare what an earlier session left with its checksums; what is damaged is made again, and all that came from it.
 
     Raises StoreError where what it was made from is gone.
     """
@@ -161,13 +161,28 @@ def _forget_damaged(ledger: Ledger, engine: Engine, work: Path, warm_start: bool
         receipts = yield Phase("check the state", check_state_jobs(work))
         return {"damaged": [receipt for receipt in receipts if receipt["damage"]]}
 
+    def again(damage: str, key: str) -> None:
+        engine.note_again(key)
+        if progress:
+            print(f"note: {damage}: {key} and what came from it is made again", file=sys.stderr, flush=True)
+
+    passes: dict[tuple[int, int], str] = {}
     for receipt in engine.run(state(), Notes())["damaged"]:
-        key = key_of_state(work, Path(receipt["folder"]), warm_start)
+        folder, damage = Path(receipt["folder"]), receipt["damage"]
+        if (of := pass_of(folder.parent.name)) is not None:
+            passes[of] = damage
+            continue
+        key = key_of_state(work, folder, warm_start)
         if key is None:
-            raise StoreError(
-                f"{receipt['damage']}: the run cannot go on from it: remove {work} (or --overwrite) and train anew"
-            )
+            raise StoreError(f"{damage}: the run cannot go on from it: remove {work} (or --overwrite) and train anew")
         ledger.forget([key])
+        again(damage, key)
+    if passes:
+        (stage, number), legs, folders = legs_again(work, passes, [key for key, _ in ledger.items()])
+        ledger.undo(legs)
+        for folder in folders:
+            remove(folder)
+        again(passes[min(passes)], f"pass/{stage}/{number}")
 
 
 def _row_blocks(ledger: Ledger) -> int:

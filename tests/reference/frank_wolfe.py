@@ -34,6 +34,12 @@ def primal(X: Dense, Y: NDArray[np.bool_], W: Dense, lam: float, C: float) -> fl
     return float(0.5 * (W**2).sum() + lam * np.abs(W).sum() + C * losses(X @ W, Y).sum())
 
 
+def gap(X: Dense, Y: NDArray[np.bool_], A: Dense, lam: float, C: float) -> Dense:
+    """C L(z_i) + e_i.a_i + a_i.z_i of each sample, which sum to primal + dual; none is below 0 where a is feasible."""
+    Z = X @ weights(X, A, lam)
+    return np.asarray(C * losses(Z, Y) + np.where(Y, 0, A).sum(axis=1) + (A * Z).sum(axis=1))
+
+
 def step(X: Dense, Y: NDArray[np.bool_], A: Dense, i: int, active: NDArray[np.int64], lam: float, C: float) -> Dense:
     """Row i of A after the fully corrective step on some labels."""
     z, square = weights(X, A, lam).T @ X[i], X[i] @ X[i]

@@ -1,7 +1,8 @@
 """The event log of a run: a JSON line an event, for `info` and pictures.
 
-event: start, phase (jobs: how many it has; done: how many of them an earlier session did), job, memory (the most since
-the line before), end, error or interrupted (of a session; one that was killed has none). Every line has all keys.
+event: start, phase (jobs: how many it has; done: how many of them an earlier session did), job, again (job: is made again,
+as what it left is damaged; of PD-Sparse a pass, and all that follow), memory (the most since the line before), end, error
+or interrupted (of a session; one that was killed has none). Every line has all keys.
 bytes_read and seconds are a job's; resident, private (anonymous) and mapped (file-backed) bytes those of `process`, peak
 its largest resident size so far, limit that of the session.
 

@@ -1,6 +1,7 @@
 """What a run has done: one durable line a finished job, so that a killed run goes on where it was.
 
-A line is the JSON of a key and a receipt, a tab and its crc32. The first names the run's identity. A line cut short by
+A line is the JSON of a key and a receipt, a tab and its crc32; the receipt of a job that was undone since is null. The
+first names the run's identity. A line cut short by
 a kill can only be the last one and is dropped; any other damage ends in a StoreError.
 """
 
@@ -73,6 +74,10 @@ class Ledger:
 
     def add(self, key: str, receipt: Receipt) -> None:
         """Note a finished job; durable when this returns."""
+        self._write(key, receipt)
+        self._receipts[key] = receipt
+
+    def _write(self, key: str, receipt: Receipt | None) -> None:
         text = json.dumps({"key": key, "receipt": receipt}, separators=(",", ":")).encode()
         line = memoryview(text + b"\t%08x\n" % zlib.crc32(text))
         try:
@@ -85,11 +90,16 @@ class Ledger:
                 self._file.truncate(self._size)
             raise
         self._size += len(line)
-        self._receipts[key] = receipt
 
     def forget(self, keys: Iterable[str]) -> None:
         """Have jobs done again in this session."""
         for key in keys:
+            self._receipts.pop(key, None)
+
+    def undo(self, keys: Iterable[str]) -> None:
+        """Have jobs done again, in any session: what they left will be gone. Durable when this returns."""
+        for key in keys:
+            self._write(key, None)
             self._receipts.pop(key, None)
 
     def hold(self) -> Callable[[], None]:
@@ -114,7 +124,10 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
                 break  # the kill came while it was written: its job is done again
             raise StoreError(f"{path}:{number}: the line fails its checksum: remove {path.parent} and begin anew")
         entry = json.loads(text)
-        receipts[entry["key"]] = entry["receipt"]
+        if entry["receipt"] is None:
+            receipts.pop(entry["key"], None)
+        else:
+            receipts[entry["key"]] = entry["receipt"]
         good += len(line)
     return receipts, good
 

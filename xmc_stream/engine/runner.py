@@ -260,6 +260,10 @@ class Engine:
             sizes.append(self._result(job, self._submit(job, workers=[worker])).usage.resident)
         return max(sizes)
 
+    def note_again(self, key: str) -> None:
+        """Put into the log that a finished job is done again."""
+        self._events.add("again", job=key)
+
     def once(self, job: Job) -> Receipt:
         """Run a job by itself, in this process or on a worker, and return its receipt."""
         if self.in_process:

@@ -1,14 +1,19 @@
-"""Comparing stores with their checksums: a dataset and a model once a session, the state of a run that goes on."""
+"""Comparing stores with their checksums: a dataset and a model once a session, the state of a run that goes on.
+
+And which jobs are to be done again where that state is damaged.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.inventory import take_inventory
+from xmc_stream.store.inventory import seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel, n_units
 
@@ -94,15 +99,57 @@ class CheckStateJob:
 
     def run(self) -> Receipt:
         """Check; the receipt has the first damage, or nothing."""
-        inventory = take_inventory(Path(self.folder))
+        folder = Path(self.folder)
+        inventory = take_inventory(folder)
         damage = [*inventory.damage, *(line for array in inventory.arrays for line in array.check()[1])]
+        if pass_of(folder.parent.name) is not None:
+            damage += seal_damage(folder)
         return {"folder": self.folder, "damage": damage[0] if damage else ""}
 
 
 def check_state_jobs(work: Path) -> list[CheckStateJob]:
     """Jobs for what lies in the folder of an unfinished model: states, what searches found, units of the model."""
     folders = sorted([*work.glob("state/*/*"), *work.glob("units/*")])
-    return [CheckStateJob(str(folder)) for folder in folders if folder.suffix not in (".partial", ".old")]
+    unfinished = {".partial", ".old"}
+    return [CheckStateJob(str(f)) for f in folders if not unfinished & {f.suffix, f.parent.suffix}]
+
+
+def pass_of(kind: str) -> tuple[int, int] | None:
+    """Stage and pass of PD-Sparse that a folder of state has its name from, if so."""
+    found = re.fullmatch(r"(?:dual|tables)-(\d+)-(\d+)", kind)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def legs_again(
+    work: Path, damaged: Iterable[tuple[int, int]], keys: Iterable[str]
+) -> tuple[tuple[int, int], list[str], list[Path]]:
+    """Where some passes are damaged: stage and pass that PD-Sparse goes back to the beginning of, legs to undo, folders
+    to remove.
+
+    That is behind the last pass before all damage, of its stage, whose files are all there (some are gone: what none goes
+    on from is not kept), or else the stage's beginning: it begins from nothing, or from a pass of an earlier one.
+    keys: of all jobs that are done.
+    """
+    legs: dict[tuple[int, int], list[int]] = {}
+    for key in keys:
+        kind, *place = key.split("/")
+        if kind == "pass":
+            stage, number, first = map(int, place)
+            legs.setdefault((stage, number), []).append(first)
+    stage, number = min(damaged)
+    while number and not _pass_is_there(work, stage, number - 1, legs.get((stage, number - 1), [])):
+        number -= 1
+    to = stage, number
+    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in legs.items() if (s, n) >= to for first in firsts]
+    folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
+    return to, undone, folders
+
+
+def _pass_is_there(work: Path, stage: int, number: int, legs: Sequence[int]) -> bool:
+    place = f"{stage}-{number}"
+    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in legs]
+    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(legs)[-1:]]
+    return bool(legs) and all(folder.exists() for folder in needed)
 
 
 def key_of_state(work: Path, folder: Path, warm_start: bool) -> str | None:
@@ -113,8 +160,6 @@ def key_of_state(work: Path, folder: Path, warm_start: bool) -> str | None:
     if kind == "weights":
         return "weights"
     what, _, round_ = kind.partition("-")
-    if what in ("dual", "tables"):
-        return None  # of a pass of PD-Sparse: what it was made from went on since
     if what == "search":
         plain = name.removeprefix("rough.")
         return f"search/{round_}/{'rough/' if plain != name else ''}{plain.replace('.', '/')}"

@@ -6,7 +6,6 @@ kill, when they come out of the ledger.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.rows import Data, plan_pass
 from xmc_stream.solvers.pdsparse import PDSparseParameters, more_labels, n_groups
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import n_units, unit_path
 
 _LEG_SECONDS = 30.0  # of a leg, about: what a kill loses
@@ -206,7 +206,7 @@ class PDSparseRun:
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if legs:
-                shutil.rmtree(legs[-1].folder("tables"), ignore_errors=True)
+                remove(legs[-1].folder("tables"))
             legs.append(job)
             tables = str(job.folder("tables"))
             for figure in (*_SUMS, "seconds"):
@@ -227,4 +227,4 @@ class PDSparseRun:
         """Remove what a pass left on disk."""
         if done is not None:
             for kind in ("dual", "tables"):
-                shutil.rmtree(self.work / "state" / f"{kind}-{done.stage.number}-{done.number}", ignore_errors=True)
+                remove(self.work / "state" / f"{kind}-{done.stage.number}-{done.number}")

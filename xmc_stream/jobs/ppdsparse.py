@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
 from xmc_stream.store.state import (
     BIAS,
@@ -194,7 +194,7 @@ class PPDSparseRun:
     def _drop_before(self, round_: int) -> None:
         """Remove what a round was made from and is needed no more."""
         for old in (self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}")):
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
 
     def _state(self, kind: str, name: str = "") -> Path:
         return self.work / "state" / kind / name

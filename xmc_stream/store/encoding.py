@@ -275,6 +275,15 @@ def publish(work: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
+def remove(path: Path) -> None:
+    """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        path.rename(old)
+        shutil.rmtree(old)
+
+
 @contextmanager
 def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     """A new group under a work name, renamed to `path` when the block ends well, else removed.

@@ -21,7 +21,7 @@ import numpy as np
 import zarr
 
 SEAL = "metadata_sha256"
-_BLANK = "0" * 64  # what the seal is while the hash is taken
+BLANK = "0" * 64  # what the seal is while the hash is taken
 _APART = "X/columns"  # made later than the dataset it lies in: a store with a seal of its own
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
 LOGS = "logs_sha256"
@@ -140,11 +140,16 @@ def _array_files(file: Path) -> tuple[ArrayFiles | None, bool]:
 
 def seal(path: Path) -> None:
     """Put a hash of all zarr.json files under `path`, byte for byte, into the attributes of its own."""
-    zarr.open_group(path, mode="r+").update_attributes({SEAL: _BLANK})
+    zarr.open_group(path, mode="r+").update_attributes({SEAL: BLANK})
+    fill_seal(path)
+
+
+def fill_seal(path: Path) -> None:
+    """Put it there where a blank one stands, as in the attributes of a store that was made with {SEAL: BLANK}."""
     file = path / "zarr.json"
     digest = _metadata_hash(path, file.read_bytes())
     sealed = path / "zarr.sealed.partial"  # whoever is killed here leaves the file whole
-    sealed.write_bytes(file.read_bytes().replace(_BLANK.encode(), digest.encode(), 1))
+    sealed.write_bytes(file.read_bytes().replace(BLANK.encode(), digest.encode(), 1))
     sealed.replace(file)
 
 
@@ -178,7 +183,7 @@ def seal_damage(path: Path) -> list[str]:
         return [f"{file} cannot be read"]
     except KeyError:
         return [f"{file} has no {SEAL}: it was written by an older xmc_stream, or changed since"]
-    blanked = content.replace(str(sealed).encode(), _BLANK.encode(), 1)
+    blanked = content.replace(str(sealed).encode(), BLANK.encode(), 1)
     if _metadata_hash(path, blanked) != sealed:
         return [f"{file} or a zarr.json below it was changed or is missing: together they do not fit {SEAL}"]
     return []

@@ -1,6 +1,6 @@
 """What a pass of PD-Sparse leaves on disk, leg by leg: the dual variables of the rows it visited, and the tables of v.
 
-Scratch of one run: written whole or not at all. A leg is a run of groups of runs of rows (`kernels.order`).
+Scratch of one run: written whole, and sealed, or not at all. A leg is a run of groups of runs of rows (`kernels.order`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.inventory import BLANK, SEAL, fill_seal
 from xmc_stream.store.matrix import SparseMatrix
 
 LEG_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
@@ -43,7 +44,7 @@ class LegWriter:
 @contextmanager
 def new_leg(path: Path, n_labels: int) -> Iterator[LegWriter]:
     """The dual variables of a leg's rows, under their name when the block ends well."""
-    with new_store(path, {}) as group:
+    with new_store(path, {SEAL: BLANK}) as group:
         matrix = MatrixWriter(
             group.create_group("active"), "csr_matrix", (None, n_labels), np.float64, SCRATCH_CHUNK_BYTES
         )
@@ -53,6 +54,7 @@ def new_leg(path: Path, n_labels: int) -> Iterator[LegWriter]:
         runs = ArrayWriter(group, "runs", np.int64, SCRATCH_CHUNK_BYTES)
         runs.append(np.concatenate(writer.runs))
         runs.close()
+        fill_seal(path.with_name(path.name + ".partial"))
 
 
 class PassState:
@@ -111,11 +113,12 @@ class TablesWriter:
 @contextmanager
 def new_tables(path: Path) -> Iterator[TablesWriter]:
     """v of all features and labels, under its name when the block ends well."""
-    with new_store(path, {}) as group:
+    with new_store(path, {SEAL: BLANK}) as group:
         arrays = {name: ArrayWriter(group, name, dtype, SCRATCH_CHUNK_BYTES) for name, dtype in _TABLES.items()}
         yield TablesWriter(arrays)
         for array in arrays.values():
             array.close()
+        fill_seal(path.with_name(path.name + ".partial"))
 
 
 def stored_tables(path: Path, most: int) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
