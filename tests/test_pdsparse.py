@@ -318,7 +318,7 @@ class CutAtWeights(Ledger):
             raise CutError
 
 
-@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-1-0"), ("dual-1-0",)])
+@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-2-1"), ("dual-2-1",)])
 def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
     several_groups: Path, tmp_path: Path, damaged: tuple[str, ...]
 ) -> None:
@@ -335,10 +335,10 @@ def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
     assert clf.fit(several_groups, model=tmp_path / "m").model_.digest() == whole
     events = list(read_events(tmp_path / "m" / "events.jsonl"))
     again = [event["job"] for event in events if event["event"] == "again"]
-    assert again == ["weights" if kind == "weights" else "pass/1/0" for kind in damaged]
+    assert again == ["weights" if kind == "weights" else "pass/2/0" for kind in damaged]
     # the losses, and the weights where they are whole, were taken from what is made again to the same bits
     jobs = {event["job"].partition("/")[0] for event in events if event["event"] == "job"} - {"check"}
-    expected = {"finalise"} | ({"weights"} & set(damaged)) | ({"pass"} if "pass/1/0" in again else set())
+    expected = {"finalise"} | ({"weights"} & set(damaged)) | ({"pass"} if "pass/2/0" in again else set())
     assert jobs == expected
 
 

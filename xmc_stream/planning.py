@@ -95,7 +95,7 @@ def pass_figures(
     """What a training of PD-Sparse would do, as figures: at most so many passes; its tables grow as they are needed."""
     sizes = plan_pass(plan, dataset, parameters)
     probe = engine.once(PassProbe(str(dataset.path), parameters, seed, sizes))
-    passes = most_passes(parameters)
+    passes = most_passes(parameters, dataset.n_samples)
     n_bytes = dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4
     parts = {"process": held + _EDGES, **pass_needs(dataset, parameters), "tables, at most": probe["tables"]}
     return {

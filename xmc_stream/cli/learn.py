@@ -93,7 +93,7 @@ def train(
       lam=0.01        weight of the l1 term; [0.01,0.1,1] keeps the best on held-out rows
       C=1             weight of the loss               max_passes=50  over the rows, at most
       held_out=0.1    share of rows that say when to stop: once their P@k have not risen for patience=3 passes
-      refit=true      and are learned from in one more pass
+      refit=true      and are learned from in the end
       most=100        labels that a search may come to bring in
       parts=1         a search looks at one of so many parts of the labels, at random
       rate=1          and at one of so many values of a row; 0: as many as the paper's analysis says

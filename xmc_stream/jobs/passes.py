@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
-from xmc_stream.jobs.rows import ENTRIES, STRETCH, Data, PassPlan, Rows
+from xmc_stream.jobs.rows import ENTRIES, STRETCH, Data, PassPlan, Rows, Which
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.dual import count_hits, group_rows, pack, sum_losses
 from xmc_stream.kernels.order import GROUP
@@ -69,7 +69,7 @@ class LegJob:
     stage: of the run: a value of lam, or the post-solve. most: labels that a search may bring in. dual: folders of the
     pass before, none for a = 0. tables: the folder that this leg begins from, "" for v = 0. support: no search, and no v
     but those there, of the tables that the stage begins from |v| > support. total: groups of the pass; the last leg looks
-    at the rows that are held out. every: none are.
+    at the rows that are held out, if it learns from the others. rows: that it visits.
     """
 
     data: Data
@@ -84,7 +84,7 @@ class LegJob:
     dual: tuple[str, ...]
     tables: str
     support: float | None = None
-    every: bool = False
+    rows: Which = "learned"
 
     @property
     def fixed(self) -> bool:
@@ -109,7 +109,7 @@ class LegJob:
         """Visit the rows; write dual variables and tables; the receipt has figures of the leg and, at the end, the pass."""
         drop_tiles()
         began = time.perf_counter()
-        rows = Rows(self.data, self.every)
+        rows = Rows(self.data, self.rows)
         stepper = self._stepper(rows)
         key = pass_key(self.data.seed, self.stage, self.number)
         order, slots = rows.groups(key)
@@ -130,7 +130,7 @@ class LegJob:
             "last": self.last, **figures, "square": square, "l1": l1, "nnz": nnz,
             "passes": (self.last - self.first) / self.total,
         }  # fmt: skip
-        if self.last == self.total:
+        if self.last == self.total and self.rows != "held out":
             receipt |= self._held_out(rows, stepper)
         _sessions[self.data.work] = _Session(stepper, str(self.folder("tables")))
         read = rows.bytes_read + (before.bytes_read if before else 0)
@@ -170,13 +170,16 @@ class LegJob:
         else:
             sizes = np.minimum((runs + 1) << rows.bits, rows.n_samples) - (runs << rows.bits)
             state = before.read(runs, sizes)
-        learned = (n_positive > 0) & (n_positive < rows.n_labels) & ~rows.kept_out(at)
+        visited = (n_positive > 0) & (n_positive < rows.n_labels) & rows.visited(at)
         order = np.argsort(places[:n])
-        order = order[learned[order]]
+        order = order[visited[order]]
         firsts, counts = rows.X.lengths(at)
-        # rows that are not visited keep their positives, with a = 0
-        begin, size, filled = indptr[:-1].copy(), n_positive.copy(), len(labels)
-        packed = [(labels, np.zeros(filled))]
+        # rows that are not visited keep what they have: at first their positives, with a = 0
+        others = np.flatnonzero(~visited)
+        begin, size, filled = np.zeros(n, np.int64), state.size.copy(), int(state.size[others].sum())
+        begin[others] = np.cumsum(size[others]) - size[others]
+        packed = [(np.empty(filled, np.int32), np.empty(filled))]
+        pack(others, state.begin, state.size, state.labels, state.a, *packed[0])
         for stretch in rows.stretches(counts, order):
             members = np.sort(stretch)
             block = rows.gather(at[members], (firsts[members], counts[members]))
@@ -309,7 +312,7 @@ class ObjectiveJob:
     data: Data
     lam: float
     tables: str
-    every: bool
+    rows: Which
 
     @property
     def key(self) -> str:
@@ -319,7 +322,7 @@ class ObjectiveJob:
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
         drop_session()
-        rows = Rows(self.data, self.every)
+        rows = Rows(self.data, self.rows)
         stepper = Stepper(
             rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.most_bytes()
         )

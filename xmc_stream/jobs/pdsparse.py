@@ -15,20 +15,28 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.passes import LegJob, ObjectiveJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.rows import Data, plan_pass
+from xmc_stream.jobs.rows import Data, Which, plan_pass
 from xmc_stream.solvers.pdsparse import PDSparseParameters, more_labels, n_groups
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import n_units, unit_path
 
+_HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
+_REFIT_VISITS = 50_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
 _LEG_SECONDS = 30.0  # of a leg, about: what a kill loses
 _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 
-def most_passes(parameters: PDSparseParameters) -> int:
+def refit_passes(n_samples: int) -> int:
+    """Passes over all rows once held-out ones have said when to stop: one, or more where they take next to nothing."""
+    return -(-_REFIT_VISITS // max(n_samples, 1)) if n_samples < _REFIT_VISITS else 1
+
+
+def most_passes(parameters: PDSparseParameters, n_samples: int) -> int:
     """Passes of a run, at most: for each lam, over all rows, of the post-solve, for the objective."""
-    again = int(parameters.refit and parameters.held_out > 0) + _POST_PASSES * parameters.post_solve
+    refit = _HELD_OUT_PASSES + min(refit_passes(n_samples), parameters.max_passes)
+    again = refit * (parameters.refit and parameters.held_out > 0) + _POST_PASSES * parameters.post_solve
     return len(parameters.lams) * parameters.max_passes + again + 1
 
 
@@ -36,7 +44,7 @@ def most_passes(parameters: PDSparseParameters) -> int:
 class Stage:
     """Passes with one lam. number: of the stage in the run; start: the pass that it goes on from, None for from nothing.
 
-    support: see `LegJob`; every: whether no rows are held out; passes: at most.
+    support, rows: see `LegJob`; passes: at most.
     """
 
     number: int
@@ -45,7 +53,7 @@ class Stage:
     passes: int
     start: Pass | None = None
     support: float | None = None
-    every: bool = False
+    rows: Which = "learned"
 
 
 @dataclass
@@ -113,17 +121,22 @@ class PDSparseRun:
                 self._drop(found)
         if best is None:
             raise InputError("PDSparse has no lam to try")
-        lam, number, every = best.stage.lam, len(p.lams), best.figures["held"] == 0
+        lam, number = best.stage.lam, len(p.lams)
+        rows: Which = "learned" if best.figures["held"] else "all"
         final = best
-        if p.refit and not every:
-            every = True
-            final = yield from self._stage(Stage(number, "all rows, pass", lam, 1, best, every=True))
+        if p.refit and rows == "learned":
+            # rows that were held out begin from nothing: they come to where the others are before these move again
+            stage = Stage(number, "held-out rows, pass", lam, _HELD_OUT_PASSES, best, rows="held out")
+            final = yield from self._stage(stage)
+            rows = "all"
+            passes = min(refit_passes(self.dataset.n_samples), p.max_passes)
+            final = yield from self._stage(Stage(number + 1, "all rows, pass", lam, passes, final, rows=rows))
         primal = final
-        losses = (yield Phase("objective", [ObjectiveJob(self._data, lam, final.tables, every)]))[0]
+        losses = (yield Phase("objective", [ObjectiveJob(self._data, lam, final.tables, rows)]))[0]
         if p.post_solve:
-            stage = Stage(number + 1, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, every=every)
+            stage = Stage(number + 2, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, rows=rows)
             solved = yield from self._stage(stage)
-            final = solved if every or self._score(solved) > self._score(best) else best
+            final = solved if rows == "all" or self._score(solved) > self._score(best) else best
         weights = self.work / "state" / "weights" / "all"
         max_bytes = max(16 * MIB, self.plan.budget // 2)
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
@@ -198,7 +211,7 @@ class PDSparseRun:
             last = min(self._groups, first + max(1, int(speed * _LEG_SECONDS)))
             job = LegJob(
                 self._data, stage.number, stage.lam, number, first, last, self._groups, most, self._rate, dual, tables,
-                stage.support, stage.every,
+                stage.support, stage.rows,
             )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
@@ -214,7 +227,8 @@ class PDSparseRun:
             figures["largest"] = max(figures["largest"], known["largest"])
             figures |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "held") if what in known}
         done = Pass(stage, number, most, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
-        self._passes.append(done)
+        if stage.rows != "held out":
+            self._passes.append(done)
         return done
 
     @staticmethod

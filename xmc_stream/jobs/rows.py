@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from xmc_stream.store.matrix import Block, Buffer
 from xmc_stream.store.model import UNIT
 from xmc_stream.store.passes import LEG_BYTES
 
+Which = Literal["learned", "held out", "all"]
 HELD_OUT = 50_000  # rows, about, so that looking at them takes little beside a pass
 STRETCH = 2048  # rows that are gathered and visited at a time, at most
 ENTRIES = 1 << 18  # of tables written or read at a time
@@ -89,9 +91,12 @@ class Data:
 
 
 class Rows:
-    """Rows of a dataset, for one job: those to learn from, those held out (none with `every`), and labels by number."""
+    """Rows of a dataset, for one job, and their labels by number.
 
-    def __init__(self, data: Data, every: bool = False) -> None:
+    which: to visit: those to learn from, those held out, or all; of all none is held out.
+    """
+
+    def __init__(self, data: Data, which: Which = "learned") -> None:
         self.dataset = Dataset(data.path)
         self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
@@ -99,7 +104,7 @@ class Rows:
         self.n_runs = -(-self.n_samples >> self.bits)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
-        self._seed, self._share = data.seed, 0.0 if every else share
+        self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
         self._nnz = data.plan.nnz
         self._buffer = Buffer(self.X, data.plan.nnz)
 
@@ -120,6 +125,10 @@ class Rows:
         if self._share:
             held_out(rows, self._seed, self._share, out)
         return out
+
+    def visited(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are to visit."""
+        return ~(self.kept_out(rows) ^ (self._which == "held out"))
 
     def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Labels of rows (ascending), by number: indptr, numbers."""
