@@ -4,6 +4,7 @@
     python benchmarks/out_of_core.py 25GB 512MB FOLDER --rounds 1 --predict-train --no-unlimited
     python benchmarks/out_of_core.py 10GB 2GB FOLDER --logical 100GB --rounds 1 --no-unlimited
     python benchmarks/out_of_core.py 2GB 512MB FOLDER --hard       # the cgroup's limit is the memory limit itself
+    python benchmarks/out_of_core.py 5GB 1GB FOLDER --solver pdsparse --features 50000 --labels 500 --set max_passes=2
 
 Makes the data in FOLDER (again only when asked for others), then runs the commands one by one, with a probe of the disk
 before each: chunk files read cold by pread of 4 MiB. (lam=1: with 10,000 positives a class, as 20 GB give, as accurate
@@ -40,7 +41,10 @@ from xmc_stream.store.predictions import Predictions
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 _BUSY = 0.7  # share of the processors, or of the disk's rate, from which a phase is bound by them
 _PROBES = 5
-CUTS = "{passes:g} passes, {class_blocks} class blocks, {row_blocks} row blocks, "
+CUTS = {
+    "ppdsparse": "{passes:g} passes, {class_blocks} class blocks, {row_blocks} row blocks, ",
+    "pdsparse": "{passes:g} passes, ",
+}
 
 
 @dataclass
@@ -109,10 +113,12 @@ def predictions_digest(path: Path) -> str:
 @click.option("--labels-per-sample", default=1.0, show_default=True)
 @click.option("--test-samples", default=20_000, show_default=True)
 @click.option("--logical", help="Repeat the rows of SIZE up to such a size by hard links.")
+@click.option("--solver", type=click.Choice(["ppdsparse", "pdsparse"]), default="ppdsparse", show_default=True)
 @click.option(
-    "--rounds", default=3, show_default=True, help="max_rounds; a single one has as few epochs as the first of many."
-)
-@click.option("--lam", default=1.0, show_default=True)
+    "--rounds", default=3, show_default=True,
+    help="Of ppdsparse: max_rounds; a single one has as few epochs as the first of many.",
+)  # fmt: skip
+@click.option("--lam", default=1.0, show_default=True, help="Of ppdsparse.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="More parameters of the solver.")
 @click.option("--threads", type=int, default=available_threads, show_default="all processors")
 @click.option(
@@ -127,7 +133,7 @@ def predictions_digest(path: Path) -> str:
 @click.option("--unlimited/--no-unlimited", default=True, show_default=True, help="Compare with 0.8 of the machine.")
 def main(
     size: str, limit: str, folder: Path, labels: int, features: int, features_per_sample: float, labels_per_sample: float,
-    test_samples: int, logical: str | None, rounds: int, lam: float, settings: tuple[str, ...], threads: int, only: str,
+    test_samples: int, logical: str | None, solver: str, rounds: int, lam: float, settings: tuple[str, ...], threads: int, only: str,
     predict_train: bool, page_cache: str, hard: bool, warm: bool, unlimited: bool,
 ) -> None:  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,13 +145,14 @@ def main(
     about = run("info", data.train)
     target = data.train if predict_train else data.test
     wanted = only.split(",")
-    chosen = [f"lam={lam:g}", f"max_rounds={rounds}", *(["last_epochs=2"] if rounds == 1 else []), *settings]
-    options = [word for setting in chosen for word in ("--set", setting)]
+    usual = [f"lam={lam:g}", f"max_rounds={rounds}", *(["last_epochs=2"] if rounds == 1 else [])]
+    chosen = [*(usual if solver == "ppdsparse" else []), *settings]
+    options = ["--solver", solver, *(word for setting in chosen for word in ("--set", setting))]
     print(
         f"{machine()}, {format_size(psutil.virtual_memory().total)} of memory; {threads} threads, "
         f"{'warm' if warm else 'cold'} page cache\n"
         f"{about['n_samples']:,} x {about['n_features']:,}, {about['n_labels']:,} labels, {about['nnz_features']:,} values, "
-        f"{format_size(about['bytes_on_disk'])} on disk; {' '.join(chosen)}",
+        f"{format_size(about['bytes_on_disk'])} on disk; {solver} {' '.join(chosen)}",
         flush=True,
     )
     n_bytes, rates, failures = parse_size(limit), [], []
@@ -186,7 +193,7 @@ def main(
                 failures.append(f"{command} came to {format_size(peak)} under {format_size(bound)}")
             print(
                 f"{command:8} under {format_size(bound):>7}: VmHWM {format_size(peak):>7}, {job.seconds:.1f} s, "
-                + (CUTS.format(**job.figures) if command == "train" else "")
+                + (CUTS[solver].format(**job.figures) if command == "train" else "")
                 + (f"asked {format_size(job.figures['bytes_read'])}, " if "bytes_read" in job.figures else "")
                 + f"{format_size(job.from_disk)} from disk at {job.from_disk / job.seconds / rates[-1]:.0%} of its rate",
                 flush=True,
