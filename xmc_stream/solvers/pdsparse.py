@@ -42,7 +42,8 @@ class PDSparseParameters:
     are not learned from and tell when to stop: once their precision (P@1, or the mean of P@1, P@3 and P@5 where rows have
     more than one label on average) has not risen for `patience` passes; the best pass is kept. Without them passes end
     where no step was larger than tol. max_passes: at most. refit: in the end learn from the held-out rows too, in two
-    passes over these and one over all (more of a small set). post_solve: without the l1 term, solve again for the weights that are not 0.
+    passes over these and one over all (more of a small set). post_solve: without the l1 term, solve again for the weights
+    that are not 0.
     """
 
     solver: ClassVar[str] = "pdsparse"
