@@ -49,8 +49,20 @@ _HOME = {
 }
 
 __all__ = [
-    "Dataset", "Execution", "LEML", "Model", "PDSparse", "PPDSparse", "convert", "evaluate", "export", "load_model", "open_dataset",
-    "predict", "split", "verify",
+    "LEML",
+    "Dataset",
+    "Execution",
+    "Model",
+    "PDSparse",
+    "PPDSparse",
+    "convert",
+    "evaluate",
+    "export",
+    "load_model",
+    "open_dataset",
+    "predict",
+    "split",
+    "verify",
 ]  # fmt: skip
 
 

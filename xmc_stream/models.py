@@ -63,7 +63,9 @@ class Model(StoredModel):
     def __repr__(self) -> str:
         a = self.attributes
         rank = f", rank {self.rank}" if self.rank else ""
-        return f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{rank}, {a['nnz']} weights)"
+        return (
+            f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{rank}, {a['nnz']} weights)"
+        )
 
     def bias(self) -> NDArray[np.float32]:
         """The bias of every class (K,); a low-rank model has none."""

@@ -20,7 +20,8 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
-from xmc_stream.jobs.leml import LEMLProbe, lowrank_needs, most_passes as most_lowrank_passes, plan_lowrank
+from xmc_stream.jobs.leml import LEMLProbe, lowrank_needs, plan_lowrank
+from xmc_stream.jobs.leml import most_passes as most_lowrank_passes
 from xmc_stream.jobs.lowrank_predict import plan_scores, score_needs
 from xmc_stream.jobs.passes import PassProbe
 from xmc_stream.jobs.pdsparse import most_passes
@@ -43,7 +44,9 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
-_MULTIPLY_ADDS = 5e9  # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
+_MULTIPLY_ADDS = (
+    5e9  # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
+)
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]

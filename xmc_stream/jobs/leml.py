@@ -31,6 +31,7 @@ from xmc_stream.jobs.lowrank import (
     StartJob,
     csr,
     times,
+    x_bytes,
 )
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lowrank import add_transposed
@@ -46,9 +47,13 @@ _SMALL = 1 << 27  # multiply-adds of a product, up to which sharing it out takes
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """cuts: runs of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job."""
+    """cuts: runs of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
+
+    pairs; small: whether a W step is one job.
+    """
 
     cuts: tuple[Cut, ...]
+    kept: int
     rows: tuple[tuple[int, int], ...]
     labels: tuple[tuple[int, int], ...]
     small: bool
@@ -63,7 +68,9 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, width: 
         "writers": t * 8 * MIB,
     }
     if p.closed:
-        return {**needs, "columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
+        needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
+        kept = x_bytes(dataset)
+        return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
     given = p.observed == "given"
     return {
         **needs,
@@ -85,7 +92,7 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     width = -(-r // min(at_once, r))
     while sum(lowrank_needs(plan, dataset, p, width).values()) > plan.budget:
         width -= 1
-    parts = -(-(-(-r // width)) // at_once) * at_once
+    parts = math.ceil(math.ceil(r / width) / at_once) * at_once
     n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
     n_blocks = -(-n // BLOCK)
     rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
@@ -95,7 +102,9 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
         labels = _given_labels(plan, dataset, 4 * at_once)
     small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
     cuts = even_ranges(r, 1 if small and not p.closed else parts)
-    return LowRankPlan(tuple(cuts), rows, labels, small)
+    width = max(last - first for first, last in cuts)
+    kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small)
 
 
 def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
@@ -213,7 +222,7 @@ class LEMLRun:
 
     @staticmethod
     def _score(entry: dict[str, Any]) -> float:
-        return sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5))
+        return float(sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5)))
 
     @staticmethod
     def _told(history: list[dict[str, Any]]) -> str:
@@ -225,7 +234,9 @@ class LEMLRun:
     @staticmethod
     def _entry(number: int, receipt: Receipt) -> dict[str, Any]:
         hits, held = receipt.get("hits"), max(receipt.get("held", 0), 1)
-        precisions = {} if hits is None else {f"held_out_P@{k}": round(100 * hits[k - 1] / (k * held), 4) for k in (1, 3, 5)}
+        precisions = (
+            {} if hits is None else {f"held_out_P@{k}": round(100 * hits[k - 1] / (k * held), 4) for k in (1, 3, 5)}
+        )
         return {
             "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
             "products": receipt["products"], **precisions,
@@ -246,7 +257,7 @@ class LEMLRun:
         solves = [
             RidgeJob(
                 self._learned, f"w/{number}", p.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
-                previous, str(w / f"{cut[0]}-{cut[1]}"),
+                previous, str(w / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
             )
             for cut in self._sizes.cuts
         ]  # fmt: skip

@@ -6,7 +6,7 @@ columns, V = (U * (B H^T)) H by rows, X^T V by columns. No sum is cut where anot
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.blas import one_blas_thread
-from xmc_stream.jobs.job import Notes, Phase, Receipt, run_here
+from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, csr, held_hits, write_factors
 from xmc_stream.kernels.lowrank import add_transposed, are_true, multiply, pair_dots
 from xmc_stream.solvers.leml import (
@@ -151,10 +151,15 @@ class MixJob:
         with one_blas_thread():
             return {"units": self._given() if self.observed == "given" else self._all()}
 
-    def _weights(self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held: Any) -> tuple[Array, int]:
+    def _weights(
+        self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held: Any
+    ) -> tuple[Array, int]:
         z = pairs.dots(a, h)
         if b is None:
-            values, weights = loss_values(self.loss, pairs.true, z.astype(np.float64)), loss_slopes(self.loss, pairs.true, z)
+            values, weights = (
+                loss_values(self.loss, pairs.true, z.astype(np.float64)),
+                loss_slopes(self.loss, pairs.true, z),
+            )
         else:
             values, weights = np.zeros(1), loss_curvatures(self.loss, pairs.true, z) * pairs.dots(b, h)
         if held is not None:
@@ -256,10 +261,15 @@ class WStep:
         problem = _Pairs(self)
         found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared")
         problem.write("w", found)
-        return {"objective_w": float(f[0]), "products": products, "passes": problem.passes}
+        return {
+            "objective_w": float(f[0]),
+            "products": products,
+            "passes": problem.passes,
+            "bytes_read": problem.bytes_read,
+        }
 
 
-VECTORS = 8  # D x r, that a W step over pairs holds: w, the next one, g, s, residual, direction, image, and one on the way
+VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual, direction, image, one on the way
 
 
 class _Pairs:
@@ -268,7 +278,13 @@ class _Pairs:
     def __init__(self, step: WStep) -> None:
         self._step = step
         self._shape = step.learned.dataset().n_features, step.parameters.rank
-        self.passes = 0.0
+        self.passes, self.bytes_read = 0, 0
+
+    def _do(self, name: str, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        receipts = yield Phase(self._step.name, jobs, kept=False)
+        self.passes += name != "v"
+        self.bytes_read += sum(receipt.get("bytes_read", 0) for receipt in receipts)
+        return receipts
 
     def write(self, name: str, vector: Array) -> None:
         """Leave a vector where jobs read it."""
@@ -277,16 +293,15 @@ class _Pairs:
             for first in range(0, len(matrix), BLOCK):
                 panels.write(cut, first, matrix[first : first + BLOCK, cut[0] : cut[1]])
 
-    def _project(self, source: str, out: str) -> Phase:
+    def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step = self._step
-        self.passes += 1
         jobs = [
             ProjectJob(step.learned, f"{step.name}/{out}", cut, step.panels(source), step.panels(out))
             for cut in step.cuts
         ]
-        return Phase(step.name, jobs, kept=False)
+        return self._do(out, jobs)
 
-    def _mix(self, scores: str, images: str | None) -> Phase:
+    def _mix(self, scores: str, images: str | None) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step, p = self._step, self._step.parameters
         b = None if images is None else step.panels(images)
         jobs = [
@@ -296,17 +311,16 @@ class _Pairs:
             )
             for first, last in step.rows
         ]  # fmt: skip
-        return Phase(step.name, jobs, kept=False)
+        return self._do("v", jobs)
 
     def _backward(self, source: str) -> Generator[Phase, list[Receipt], Array]:
         step = self._step
-        self.passes += 1
         panels = step.panels("g")
         jobs = [
             BackwardJob(step.learned, f"{step.name}/g", cut, step.parameters.lam, step.panels("v"), step.panels(source), panels)
             for cut in step.cuts
         ]  # fmt: skip
-        yield Phase(step.name, jobs, kept=False)
+        yield from self._do("g", jobs)
         out = np.empty(self._shape, np.float32)
         for cut in panels.cuts:
             out[:, cut[0] : cut[1]] = panels.take(cut)
@@ -315,8 +329,8 @@ class _Pairs:
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:
         """The objective in W, with H held; the part of H left out."""
         self.write("w", w)
-        yield self._project("w", "a-next")
-        receipts = yield self._mix("a-next", None)
+        yield from self._project("w", "a-next")
+        receipts = yield from self._mix("a-next", None)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         flat = w.reshape(self._shape)
         square = sum(float(np.square(flat[i : i + BLOCK], dtype=np.float64).sum()) for i in range(0, len(flat), BLOCK))
@@ -331,8 +345,8 @@ class _Pairs:
     def hessian(self, s: Array) -> Generator[Phase, list[Receipt], Array]:
         """Of the losses at A, and lam."""
         self.write("s", s)
-        yield self._project("s", "b")
-        yield self._mix("a", "b")
+        yield from self._project("s", "b")
+        yield from self._mix("a", "b")
         return (yield from self._backward("s"))
 
 
@@ -459,7 +473,11 @@ class _Labels:
         n = self._job.scores.n
         for first in range(0, n, BLOCK):
             last = min(first + BLOCK, n)
-            yield self._pairs(first, last), self._job.scores.read(first, last), self._job.learned.kept_out(first, last - first)
+            yield (
+                self._pairs(first, last),
+                self._job.scores.read(first, last),
+                self._job.learned.kept_out(first, last - first),
+            )
 
     @staticmethod
     def _counted(pairs: AllPairs | GivenPairs, values: Array, held: Any) -> Array:
@@ -474,7 +492,7 @@ class _Labels:
         for pairs, a, held in self._sweep():
             values = loss_values(loss, pairs.true, pairs.dots(a, low).astype(np.float64))
             total += pairs.label_sums(self._counted(pairs, values, held), self._n)
-        return total
+        return np.asarray(total)
         yield  # a generator, as the protocol has it, that waits for nobody
 
     def gradient(self, h: Array) -> Generator[Any, Any, Array]:

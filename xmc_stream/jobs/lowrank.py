@@ -80,6 +80,12 @@ def blocks(*matrices: SparseMatrix) -> Iterator[tuple[Block, ...]]:
     return stream(matrices, ROW_BYTES, 0, matrices[0].n_lines, ROW_LINES)
 
 
+def x_bytes(dataset: Dataset) -> int:
+    """Of X in memory."""
+    X = dataset.X_rows()
+    return X.nnz * X.entry_bytes + 8 * (X.n_lines + 1)
+
+
 @dataclass(frozen=True)
 class StartJob:
     """The H that a run begins from, rotated; W is 0."""
@@ -138,7 +144,8 @@ class RidgeJob:
 
     Where H^T H is diagonal, with values v_c, column c of W is by itself a ridge regression,
         (v_c X^T X + lam I) w_c = X^T Y h_c,
-    which conjugate gradients solve. before: the W to begin from, None for 0. Writes its columns of W.
+    which conjugate gradients solve. before: the W to begin from, None for 0. kept: bytes of X up to which it is read once
+    and not in each pass. Writes its columns of W.
     """
 
     learned: Learned
@@ -151,6 +158,7 @@ class RidgeJob:
     labels: Factor
     before: Dense | None
     out: str
+    kept: int
 
     @property
     def key(self) -> str:
@@ -173,11 +181,15 @@ class RidgeJob:
             add_transposed(*csr(x), targets, residual)
         image = np.empty_like(w)
         passes = 1
+        in_memory = None
+        if x_bytes(dataset) <= self.kept:
+            cuts = range(0, X.n_lines, ROW_LINES)
+            in_memory = [(X.block(first, min(first + ROW_LINES, X.n_lines)),) for first in cuts]
 
         def product(direction: Array) -> Array:
             nonlocal passes
             np.multiply(direction, np.float32(self.lam), out=image)
-            for (x,) in blocks(X):
+            for (x,) in in_memory or blocks(X):
                 scores = times(x, direction)
                 scores *= values
                 self._leave_out(x, scores)
@@ -314,7 +326,8 @@ class FactorsJob:
         fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
         fit = 0.5 * (self.positives - 2 * met + float(np.vdot(gram, square)))
         return {
-            **receipt, **hits, "products": self.steps, "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
+            **receipt, **hits, "products": self.steps,
+            "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
             "objective": fit + 0.5 * self.lam * (w_square + h_square),
         }  # fmt: skip
 

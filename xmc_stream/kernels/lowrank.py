@@ -1,4 +1,4 @@
-"""Products of sparse rows with dense factors. A sum runs over entries or rows in their order, whatever the columns are cut into."""
+"""Products of sparse rows with dense factors, each sum in the order of entries or rows, and folds of their scores."""
 
 from __future__ import annotations
 

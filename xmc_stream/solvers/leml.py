@@ -111,7 +111,7 @@ def loss_values(loss: str, true: Array, scores: Array) -> Array:
     margin = np.where(true, scores, -scores)
     if loss == "logistic":
         return np.asarray(np.logaddexp(0.0, -margin))
-    return np.square(np.maximum(1.0 - margin, 0.0))
+    return np.asarray(np.square(np.maximum(1.0 - margin, 0.0)))
 
 
 def loss_slopes(loss: str, true: Array, scores: Array) -> Array:
@@ -207,7 +207,7 @@ class Problem(Protocol):
 def _dots(left: Array, right: Array) -> NDArray[np.float64]:
     """left[i] . right[i] of each line i, in float64."""
     if len(left) > 1:
-        return np.einsum("ij,ij->i", left, right, dtype=np.float64)
+        return np.asarray(np.einsum("ij,ij->i", left, right, dtype=np.float64))
     total = np.zeros(1)  # of one long line: in pieces, each a column of a few
     for first in range(0, left.shape[1], 1 << 16):
         piece = slice(first, first + (1 << 16))
@@ -293,7 +293,9 @@ def _bounded_cg(
         out = going & ((ss + 2 * alpha * sd + alpha * alpha * dd > radius * radius) | (curvature <= 0))
         with np.errstate(invalid="ignore"):
             root = np.sqrt(np.maximum(sd * sd + dd * np.where(np.isfinite(left), np.maximum(left, 0.0), 0.0), 0.0))
-        edge = np.where(sd >= 0, np.maximum(left, 0.0) / np.maximum(sd + root, 1e-300), (root - sd) / np.where(dd > 0, dd, 1.0))
+        edge = np.where(
+            sd >= 0, np.maximum(left, 0.0) / np.maximum(sd + root, 1e-300), (root - sd) / np.where(dd > 0, dd, 1.0)
+        )
         alpha = np.where(out, edge, alpha)
         factors = alpha.astype(g.dtype)[:, None]
         s += factors * direction
@@ -318,7 +320,7 @@ def run_alone(steps: Generator[Any, Any, Any]) -> Any:
 
 
 def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.float32]:
-    """Rows [first, last) of the H that a run begins from: standard normal over the root of the rank, drawn by seed and row's unit.
+    """Rows [first, last) of the H that a run begins from: normal, of variance 1 / rank, drawn by seed and unit.
 
     first: a multiple of 1,024, last at most 1,024 more.
     """

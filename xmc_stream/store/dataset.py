@@ -80,6 +80,27 @@ class Dataset:
         """The pairs whose labels are known, by columns (N x K, csc of ones)."""
         return SparseMatrix(self._observed() / "columns")
 
+    def with_observed(self, mask: Any, overwrite: bool = False) -> Dataset:
+        """Say which labels of which rows are known, the others being unknown; stored beside Y. Returns the dataset.
+
+        mask: a scipy sparse matrix (N x K), of which every stored entry is a known pair. overwrite: replace a mask that
+        is there. A positive of Y outside the mask is not learned from. Raises InputError.
+        """
+        shape = self.n_samples, self.n_labels
+        if not hasattr(mask, "tocsr") or mask.shape != shape:
+            got = f"a matrix of shape {mask.shape}" if hasattr(mask, "tocsr") else type(mask).__name__
+            raise InputError(f"the mask of {self.path} must be a scipy sparse matrix of shape {shape}. Got {got}.")
+        rows = mask.tocsr(copy=True)
+        rows.sum_duplicates()
+        self.refuse_second_mask(overwrite)
+        write_observed(self, [Block(0, rows.indptr.astype(np.int64), rows.indices, None)])
+        return self
+
+    def refuse_second_mask(self, overwrite: bool) -> None:
+        """Raise InputError where there is a mask that must not be replaced."""
+        if (self.path / "observed").exists() and not overwrite:
+            raise InputError(f"{self.path} has a mask of observed entries already: overwrite it, or copy the dataset")
+
     def _observed(self) -> Path:
         path = self.path / "observed"
         if not path.exists():

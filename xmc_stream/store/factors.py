@@ -95,7 +95,10 @@ class Panels:
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         fd = os.open(self._file(cut), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
         try:
-            view, at = memoryview(np.ascontiguousarray(lines, np.float32)).cast("B"), first * lines.shape[1] * _ITEM
+            view, at = (
+                np.ascontiguousarray(lines, np.float32).reshape(-1).view(np.uint8).data,
+                first * lines.shape[1] * _ITEM,
+            )
             while view.nbytes:
                 written = os.pwrite(fd, view, at)
                 view, at = view[written:], at + written
@@ -112,7 +115,7 @@ class Panels:
         stop_if_unwanted()
         fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            view, at = memoryview(out).cast("B"), first * out.shape[1] * _ITEM
+            view, at = out.reshape(-1).view(np.uint8).data, first * out.shape[1] * _ITEM
             while view.nbytes:
                 got = os.preadv(fd, [view], at)
                 if not got:
