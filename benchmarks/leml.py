@@ -71,7 +71,7 @@ def speed(path: Path, ranks: list[int], threads: int, limit: str) -> None:
                 clf = xs.LEML(rank=rank, alternations=1, cg=20, cg_tol=0.0, memory_limit=limit, threads=threads)
                 clf.fit(path, model=Path(folder) / "m", check=False)
                 jobs = [job for job in events(Path(folder) / "m") if not job["job"].startswith(("start", "finalise"))]
-                ours = jobs[-1]["t"] - min(job["t"] - job["seconds"] for job in jobs)
+                ours = jobs[-1]["time"] - min(job["time"] - job["seconds"] for job in jobs)
                 products = clf.report_["history"][0]["products"]
             began = time.perf_counter()
             alternation(X, Y, H, 1.0, products)
@@ -97,10 +97,13 @@ def workers(path: Path, rank: int, cg: int) -> None:
             for job in events(Path(folder) / "m"):
                 if job["job"].startswith("w/"):
                     step = job["job"].split("/")[1]
-                    low, high = spans.get(step, (job["t"], job["t"]))
-                    spans[step] = min(low, job["t"] - job["seconds"]), max(high, job["t"])
+                    low, high = spans.get(step, (job["time"], job["time"]))
+                    spans[step] = min(low, job["time"] - job["seconds"]), max(high, job["time"])
             found[n] = sum(high - low for low, high in spans.values()), clf.model_.digest()
-        print(json.dumps({"workers": n, "W steps, seconds": round(found[n][0], 3), "digest": found[n][1][:12]}), flush=True)
+        print(
+            json.dumps({"workers": n, "W steps, seconds": round(found[n][0], 3), "digest": found[n][1][:12]}),
+            flush=True,
+        )
     ratio = found[1][0] / found[2][0]
     print(json.dumps({"speedup": round(ratio, 3), "same digest": found[1][1] == found[2][1]}), flush=True)
 
@@ -117,7 +120,9 @@ def ridge_by_label(X: Any, Y: Any, mask: Any, lam: float) -> Any:
     return W
 
 
-def tables(train: Path, test: Path, rank: int, lams: list[float], losses: list[str], observed: float, limit: str) -> None:
+def tables(
+    train: Path, test: Path, rank: int, lams: list[float], losses: list[str], observed: float, limit: str
+) -> None:
     """Figures of the test set, a line for each loss and lam."""
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {}
@@ -154,7 +159,10 @@ def dense_figures(Z: Any, Y: Any) -> dict[str, float]:
     pairs = n_true * (Z.shape[1] - n_true)
     wrong = places - n_true * (n_true - 1) / 2
     auc = np.where(pairs > 0, 1 - wrong / np.maximum(pairs, 1), 0.0).mean()
-    return {**{f"P@{k}": round(100 * float(hits[:, :k].mean()), 4) for k in (1, 3, 5)}, "average_auc": round(float(auc), 4)}
+    return {
+        **{f"P@{k}": round(100 * float(hits[:, :k].mean()), 4) for k in (1, 3, 5)},
+        "average_auc": round(float(auc), 4),
+    }
 
 
 def main() -> None:

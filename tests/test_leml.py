@@ -238,6 +238,26 @@ def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: 
     assert xs.verify(tmp_path / "model")["sound"]
 
 
+def test_a_file_of_pairs_is_a_mask(tmp_path: Path) -> None:
+    X, Y = problem()
+    mask = sp.csr_matrix(np.random.default_rng(4).random((80, 6)) < 0.6)
+    rows, labels = mask.nonzero()
+    order = np.random.default_rng(5).permutation(len(rows))
+    (tmp_path / "known.txt").write_text("".join(f"{rows[i]} {labels[i]}\n" for i in order))
+    sp.save_npz(tmp_path / "X.npz", X)
+    sp.save_npz(tmp_path / "Y.npz", Y)
+    from xmc_stream.convert import convert_report
+
+    files = {"labels": tmp_path / "Y.npz", "observed": tmp_path / "known.txt", "memory_limit": LIMIT}
+    dataset, _ = convert_report(tmp_path / "X.npz", tmp_path / "a.xmc", **files)
+    for matrix in (dataset.observed_rows(), dataset.observed_columns()):
+        block, kind = (
+            matrix.block(0, matrix.n_lines),
+            sp.csr_matrix if matrix.encoding == "csr_matrix" else sp.csc_matrix,
+        )
+        assert (kind((np.ones(len(block.indices)), block.indices, block.indptr), shape=(80, 6)) != mask).nnz == 0
+
+
 def test_predictions_and_figures_are_those_of_the_scores(tmp_path: Path) -> None:
     X, Y = problem(n=2500, k=30)
     clf = fit(X, Y, tmp_path, rank=5, alternations=2)

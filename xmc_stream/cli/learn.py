@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xmc_stream.planning import Parameters
 
 
-_NOT_PLANNED = ("sources", "target", "normalize", "columns", "overwrite", "scheduler", "as_json", "debug")
+_NOT_PLANNED = ("sources", "target", "normalize", "columns", "observed", "overwrite", "scheduler", "as_json", "debug")
 
 
 def _checked(what: str) -> Callable[..., Any]:

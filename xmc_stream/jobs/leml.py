@@ -20,6 +20,7 @@ from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.losses import LABELS, LOSS_UNIT, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.jobs.lowrank import (
     BLOCK,
+    LINES,
     ROW_BYTES,
     ROW_LINES,
     FactorsJob,
@@ -64,7 +65,7 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, width: 
     d, k, r, t = dataset.n_features, dataset.n_labels, p.rank, plan.threads
     needs = {
         "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
-        "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r),
+        "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
     if p.closed:

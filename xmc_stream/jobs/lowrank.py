@@ -28,9 +28,11 @@ from xmc_stream.store.factors import Beside, Cut, Dense, Factor, Panels, new_fac
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
 
-BLOCK = 1024  # rows, or classes, of a product of dense matrices: fixed, as its rounding may depend on its shape
+# rows, or classes, of a product of dense matrices, of which all sides are long, or two are r: fixed, as its rounding may
+# depend on its shape
+BLOCK, LINES = 1024, 4096
 ROW_BYTES = 4 * MIB  # of X in a row block, and of Y
-ROW_LINES = 4096  # rows of a row block, at most
+ROW_LINES = 2048  # rows of a row block, at most
 PLACES = 5  # of the ranking of a held-out row that are looked at
 
 Array = NDArray[Any]
@@ -68,9 +70,9 @@ def csr(block: Block) -> tuple[Array, Array, Array]:
     return block.indptr, block.indices, data
 
 
-def times(block: Block, dense: Array) -> Array:
-    """A block's rows times a dense matrix."""
-    out = np.empty((block.n, dense.shape[1]), dense.dtype)
+def times(block: Block, dense: Array, room: Array | None = None) -> Array:
+    """A block's rows times a dense matrix, in the first lines of `room` if there is one."""
+    out = np.empty((block.n, dense.shape[1]), dense.dtype) if room is None else room[: block.n]
     multiply(*csr(block), dense, out)
     return out
 
@@ -129,8 +131,8 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
     with new_factors(path, {name: source.columns for name, source in sources.items()}) as writers:
         for name, source in sources.items():
             squares[name] = np.zeros(source.columns)
-            for first in range(0, source.n, BLOCK):
-                lines = source.read(first, min(first + BLOCK, source.n))
+            for first in range(0, source.n, LINES):
+                lines = source.read(first, min(first + LINES, source.n))
                 if rotation is not None:
                     lines = (lines @ rotation).astype(np.float32)
                 squares[name] += column_dots(lines, lines)
@@ -179,7 +181,7 @@ class RidgeJob:
                 targets -= times(x, w) * values
             self._leave_out(x, targets)
             add_transposed(*csr(x), targets, residual)
-        image = np.empty_like(w)
+        image, room = np.empty_like(w), np.empty((ROW_LINES, shape[1]), np.float32)
         passes = 1
         in_memory = None
         if x_bytes(dataset) <= self.kept:
@@ -190,7 +192,7 @@ class RidgeJob:
             nonlocal passes
             np.multiply(direction, np.float32(self.lam), out=image)
             for (x,) in in_memory or blocks(X):
-                scores = times(x, direction)
+                scores = times(x, direction, room)
                 scores *= values
                 self._leave_out(x, scores)
                 add_transposed(*csr(x), scores, image)
@@ -311,8 +313,8 @@ class FactorsJob:
             for file in self.grams:
                 gram += np.load(file)
             square, met, met_before, h_square = np.zeros_like(gram), 0.0, 0.0, 0.0
-            for first in range(0, self.sums.n, BLOCK):
-                last = min(first + BLOCK, self.sums.n)
+            for first in range(0, self.sums.n, LINES):
+                last = min(first + LINES, self.sums.n)
                 sums = self.sums.read(first, last).astype(np.float64)
                 met_before += float(np.vdot(sums, self.before.read(first, last)))
                 h = solve_gram(gram, sums, self.lam).astype(np.float32)

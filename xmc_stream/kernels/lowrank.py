@@ -74,6 +74,31 @@ def add_column_dots(left: NDArray[Any], right: NDArray[Any], out: NDArray[np.flo
 
 
 @kernel
+def descend(
+    w: NDArray[Any], residual: NDArray[Any], direction: NDArray[Any], image: NDArray[Any], alpha: NDArray[Any],
+    square: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """A step in each column c: w += alpha_c direction, residual -= alpha_c image; square = ||residual_c||^2."""
+    square[:] = 0
+    for i in range(len(w)):
+        w_i, r_i, d_i, q_i = w[i], residual[i], direction[i], image[i]
+        for c in range(len(alpha)):
+            w_i[c] += alpha[c] * d_i[c]
+            r = r_i[c] - alpha[c] * q_i[c]
+            r_i[c] = r
+            square[c] += np.float64(r) * np.float64(r)
+
+
+@kernel
+def turn(direction: NDArray[Any], residual: NDArray[Any], beta: NDArray[Any]) -> None:
+    """direction = residual + beta_c direction in each column c."""
+    for i in range(len(direction)):
+        d_i, r_i = direction[i], residual[i]
+        for c in range(len(beta)):
+            d_i[c] = r_i[c] + beta[c] * d_i[c]
+
+
+@kernel
 def are_true(
     indptr: NDArray[np.int64], indices: NDArray[Any], y_indptr: NDArray[np.int64], y_indices: NDArray[Any],
     out: NDArray[np.bool_],

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.lowrank import add_column_dots
+from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 
 LOSSES = ("squared", "logistic", "squared_hinge")
 OBSERVED = ("full", "given")
@@ -131,7 +131,7 @@ def loss_curvatures(loss: str, true: Array, scores: Array) -> Array:
     if loss == "logistic":
         s = _sigmoid(scores)
         return np.asarray(s * (1 - s))
-    return np.where(np.where(true, scores, -scores) < 1, scores.dtype.type(2), scores.dtype.type(0))
+    return np.asarray(np.where(np.where(true, scores, -scores) < 1, scores.dtype.type(2), scores.dtype.type(0)))
 
 
 def _sigmoid(z: Array) -> Array:
@@ -164,24 +164,12 @@ def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], 
         curvature = column_dots(direction, image)
         alpha = np.where(going & (curvature > 0), square / np.where(curvature > 0, curvature, 1.0), 0.0)
         alpha = alpha.astype(w.dtype)
-        _add(w, alpha, direction)
-        image *= -alpha
-        residual += image
-        after = column_dots(residual, residual)
+        after = np.empty_like(square)
+        descend(w, residual, direction, image, alpha, after)
         beta = np.where(going, after / np.where(square > 0, square, 1.0), 0.0)
-        direction *= beta.astype(w.dtype)
-        direction += residual
+        turn(direction, residual, beta.astype(w.dtype))
         square = np.where(going, after, square)
     return most
-
-
-_PIECE = 1 << 12  # rows of an array that are multiplied at a time, beside it
-
-
-def _add(out: Array, factors: Array, values: Array) -> None:
-    """out += values * factors, without an array of that size between."""
-    for first in range(0, len(out), _PIECE):
-        out[first : first + _PIECE] += values[first : first + _PIECE] * factors
 
 
 class Problem(Protocol):
