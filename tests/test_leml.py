@@ -202,6 +202,22 @@ def test_without_weight_it_comes_to_the_closed_form(tmp_path: Path) -> None:
     assert errors[2] < errors[1] < errors[0]
 
 
+def test_cplst_is_the_closed_form(tmp_path: Path) -> None:
+    X, Y = problem(n=120, d=20, k=12)
+    dense = X.toarray().astype(float)
+    for rank in (1, 4, 12):
+        clf = xs.CPLST(rank=rank, iterations=12, cg=300, cg_tol=1e-7, lam=1e-8, memory_limit=LIMIT).fit(X, Y)
+        W, H = clf.model_.factors()
+        Z = twin.reduced_rank(dense, Y.toarray(), rank)
+        np.testing.assert_allclose(X @ W @ H.T, dense @ Z, atol=2e-3)
+        fit_of_best = 0.5 * ((Y.toarray() - dense @ Z) ** 2).sum()
+        assert clf.report_["objective"] == pytest.approx(fit_of_best, rel=1e-4)
+    with pytest.raises(InputError, match="at most 12, the lesser"):
+        xs.CPLST(rank=13, memory_limit=LIMIT).fit(X, Y)
+    with pytest.raises(InputError, match="'iterations' parameter of CPLST"):
+        xs.CPLST(rank=3, iterations=0).parameters()
+
+
 def test_with_the_identity_held_the_w_step_is_ridge_regression() -> None:
     X, Y = problem()
     dense, targets = X.toarray().astype(float), Y.toarray()

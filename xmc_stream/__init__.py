@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
+    from xmc_stream.estimators import CPLST as CPLST
     from xmc_stream.estimators import LEML as LEML
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from xmc_stream.store.dataset import open_dataset as open_dataset
 
 _HOME = {
+    "CPLST": "xmc_stream.estimators",
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",

@@ -17,7 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import Parameters, plan_training
-from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -318,4 +318,55 @@ class LEML(_Estimator):
         resume on another processor type or package versions. check: compare the data with their checksums first.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
+        return self._fit(X, Y, model, overwrite, force, check, None, None)
+
+
+class CPLST(_Estimator):
+    """Conditional principal label space transformation (Chen, Lin 2012): the best fit of a rank, in closed form.
+
+    min_Z  ||Y - X Z||_F  over the D x K matrices Z = W H^T of a rank: LEML with the squared loss and lam = 0
+
+    Parameters of the model: rank, iterations, oversampling, cg, cg_tol, lam (see `solvers.leml`), seed; of its execution as
+    those of `LEML`. After `fit`: model_ and report_.
+    """
+
+    _PARAMETERS = CPLSTParameters
+
+    def __init__(
+        self,
+        rank: int = 100,
+        iterations: int = 4,
+        oversampling: int = 10,
+        cg: int = 100,
+        cg_tol: float = 1e-4,
+        lam: float = 1e-6,
+        seed: int = 0,
+        memory_limit: str | int | None = None,
+        threads: int | None = None,
+        scheduler: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.iterations = iterations
+        self.oversampling = oversampling
+        self.cg = cg
+        self.cg_tol = cg_tol
+        self.lam = lam
+        self.seed = seed
+        self.memory_limit = memory_limit
+        self.threads = threads
+        self.scheduler = scheduler
+        self.progress = progress
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        model: str | Path | None = None,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+    ) -> CPLST:
+        """Train; arguments and errors are those of `LEML.fit`."""
         return self._fit(X, Y, model, overwrite, force, check, None, None)

@@ -33,7 +33,7 @@ from xmc_stream.jobs.rows import pass_needs, plan_pass
 from xmc_stream.jobs.warm import warm_up, warm_up_prediction
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
-from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
@@ -50,7 +50,7 @@ _MULTIPLY_ADDS = (
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
-Parameters = PPDSparseParameters | PDSparseParameters | LEMLParameters
+Parameters = PPDSparseParameters | PDSparseParameters | LEMLParameters | CPLSTParameters
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None = None) -> MemoryPlan:
@@ -163,6 +163,8 @@ def plan_training(
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
 
+        if isinstance(parameters, CPLSTParameters):
+            parameters = parameters.steps(dataset.n_features, dataset.n_labels)
         if not isinstance(parameters, PPDSparseParameters):
             return _plan_passes(engine, dataset, parameters, seed, at, limit.limit, held)
         room = limit.limit

@@ -13,7 +13,7 @@ from typing import Any
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs import leml, pdsparse, ppdsparse
+from xmc_stream.jobs import cplst, leml, pdsparse, ppdsparse
 from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import MemoryPlan
@@ -29,7 +29,7 @@ from xmc_stream.planning import (
     probe_training,
     training_figures,
 )
-from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
@@ -150,11 +150,15 @@ def _train(
 def _run(
     engine: Engine, dataset: Dataset, work: Path, parameters: Parameters, seed: int, plan: MemoryPlan, ledger: Ledger,
     held: int, warm_start: Model | None,
-) -> tuple[ppdsparse.PPDSparseRun | pdsparse.PDSparseRun | leml.LEMLRun, dict[str, Any]]:  # fmt: skip
+) -> tuple[ppdsparse.PPDSparseRun | pdsparse.PDSparseRun | leml.LEMLRun | cplst.CPLSTRun, dict[str, Any]]:  # fmt: skip
     """The run of a solver, and what is foreseen of it."""
     if isinstance(parameters, LEMLParameters):
         alternations = leml.LEMLRun(dataset, work, parameters, seed, plan, ledger)
         return alternations, lowrank_figures(engine, dataset, parameters, seed, plan, held)
+    if isinstance(parameters, CPLSTParameters):
+        steps = parameters.steps(dataset.n_features, dataset.n_labels)
+        iterations = cplst.CPLSTRun(dataset, work, parameters, seed, plan, ledger)
+        return iterations, lowrank_figures(engine, dataset, steps, seed, plan, held)
     if isinstance(parameters, PDSparseParameters):
         passes = pdsparse.PDSparseRun(dataset, work, parameters, seed, plan, ledger)
         return passes, pass_figures(engine, dataset, parameters, seed, plan, held)

@@ -45,6 +45,10 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
         from xmc_stream.solvers.leml import LEMLParameters
 
         return LEMLParameters.of(dict(map(_setting, settings)))
+    if solver == "cplst":
+        from xmc_stream.solvers.leml import CPLSTParameters
+
+        return CPLSTParameters.of(dict(map(_setting, settings)))
     if solver == "pdsparse":
         from xmc_stream.solvers.pdsparse import PDSparseParameters
 
@@ -57,7 +61,10 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
 @click.argument("data", type=PATH)
 @click.argument("model", type=PATH)
 @click.option(
-    "--solver", type=click.Choice(["ppdsparse", "dismec", "pdsparse", "leml"]), default="ppdsparse", show_default=True
+    "--solver",
+    type=click.Choice(["ppdsparse", "dismec", "pdsparse", "leml", "cplst"]),
+    default="ppdsparse",
+    show_default=True,
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
@@ -112,6 +119,8 @@ def train(
       cg=20           conjugate gradient steps, at most (newton=5: Newton steps, with the other losses)
       cg_tol=0.01     residual at which they end, as a part of the gradient
       held_out=0      share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
+
+    cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.
     """
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
@@ -131,7 +140,7 @@ def train(
     show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
         + (" (resumed)" if figures["resumed"] else ""),
-        *{"pdsparse": _of_passes, "leml": _of_alternations}.get(solver, _of_classes)(figures),
+        *{"pdsparse": _of_passes, "leml": _of_alternations, "cplst": _of_alternations}.get(solver, _of_classes)(figures),
         f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
         f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
         *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
@@ -158,10 +167,8 @@ def _of_passes(figures: dict[str, Any]) -> list[str]:
 def _of_alternations(figures: dict[str, Any]) -> list[str]:
     held = figures.get("held_out_P@1")
     told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
-    return [
-        f"rank {figures['rank']}, objective {figures['objective']:.6g} after {figures['best_pass']} of {figures['rounds']} "
-        f"alternations{told}"
-    ]
+    best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
+    return [f"rank {figures['rank']}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
 
 
 @click.command()

@@ -128,9 +128,10 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
     A rotation changes neither W H^T nor the norms of W and H.
     """
     squares: dict[str, Array] = {}
-    with new_factors(path, {name: source.columns for name, source in sources.items()}) as writers:
+    columns = {name: source.columns if rotation is None else rotation.shape[1] for name, source in sources.items()}
+    with new_factors(path, columns) as writers:
         for name, source in sources.items():
-            squares[name] = np.zeros(source.columns)
+            squares[name] = np.zeros(columns[name])
             for first in range(0, source.n, LINES):
                 lines = source.read(first, min(first + LINES, source.n))
                 if rotation is not None:

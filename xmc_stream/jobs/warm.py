@@ -27,7 +27,7 @@ from xmc_stream.jobs.predict import PredictRun
 from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.jobs.stream import LargeClasses
 from xmc_stream.kernels.cache import compiled_before, note_compiled
-from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
 from xmc_stream.store.dataset import Dataset, new_dataset, write_observed
@@ -39,12 +39,12 @@ _loaded: set[tuple[bool, ...] | str] = set()  # what this process has loaded: `W
 
 
 def warm_up(
-    dataset: Dataset, parameters: PPDSparseParameters | PDSparseParameters | LEMLParameters, again: bool
+    dataset: Dataset, parameters: PPDSparseParameters | PDSparseParameters | LEMLParameters | CPLSTParameters, again: bool
 ) -> WarmUp | PassWarmUp | LowRankWarmUp:  # fmt: skip
     """What loads the kernels of training on a dataset; again: from a warm start."""
     if isinstance(parameters, PDSparseParameters):
         return PassWarmUp()
-    if isinstance(parameters, LEMLParameters):
+    if isinstance(parameters, LEMLParameters | CPLSTParameters):
         return LowRankWarmUp()
     return WarmUp.for_training(dataset, parameters, again)
 

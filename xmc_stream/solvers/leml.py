@@ -104,6 +104,63 @@ class LEMLParameters:
         return 0.5 if self.loss == "squared" else 0.0
 
 
+@dataclass(frozen=True)
+class CPLSTParameters:
+    """Parameters of CPLST (Chen, Lin 2012), which is LEML's squared loss with lam = 0 (Claim 1), for all pairs.
+
+    rank: columns of W and H. iterations: of the subspace. oversampling: further columns while it is sought. cg, cg_tol:
+    conjugate gradient steps of each least-squares problem, at most, and the residual at which they end. lam: a weight of
+    ||W||^2 that keeps these problems well posed, next to nothing by default.
+    """
+
+    solver: ClassVar[str] = "cplst"
+
+    rank: int = 100
+    iterations: int = 4
+    oversampling: int = 10
+    cg: int = 100
+    cg_tol: float = 1e-4
+    lam: float = 1e-6
+
+    def __post_init__(self) -> None:
+        try:
+            LEMLParameters(self.rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, alternations=self.iterations)
+        except InputError as error:
+            raise InputError(str(error).replace("of LEML", "of CPLST").replace("alternations", "iterations")) from None
+        if not isinstance(self.oversampling, int) or isinstance(self.oversampling, bool) or self.oversampling < 0:
+            raise InputError(
+                f"The 'oversampling' parameter of CPLST must be an int in [0, inf). Got {self.oversampling!r} instead."
+            )
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> CPLSTParameters:
+        """Parameters by name. Raises InputError for a name that is none."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise InputError(f"CPLST has no parameter {name!r}: it has {', '.join(names)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def steps(self, n_features: int, n_labels: int) -> LEMLParameters:
+        """Its least-squares problems as W steps of LEML. Raises InputError for a rank above D or K."""
+        if self.rank > min(n_features, n_labels):
+            raise InputError(
+                f"The 'rank' parameter of CPLST must be at most {min(n_features, n_labels)}, the lesser of the data's "
+                f"features and labels. Got {self.rank} instead."
+            )
+        rank = min(self.rank + self.oversampling, n_features, n_labels)
+        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, alternations=self.iterations)
+
+    @property
+    def threshold(self) -> float:
+        """The score above which a label is predicted: half way between the targets 0 and 1."""
+        return 0.5
+
+
 def loss_values(loss: str, true: Array, scores: Array) -> Array:
     """l(a, b) of each pair. true: whether the label is one of the row's; scores: b."""
     if loss == "squared":
