@@ -54,7 +54,7 @@ def fit(X: Any, Y: Any, folder: Path, mask: Any = None, **parameters: Any) -> An
     if mask is not None:
         dataset.with_observed(mask)
         parameters["observed"] = "given"
-    p = {"lam": 0.1, "tol": 0.0, "cg": 200, "cg_tol": 1e-6, **parameters}
+    p = {"lam": 0.1, "tol": 0.0, "cg": 200, "cg_tol": 1e-6, "bias": False, **parameters}
     return xs.LEML(memory_limit=LIMIT, **p).fit(dataset, model=folder / "model", overwrite=True)
 
 
@@ -206,7 +206,9 @@ def test_cplst_is_the_closed_form(tmp_path: Path) -> None:
     X, Y = problem(n=120, d=20, k=12)
     dense = X.toarray().astype(float)
     for rank in (1, 4, 12):
-        clf = xs.CPLST(rank=rank, iterations=12, cg=300, cg_tol=1e-7, lam=1e-8, memory_limit=LIMIT).fit(X, Y)
+        clf = xs.CPLST(rank=rank, iterations=12, cg=300, cg_tol=1e-7, lam=1e-8, bias=False, memory_limit=LIMIT).fit(
+            X, Y
+        )
         W, H = clf.model_.factors()
         Z = twin.reduced_rank(dense, Y.toarray(), rank)
         np.testing.assert_allclose(X @ W @ H.T, dense @ Z, atol=2e-3)
@@ -276,9 +278,10 @@ def test_a_file_of_pairs_is_a_mask(tmp_path: Path) -> None:
 
 def test_predictions_and_figures_are_those_of_the_scores(tmp_path: Path) -> None:
     X, Y = problem(n=2500, k=30)
-    clf = fit(X, Y, tmp_path, rank=5, alternations=2)
+    clf = fit(X, Y, tmp_path, rank=5, alternations=2, bias=True)
     W, H = clf.model_.factors()
-    Z = (X @ W) @ H.T
+    assert W.shape == (X.shape[1] + 1, 5)
+    Z = (X @ W[:-1] + W[-1]) @ H.T
     labels, scores = clf.predict_topk(xs.open_dataset(tmp_path / "data.xmc"), k=3)
     np.testing.assert_allclose(scores, -np.sort(-Z, axis=1)[:, :3], atol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(Z, labels, axis=1), scores, atol=1e-5)
@@ -373,7 +376,7 @@ def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Pat
         plan_lowrank(MemoryPlan(2**24, 2**24, 2), dataset, p)
     wide = plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, p)
     assert wide.cuts == ((0, 25), (25, 50))
-    need = 2 * (3 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
+    need = 2 * (6 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
     narrow = plan_lowrank(MemoryPlan(2**40, need, 2), dataset, p)
     assert len(narrow.cuts) >= 2
 
@@ -387,6 +390,7 @@ def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Pat
         ({"loss": "hinge"}, "one of squared, logistic, squared_hinge"),
         ({"observed": True}, "one of full, given"),
         ({"held_out": 0.9}, r"\[0, 0.5\]"),
+        ({"bias": 1}, "'bias' parameter of LEML must be true or false"),
         ({"lamda": 1}, "has no parameter 'lamda'"),
     ],
 )

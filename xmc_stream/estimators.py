@@ -255,8 +255,8 @@ class LEML(_Estimator):
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
 
     Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
-    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience (see `solvers.leml`), seed.
-    Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
+    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, bias (see `solvers.leml`),
+    seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
     scheduler (a dask client or address), progress.
 
     After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:
@@ -278,6 +278,7 @@ class LEML(_Estimator):
         cg_tol: float = 1e-2,
         held_out: float = 0.0,
         patience: int = 2,
+        bias: bool = True,
         seed: int = 0,
         memory_limit: str | int | None = None,
         threads: int | None = None,
@@ -295,6 +296,7 @@ class LEML(_Estimator):
         self.cg_tol = cg_tol
         self.held_out = held_out
         self.patience = patience
+        self.bias = bias
         self.seed = seed
         self.memory_limit = memory_limit
         self.threads = threads
@@ -326,8 +328,8 @@ class CPLST(_Estimator):
 
     min_Z  ||Y - X Z||_F  over the D x K matrices Z = W H^T of a rank: LEML with the squared loss and lam = 0
 
-    Parameters of the model: rank, iterations, oversampling, cg, cg_tol, lam (see `solvers.leml`), seed; of its execution as
-    those of `LEML`. After `fit`: model_ and report_.
+    Parameters of the model: rank, iterations, oversampling, cg, cg_tol, lam, bias (see `solvers.leml`), seed; of its execution
+    as those of `LEML`. After `fit`: model_ and report_.
     """
 
     _PARAMETERS = CPLSTParameters
@@ -340,6 +342,7 @@ class CPLST(_Estimator):
         cg: int = 100,
         cg_tol: float = 1e-4,
         lam: float = 1e-6,
+        bias: bool = True,
         seed: int = 0,
         memory_limit: str | int | None = None,
         threads: int | None = None,
@@ -352,6 +355,7 @@ class CPLST(_Estimator):
         self.cg = cg
         self.cg_tol = cg_tol
         self.lam = lam
+        self.bias = bias
         self.seed = seed
         self.memory_limit = memory_limit
         self.threads = threads

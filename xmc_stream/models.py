@@ -89,7 +89,10 @@ class Model(StoredModel):
         return scipy.sparse.csc_matrix(scipy.sparse.hstack(units, format="csc"))
 
     def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """W (D x r) and H (K x r) of a low-rank model, in memory: the scores of x are x W H^T."""
+        """W (D x r) and H (K x r) of a low-rank model, in memory: the scores of x are x W H^T.
+
+        W has a last row for the bias, if there is one.
+        """
         if not self.rank:
             raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
         return self.factor("W").take((0, self.rank)), self.factor("H").take((0, self.rank))

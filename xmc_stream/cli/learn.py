@@ -118,6 +118,7 @@ def train(
       alternations=10 solves of W and H, at most       tol=0.001      decrease of the objective at which they end
       cg=20           conjugate gradient steps, at most (newton=5: Newton steps, with the other losses)
       cg_tol=0.01     residual at which they end, as a part of the gradient
+      bias=true       each row has one more feature, which is 1
       held_out=0      share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
 
     cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.

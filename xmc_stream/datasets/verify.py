@@ -246,7 +246,7 @@ class StoreCheck:
 
     def _factors(self, model: StoredModel) -> None:
         """W and H of a low-rank model."""
-        for name, n in (("W", model.n_features), ("H", model.n_labels)):
+        for name, n in (("W", model.n_features + model.attributes["params"]["bias"]), ("H", model.n_labels)):
             folder = self.path / FACTORS / name
             if not folder.exists():
                 self.damage.append(f"{folder} is missing")

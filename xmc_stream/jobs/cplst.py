@@ -88,7 +88,7 @@ class CPLSTRun:
         """Phases of jobs; returns figures of the model."""
         p, inner, d = self.parameters, self._inner, self.dataset
         state, scratch, q = self.work / "state", self.work / "scratch", inner.rank
-        learned = Learned.of(d, 0.0, self.seed)
+        learned = Learned.of(d, 0.0, self.seed, p.bias)
         scratch.mkdir(parents=True, exist_ok=True)
         drawn = Panels(str(scratch / "h"), d.n_labels, ((0, q),))
         yield Phase("start", [StartJob(learned, d.n_labels, q, False, drawn, str(state / "factors-0" / "all"))])
@@ -125,7 +125,7 @@ class CPLSTRun:
             "rounds": p.iterations,
             "rank": p.rank,
             "threshold": p.threshold,
-            "nnz": (d.n_features + d.n_labels) * p.rank,
+            "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
             "objective": receipt["objective"],
             "duality_gap": None,
         }

@@ -62,9 +62,9 @@ class LowRankPlan:
 
 def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, width: int) -> dict[str, int]:
     """Bytes by component where a job has so many columns."""
-    d, k, r, t = dataset.n_features, dataset.n_labels, p.rank, plan.threads
+    d, k, r, t = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads
     needs = {
-        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
+        "row blocks": t * (6 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
@@ -168,7 +168,7 @@ class LEMLRun:
     def __post_init__(self) -> None:
         p = self.parameters
         self._sizes = plan_lowrank(self.plan, self.dataset, p)
-        self._learned = Learned.of(self.dataset, p.held_out, self.seed)
+        self._learned = Learned.of(self.dataset, p.held_out, self.seed, p.bias)
         self._scratch = self.work / "scratch"
 
     def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
@@ -212,7 +212,7 @@ class LEMLRun:
             "rounds": len(history),
             "rank": p.rank,
             "threshold": p.threshold,
-            "nnz": (d.n_features + d.n_labels) * p.rank,
+            "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
             "objective": last["objective"],
             "duality_gap": None,
             "best_pass": best,

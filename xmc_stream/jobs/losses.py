@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
-from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, csr, held_hits, write_factors
+from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, csr, held_hits, write_factors
 from xmc_stream.kernels.lowrank import add_transposed, are_true, multiply, pair_dots
 from xmc_stream.solvers.leml import (
     Array,
@@ -220,7 +220,7 @@ class BackwardJob:
         """Write."""
         X = self.learned.dataset().X_rows()
         total = np.float32(self.lam) * self.source.take(self.cut)
-        for (x,) in blocks(X):
+        for (x,) in self.learned.rows(X):
             lines = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
             add_transposed(*csr(x), np.ascontiguousarray(lines), total)
         self.out.write(self.cut, 0, total)
@@ -249,11 +249,11 @@ class WStep:
         dataset = self.learned.dataset()
         by_row = name in ("a", "a-next", "b", "v")
         cuts = ((0, self.cuts[-1][1]),) if name == "v" else self.cuts
-        return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else dataset.n_features, cuts)
+        return Panels(f"{self.scratch}/{name}", dataset.n_samples if by_row else self.learned.n_inputs(), cuts)
 
     def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
         """Phases of jobs, none of them kept; leaves W in the panels "w"."""
-        p, d = self.parameters, self.learned.dataset().n_features
+        p, d = self.parameters, self.learned.n_inputs()
         w = np.zeros((1, d * p.rank), np.float32)
         if self.before is not None:
             for cut in self.cuts:
@@ -277,7 +277,7 @@ class _Pairs:
 
     def __init__(self, step: WStep) -> None:
         self._step = step
-        self._shape = step.learned.dataset().n_features, step.parameters.rank
+        self._shape = step.learned.n_inputs(), step.parameters.rank
         self.passes, self.bytes_read = 0, 0
 
     def _do(self, name: str, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:

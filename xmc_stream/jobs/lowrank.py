@@ -40,20 +40,40 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Learned:
-    """What is learned from; the same for all jobs of a run. share: of the rows, those that are held out."""
+    """What is learned from; the same for all jobs of a run. share: of the rows, those that are held out; bias: whether rows
+
+    have one more feature, which is 1.
+    """
 
     path: str
     seed: int
     share: float
+    bias: bool
 
     @classmethod
-    def of(cls, dataset: Dataset, held: float, seed: int) -> Learned:
+    def of(cls, dataset: Dataset, held: float, seed: int, bias: bool) -> Learned:
         """held: the share asked for; about 50,000 rows are held out at most."""
-        return cls(str(dataset.path), seed, min(held, HELD_OUT / max(dataset.n_samples, 1)))
+        return cls(str(dataset.path), seed, min(held, HELD_OUT / max(dataset.n_samples, 1)), bias)
 
     def dataset(self) -> Dataset:
         """The dataset, opened by this job."""
         return Dataset(self.path)
+
+    def n_inputs(self) -> int:
+        """Rows of W: features, and the bias."""
+        return self.dataset().n_features + self.bias
+
+    def rows(self, X: SparseMatrix, *others: SparseMatrix) -> Iterator[tuple[Block, ...]]:
+        """All rows of X, with the bias, and of other matrices, by row blocks."""
+        for x, *rest in stream((X, *others), ROW_BYTES, 0, X.n_lines, ROW_LINES):
+            yield self.with_bias(x, X.shape[1]), *rest
+
+    def with_bias(self, x: Block, n_features: int) -> Block:
+        """A block of X, each row with a last entry of 1 if there is a bias."""
+        if not self.bias:
+            return x
+        indices, values = np.insert(x.indices, x.indptr[1:], n_features), np.insert(x.values, x.indptr[1:], 1)
+        return Block(x.start, x.indptr + np.arange(x.n + 1), indices, values)
 
     def kept_out(self, first: int, n: int) -> NDArray[np.bool_] | None:
         """Which of n rows from `first` on are held out; None where no rows are."""
@@ -77,15 +97,10 @@ def times(block: Block, dense: Array, room: Array | None = None) -> Array:
     return out
 
 
-def blocks(*matrices: SparseMatrix) -> Iterator[tuple[Block, ...]]:
-    """All rows of matrices, by row blocks."""
-    return stream(matrices, ROW_BYTES, 0, matrices[0].n_lines, ROW_LINES)
-
-
 def x_bytes(dataset: Dataset) -> int:
     """Of X in memory."""
     X = dataset.X_rows()
-    return X.nnz * X.entry_bytes + 8 * (X.n_lines + 1)
+    return X.nnz * X.entry_bytes + (8 + X.entry_bytes) * (X.n_lines + 1)  # with a bias
 
 
 @dataclass(frozen=True)
@@ -173,10 +188,10 @@ class RidgeJob:
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         h, values = self.labels.take(self.cut), np.array(self.values, np.float32)
-        shape = dataset.n_features, self.cut[1] - self.cut[0]
+        shape = self.learned.n_inputs(), self.cut[1] - self.cut[0]
         w = np.zeros(shape, np.float32) if self.before is None else self.before.take(self.cut)
         residual = -np.float32(self.lam) * w
-        for x, y in blocks(X, Y):
+        for x, y in self.learned.rows(X, Y):
             targets = times(y, h)
             if self.before is not None:
                 targets -= times(x, w) * values
@@ -187,12 +202,15 @@ class RidgeJob:
         in_memory = None
         if x_bytes(dataset) <= self.kept:
             cuts = range(0, X.n_lines, ROW_LINES)
-            in_memory = [(X.block(first, min(first + ROW_LINES, X.n_lines)),) for first in cuts]
+            in_memory = [
+                (self.learned.with_bias(X.block(first, min(first + ROW_LINES, X.n_lines)), X.shape[1]),)
+                for first in cuts
+            ]
 
         def product(direction: Array) -> Array:
             nonlocal passes
             np.multiply(direction, np.float32(self.lam), out=image)
-            for (x,) in in_memory or blocks(X):
+            for (x,) in in_memory or self.learned.rows(X):
                 scores = times(x, direction, room)
                 scores *= values
                 self._leave_out(x, scores)
@@ -234,7 +252,7 @@ class ProjectJob:
         X, Y = dataset.X_rows(), dataset.Y_rows()
         w, positives = self.source.take(self.cut), 0
         total = np.zeros((dataset.n_labels if self.sums else 0, w.shape[1]), np.float32)
-        for x, *ys in blocks(X, *([Y] if self.sums else [])):
+        for x, *ys in self.learned.rows(X, *([Y] if self.sums else [])):
             scores = times(x, w)
             self.out.write(self.cut, x.start, scores)
             held = self.learned.kept_out(x.start, x.n)

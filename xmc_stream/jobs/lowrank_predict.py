@@ -51,8 +51,8 @@ def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: 
     """Bytes by component: of the phase that needs more, so many columns or rows in a job. held: by each thread for itself."""
     t, r = plan.threads, model.rank
     columns = {
-        "columns of W": t * 4 * model.n_features * width,
-        "row blocks": t * (2 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
+        "columns of W": t * 4 * (model.n_features + 1) * width,
+        "row blocks": t * (5 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
     }
     scores = {
         "results": t * rows * k * RESULT_BYTES,
@@ -204,7 +204,7 @@ class ScoreRun:
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:
-            learned = Learned(str(self.dataset.path), 0, 0.0)
+            learned = Learned(str(self.dataset.path), 0, 0.0, bool(model.attributes["params"]["bias"]))
             w = model.factor("W")
             projected = yield Phase("project", [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts])
             about = str(model.path), str(self.dataset.path)

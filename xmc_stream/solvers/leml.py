@@ -40,7 +40,8 @@ class LEMLParameters:
     objective by no more than this part of it. newton: steps of the trust-region method in a half-step, at most; cg:
     of conjugate gradients in one of these (or in a half-step with the squared loss); cg_tol: residual, as a part of the
     gradient, at which they end before. held_out: share of the rows (50,000 at most, about) that are not learned from and
-    tell when to stop: once their precision has not risen for `patience` alternations; the best alternation is kept.
+    tell when to stop: once their precision has not risen for `patience` alternations; the best alternation is kept. bias:
+    each row has one more feature, which is 1; W has a last row for it.
     """
 
     solver: ClassVar[str] = "leml"
@@ -56,6 +57,7 @@ class LEMLParameters:
     cg_tol: float = 1e-2
     held_out: float = 0.0
     patience: int = 2
+    bias: bool = True
 
     def __post_init__(self) -> None:
         for name, interval, least, most in (
@@ -73,6 +75,8 @@ class LEMLParameters:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"The '{name}' parameter of LEML must be an int in [1, inf). Got {value!r} instead.")
+        if not isinstance(self.bias, bool):
+            raise InputError(f"The 'bias' parameter of LEML must be true or false. Got {self.bias!r} instead.")
         for name, choices in (("loss", LOSSES), ("observed", OBSERVED)):
             if getattr(self, name) not in choices:
                 raise InputError(
@@ -110,7 +114,7 @@ class CPLSTParameters:
 
     rank: columns of W and H. iterations: of the subspace. oversampling: further columns while it is sought. cg, cg_tol:
     conjugate gradient steps of each least-squares problem, at most, and the residual at which they end. lam: a weight of
-    ||W||^2 that keeps these problems well posed, next to nothing by default.
+    ||W||^2 that keeps these problems well posed, next to nothing by default. bias: as LEML's.
     """
 
     solver: ClassVar[str] = "cplst"
@@ -121,10 +125,13 @@ class CPLSTParameters:
     cg: int = 100
     cg_tol: float = 1e-4
     lam: float = 1e-6
+    bias: bool = True
 
     def __post_init__(self) -> None:
         try:
-            LEMLParameters(self.rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, alternations=self.iterations)
+            LEMLParameters(
+                self.rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, alternations=self.iterations, bias=self.bias
+            )
         except InputError as error:
             raise InputError(str(error).replace("of LEML", "of CPLST").replace("alternations", "iterations")) from None
         if not isinstance(self.oversampling, int) or isinstance(self.oversampling, bool) or self.oversampling < 0:
@@ -153,7 +160,7 @@ class CPLSTParameters:
                 f"features and labels. Got {self.rank} instead."
             )
         rank = min(self.rank + self.oversampling, n_features, n_labels)
-        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, alternations=self.iterations)
+        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, bias=self.bias)
 
     @property
     def threshold(self) -> float:
