@@ -376,7 +376,7 @@ def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Pat
         plan_lowrank(MemoryPlan(2**24, 2**24, 2), dataset, p)
     wide = plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, p)
     assert wide.cuts == ((0, 25), (25, 50))
-    need = 2 * (6 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
+    need = 2 * (3 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
     narrow = plan_lowrank(MemoryPlan(2**40, need, 2), dataset, p)
     assert len(narrow.cuts) >= 2
 

@@ -64,7 +64,7 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, width: 
     """Bytes by component where a job has so many columns."""
     d, k, r, t = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads
     needs = {
-        "row blocks": t * (6 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
+        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
-from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, csr, held_hits, write_factors
+from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_hits, write_factors
 from xmc_stream.kernels.lowrank import add_transposed, are_true, multiply, pair_dots
 from xmc_stream.solvers.leml import (
     Array,
@@ -220,9 +220,9 @@ class BackwardJob:
         """Write."""
         X = self.learned.dataset().X_rows()
         total = np.float32(self.lam) * self.source.take(self.cut)
-        for (x,) in self.learned.rows(X):
+        for (x,) in blocks(X):
             lines = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
-            add_transposed(*csr(x), np.ascontiguousarray(lines), total)
+            self.learned.add_transposed(x, np.ascontiguousarray(lines), total)
         self.out.write(self.cut, 0, total)
         return {"bytes_read": X.bytes_read}
 

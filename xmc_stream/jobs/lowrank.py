@@ -21,7 +21,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.jobs.rows import HELD_OUT
 from xmc_stream.kernels.dual import held_out
-from xmc_stream.kernels.lowrank import add_transposed, fold_top_k, multiply
+from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_top_k, multiply
 from xmc_stream.solvers.leml import column_dots, first_labels, solve_columns, solve_gram
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.factors import Beside, Cut, Dense, Factor, Panels, new_factors
@@ -36,6 +36,11 @@ ROW_LINES = 2048  # rows of a row block, at most
 PLACES = 5  # of the ranking of a held-out row that are looked at
 
 Array = NDArray[Any]
+
+
+def blocks(*matrices: SparseMatrix) -> Iterator[tuple[Block, ...]]:
+    """All rows of matrices, by row blocks."""
+    return stream(matrices, ROW_BYTES, 0, matrices[0].n_lines, ROW_LINES)
 
 
 @dataclass(frozen=True)
@@ -63,17 +68,18 @@ class Learned:
         """Rows of W: features, and the bias."""
         return self.dataset().n_features + self.bias
 
-    def rows(self, X: SparseMatrix, *others: SparseMatrix) -> Iterator[tuple[Block, ...]]:
-        """All rows of X, with the bias, and of other matrices, by row blocks."""
-        for x, *rest in stream((X, *others), ROW_BYTES, 0, X.n_lines, ROW_LINES):
-            yield self.with_bias(x, X.shape[1]), *rest
+    def times(self, x: Block, dense: Array, room: Array | None = None) -> Array:
+        """A block of X, with the bias, times a dense matrix."""
+        out = times(x, dense, room)
+        if self.bias:
+            out += dense[-1]
+        return out
 
-    def with_bias(self, x: Block, n_features: int) -> Block:
-        """A block of X, each row with a last entry of 1 if there is a bias."""
-        if not self.bias:
-            return x
-        indices, values = np.insert(x.indices, x.indptr[1:], n_features), np.insert(x.values, x.indptr[1:], 1)
-        return Block(x.start, x.indptr + np.arange(x.n + 1), indices, values)
+    def add_transposed(self, x: Block, lines: Array, out: Array) -> None:
+        """out += the transpose of a block of X, with the bias, times a dense matrix."""
+        add_transposed(*csr(x), lines, out)
+        if self.bias:
+            add_lines(lines, out[-1])
 
     def kept_out(self, first: int, n: int) -> NDArray[np.bool_] | None:
         """Which of n rows from `first` on are held out; None where no rows are."""
@@ -100,7 +106,7 @@ def times(block: Block, dense: Array, room: Array | None = None) -> Array:
 def x_bytes(dataset: Dataset) -> int:
     """Of X in memory."""
     X = dataset.X_rows()
-    return X.nnz * X.entry_bytes + (8 + X.entry_bytes) * (X.n_lines + 1)  # with a bias
+    return X.nnz * X.entry_bytes + 8 * (X.n_lines + 1)
 
 
 @dataclass(frozen=True)
@@ -191,30 +197,27 @@ class RidgeJob:
         shape = self.learned.n_inputs(), self.cut[1] - self.cut[0]
         w = np.zeros(shape, np.float32) if self.before is None else self.before.take(self.cut)
         residual = -np.float32(self.lam) * w
-        for x, y in self.learned.rows(X, Y):
+        for x, y in blocks(X, Y):
             targets = times(y, h)
             if self.before is not None:
-                targets -= times(x, w) * values
+                targets -= self.learned.times(x, w) * values
             self._leave_out(x, targets)
-            add_transposed(*csr(x), targets, residual)
+            self.learned.add_transposed(x, targets, residual)
         image, room = np.empty_like(w), np.empty((ROW_LINES, shape[1]), np.float32)
         passes = 1
         in_memory = None
         if x_bytes(dataset) <= self.kept:
             cuts = range(0, X.n_lines, ROW_LINES)
-            in_memory = [
-                (self.learned.with_bias(X.block(first, min(first + ROW_LINES, X.n_lines)), X.shape[1]),)
-                for first in cuts
-            ]
+            in_memory = [(X.block(first, min(first + ROW_LINES, X.n_lines)),) for first in cuts]
 
         def product(direction: Array) -> Array:
             nonlocal passes
             np.multiply(direction, np.float32(self.lam), out=image)
-            for (x,) in in_memory or self.learned.rows(X):
-                scores = times(x, direction, room)
+            for (x,) in in_memory or blocks(X):
+                scores = self.learned.times(x, direction, room)
                 scores *= values
                 self._leave_out(x, scores)
-                add_transposed(*csr(x), scores, image)
+                self.learned.add_transposed(x, scores, image)
             passes += 1
             return image
 
@@ -252,8 +255,8 @@ class ProjectJob:
         X, Y = dataset.X_rows(), dataset.Y_rows()
         w, positives = self.source.take(self.cut), 0
         total = np.zeros((dataset.n_labels if self.sums else 0, w.shape[1]), np.float32)
-        for x, *ys in self.learned.rows(X, *([Y] if self.sums else [])):
-            scores = times(x, w)
+        for x, *ys in blocks(X, *([Y] if self.sums else [])):
+            scores = self.learned.times(x, w)
             self.out.write(self.cut, x.start, scores)
             held = self.learned.kept_out(x.start, x.n)
             if held is not None:

@@ -52,7 +52,7 @@ def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: 
     t, r = plan.threads, model.rank
     columns = {
         "columns of W": t * 4 * (model.n_features + 1) * width,
-        "row blocks": t * (5 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
+        "row blocks": t * (2 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
     }
     scores = {
         "results": t * rows * k * RESULT_BYTES,

@@ -39,6 +39,15 @@ def add_transposed(
 
 
 @kernel
+def add_lines(dense: NDArray[Any], out: NDArray[Any]) -> None:
+    """out (c) += each line of dense (n x c), in turn."""
+    for i in range(len(dense)):
+        line = dense[i]
+        for c in range(len(out)):
+            out[c] += line[c]
+
+
+@kernel
 def pair_dots(
     indptr: NDArray[np.int64], indices: NDArray[Any], left: NDArray[Any], right: NDArray[Any], out: NDArray[Any]
 ) -> None:
