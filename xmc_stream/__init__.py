@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
+    from xmc_stream.estimators import CPLST as CPLST
+    from xmc_stream.estimators import LEML as LEML
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from xmc_stream.store.dataset import open_dataset as open_dataset
 
 _HOME = {
+    "CPLST": "xmc_stream.estimators",
+    "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
     "Execution": "xmc_stream.models",
@@ -47,8 +51,20 @@ _HOME = {
 }
 
 __all__ = [
-    "Dataset", "Execution", "Model", "PDSparse", "PPDSparse", "convert", "evaluate", "export", "load_model", "open_dataset",
-    "predict", "split", "verify",
+    "LEML",
+    "Dataset",
+    "Execution",
+    "Model",
+    "PDSparse",
+    "PPDSparse",
+    "convert",
+    "evaluate",
+    "export",
+    "load_model",
+    "open_dataset",
+    "predict",
+    "split",
+    "verify",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import Parameters, plan_training
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -245,4 +246,131 @@ class PDSparse(_Estimator):
         resume on another processor type or package versions. check: compare the data with their checksums first.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
+        return self._fit(X, Y, model, overwrite, force, check, None, None)
+
+
+class LEML(_Estimator):
+    """Low-rank learning of all labels at once, of which some may never have been observed (Yu et al. 2014).
+
+    min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
+
+    Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
+    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, bias (see `solvers.leml`),
+    seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
+    scheduler (a dask client or address), progress.
+
+    After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:
+    of each alternation).
+    """
+
+    _PARAMETERS = LEMLParameters
+
+    def __init__(
+        self,
+        rank: int = 100,
+        lam: float = 1.0,
+        loss: str = "squared",
+        observed: str = "full",
+        alternations: int = 10,
+        tol: float = 1e-3,
+        newton: int = 5,
+        cg: int = 20,
+        cg_tol: float = 1e-2,
+        held_out: float = 0.0,
+        patience: int = 2,
+        bias: bool = True,
+        seed: int = 0,
+        memory_limit: str | int | None = None,
+        threads: int | None = None,
+        scheduler: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.lam = lam
+        self.loss = loss
+        self.observed = observed
+        self.alternations = alternations
+        self.tol = tol
+        self.newton = newton
+        self.cg = cg
+        self.cg_tol = cg_tol
+        self.held_out = held_out
+        self.patience = patience
+        self.bias = bias
+        self.seed = seed
+        self.memory_limit = memory_limit
+        self.threads = threads
+        self.scheduler = scheduler
+        self.progress = progress
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        model: str | Path | None = None,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+    ) -> LEML:
+        """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
+
+        model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
+        killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
+        resume on another processor type or package versions. check: compare the data with their checksums first.
+        Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
+        """
+        return self._fit(X, Y, model, overwrite, force, check, None, None)
+
+
+class CPLST(_Estimator):
+    """Conditional principal label space transformation (Chen, Lin 2012): the best fit of a rank, in closed form.
+
+    min_Z  ||Y - X Z||_F  over the D x K matrices Z = W H^T of a rank: LEML with the squared loss and lam = 0
+
+    Parameters of the model: rank, iterations, oversampling, cg, cg_tol, lam, bias (see `solvers.leml`), seed; of its execution
+    as those of `LEML`. After `fit`: model_ and report_.
+    """
+
+    _PARAMETERS = CPLSTParameters
+
+    def __init__(
+        self,
+        rank: int = 100,
+        iterations: int = 4,
+        oversampling: int = 10,
+        cg: int = 100,
+        cg_tol: float = 1e-4,
+        lam: float = 1e-6,
+        bias: bool = True,
+        seed: int = 0,
+        memory_limit: str | int | None = None,
+        threads: int | None = None,
+        scheduler: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.iterations = iterations
+        self.oversampling = oversampling
+        self.cg = cg
+        self.cg_tol = cg_tol
+        self.lam = lam
+        self.bias = bias
+        self.seed = seed
+        self.memory_limit = memory_limit
+        self.threads = threads
+        self.scheduler = scheduler
+        self.progress = progress
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        model: str | Path | None = None,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+    ) -> CPLST:
+        """Train; arguments and errors are those of `LEML.fit`."""
         return self._fit(X, Y, model, overwrite, force, check, None, None)

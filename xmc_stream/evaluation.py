@@ -39,14 +39,14 @@ def evaluate(
     propensity: tuple[float, float] | str = "default",
     execution: Execution | None = None,
     filter: str | Path | None = None,
-    threshold: float = 0.0,
+    threshold: float | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
     """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
 
     Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
     fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
-    predicted where its score is above the threshold.
+    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0.
     predictions: what `predict` wrote, or a model (on a cluster, the folder for temporary files must be a shared one).
     propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs are taken out of the
     predictions, where those behind move up, and out of the true labels. check: compare a model with its checksums first.
@@ -133,21 +133,24 @@ def comparing_needs(k: int) -> dict[str, int]:
 
 
 def _predict(
-    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, barred: str, threshold: float,
+    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, barred: str, threshold: float | None,
     folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the figures that need every score."""
     from xmc_stream.jobs.figures import FigureRun
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.warm import WarmUp
+    from xmc_stream.jobs.lowrank_predict import ScoreRun
+    from xmc_stream.jobs.warm import warm_up_prediction
 
     model, store = load_model(path), folder / "predictions"
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    with planned(execution, limit, WarmUp(predict=True, evaluate=True)) as (engine, plan):
+    with planned(execution, limit, warm_up_prediction(model, evaluate=True)) as (engine, plan):
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
-        run = FigureRun(model, dataset, k, work, plan, barred, threshold, folder)
+        threshold = float(model.attributes.get("threshold", 0.0)) if threshold is None else threshold
+        kind = ScoreRun if model.rank else FigureRun
+        run = kind(model, dataset, k, work, plan, barred, threshold, folder)
         figures = engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, store, {}, False)
     return store, figures

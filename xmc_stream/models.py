@@ -62,15 +62,23 @@ class Model(StoredModel):
 
     def __repr__(self) -> str:
         a = self.attributes
-        return f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}, {a['nnz']} weights)"
+        rank = f", rank {self.rank}" if self.rank else ""
+        return (
+            f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{rank}, {a['nnz']} weights)"
+        )
 
     def bias(self) -> NDArray[np.float32]:
-        """The bias of every class (K,)."""
+        """The bias of every class (K,); a low-rank model has none."""
+        if self.rank:
+            return np.zeros(self.n_labels, np.float32)
         return np.concatenate([self.unit_array(unit) for unit in range(n_units(self.n_labels))])
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
-        """All weights in memory (D x K, csc, the bias apart): for models that fit."""
+        """All weights in memory (D x K, csc, the bias apart): for models that fit. Of a low-rank one see `factors`."""
         import scipy.sparse
+
+        if self.rank:
+            raise InputError(f"{self.path} has factors W and H instead of weights by class: take Model.factors()")
 
         units = []
         for unit in range(n_units(self.n_labels)):
@@ -79,6 +87,15 @@ class Model(StoredModel):
             triple = (block.values, block.indices, block.indptr)
             units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
         return scipy.sparse.csc_matrix(scipy.sparse.hstack(units, format="csc"))
+
+    def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """W (D x r) and H (K x r) of a low-rank model, in memory: the scores of x are x W H^T.
+
+        W has a last row for the bias, if there is one.
+        """
+        if not self.rank:
+            raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
+        return self.factor("W").take((0, self.rank)), self.factor("H").take((0, self.rank))
 
     def predict_topk(
         self, data: Any, k: int = 5, execution: Execution | None = None
@@ -185,8 +202,9 @@ def predict(
     where the data do not match the model, MemoryLimitError where the limit cannot work, and StoreError.
     """
     from xmc_stream.jobs.job import Notes
+    from xmc_stream.jobs.lowrank_predict import ScoreRun
     from xmc_stream.jobs.predict import PredictRun
-    from xmc_stream.jobs.warm import WarmUp
+    from xmc_stream.jobs.warm import warm_up_prediction
 
     began = time.perf_counter()
     execution = execution or Execution()
@@ -200,9 +218,10 @@ def predict(
     with writing(out, "give the same command again"), _removed_on_failure(store, out, as_file):
         with (
             stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as barred,
-            planned(execution, limit, WarmUp(predict=True)) as (engine, plan),
+            planned(execution, limit, warm_up_prediction(model)) as (engine, plan),
         ):
-            run = PredictRun(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan, barred)
+            kind = ScoreRun if model.rank else PredictRun
+            run = kind(model, dataset, k, store.with_name(store.name + ".partial").absolute(), plan, barred)
             begin_predictions(store, dataset.n_samples, model.n_labels, k)
             result = engine.run(checked(model, run.loop(), check), Notes())
             peak = engine.peak

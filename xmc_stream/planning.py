@@ -20,6 +20,9 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.figures import COUNT_BYTES
 from xmc_stream.jobs.forecast import Forecast, Forecaster
+from xmc_stream.jobs.leml import LEMLProbe, lowrank_needs, plan_lowrank
+from xmc_stream.jobs.leml import most_passes as most_lowrank_passes
+from xmc_stream.jobs.lowrank_predict import plan_scores, score_needs
 from xmc_stream.jobs.passes import PassProbe
 from xmc_stream.jobs.pdsparse import most_passes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
@@ -27,9 +30,10 @@ from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.rows import pass_needs, plan_pass
-from xmc_stream.jobs.warm import WarmUp, warm_up
+from xmc_stream.jobs.warm import warm_up, warm_up_prediction
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
@@ -40,10 +44,13 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
+_MULTIPLY_ADDS = (
+    5e9  # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
+)
 _FINEST = 10**6  # limits are proposed to a megabyte
 
 Figures = dict[str, Any]
-Parameters = PPDSparseParameters | PDSparseParameters
+Parameters = PPDSparseParameters | PDSparseParameters | LEMLParameters | CPLSTParameters
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None = None) -> MemoryPlan:
@@ -114,6 +121,34 @@ def pass_figures(
     }
 
 
+def lowrank_figures(
+    engine: Engine, dataset: Dataset, parameters: LEMLParameters, seed: int, plan: MemoryPlan, held: int
+) -> Figures:  # fmt: skip
+    """What a training of LEML would do, as figures: at most so many passes over X, each over as many columns as there are."""
+    sizes = plan_lowrank(plan, dataset, parameters)
+    probe = engine.once(LEMLProbe(str(dataset.path), parameters, seed))
+    passes = most_lowrank_passes(parameters)
+    runs = len(sizes.cuts)
+    n_bytes = dataset.X_rows().nnz * 8 * runs
+    width = max(last - first for first, last in sizes.cuts)
+    parts = {"process": held + _EDGES, **lowrank_needs(plan, dataset, parameters, width)}
+    return {
+        "command": "train",
+        "fits": True,
+        "memory_limit": plan.limit,
+        "passes": passes,
+        "at_most": True,
+        "column_blocks": runs,
+        "bytes_read": passes * n_bytes,
+        "bytes_streamed": passes * n_bytes,
+        "bytes_gathered": 0,
+        "peak_rss": min(sum(parts.values()), plan.limit),
+        "peak_phase": "W step",
+        "peak_parts": parts,
+        "seconds": round(passes * probe["seconds"] / (engine.threads * engine.processes), 1),
+    }
+
+
 def plan_training(
     dataset: Dataset, parameters: Parameters, seed: int, execution: Execution,
     warm_start: StoredModel | None = None,
@@ -128,7 +163,9 @@ def plan_training(
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
 
-        if isinstance(parameters, PDSparseParameters):
+        if isinstance(parameters, CPLSTParameters):
+            parameters = parameters.steps(dataset.n_features, dataset.n_labels)
+        if not isinstance(parameters, PPDSparseParameters):
             return _plan_passes(engine, dataset, parameters, seed, at, limit.limit, held)
         room = limit.limit
         while True:  # the probe gets what it needs, also where the limit asked for is too small
@@ -155,12 +192,15 @@ def plan_training(
 
 
 def _plan_passes(
-    engine: Engine, dataset: Dataset, parameters: PDSparseParameters, seed: int, at: Callable[[int], MemoryPlan],
-    limit: int, held: int,
+    engine: Engine, dataset: Dataset, parameters: PDSparseParameters | LEMLParameters, seed: int,
+    at: Callable[[int], MemoryPlan], limit: int, held: int,
 ) -> Figures:  # fmt: skip
     def works(size: int) -> bool:
         try:
-            plan_pass(at(size), dataset, parameters)
+            if isinstance(parameters, LEMLParameters):
+                plan_lowrank(at(size), dataset, parameters)
+            else:
+                plan_pass(at(size), dataset, parameters)
         except MemoryLimitError:
             return False
         return True
@@ -168,6 +208,9 @@ def _plan_passes(
     least = _least(works, limit)
     advice = {"least_limit": least, "limit_for_fewest_passes": least, "threads": 1}
     try:
+        if isinstance(parameters, LEMLParameters):
+            advice["threads"] = engine.threads
+            return {**lowrank_figures(engine, dataset, parameters, seed, at(limit), held), **advice}
         return {**pass_figures(engine, dataset, parameters, seed, at(limit), held), **advice}
     except MemoryLimitError as error:
         return {"command": "train", "fits": False, "memory_limit": limit, "why": str(error), **advice}
@@ -182,7 +225,9 @@ def plan_prediction(
     """
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(WarmUp(predict=True, evaluate=evaluate))
+        held = engine.warm(warm_up_prediction(model, evaluate))
+        if model.rank:
+            return _plan_scores(engine, model, dataset, k, limit.limit, held, evaluate)
         PredictRun(model, dataset, k, model.path, memory_plan(engine, limit, held))  # the shapes fit each other
         of_labels = COUNT_BYTES * model.n_labels if evaluate else 0
 
@@ -235,6 +280,47 @@ def plan_prediction(
         "peak_phase": name,
         "peak_parts": parts,
         "seconds": round(work / (engine.threads * engine.processes) + probe["read"] * n_bytes + 0.5, 1),
+        **advice,
+    }
+
+
+def _plan_scores(
+    engine: Engine, model: Model, dataset: Dataset, k: int, limit: int, held: int, evaluate: bool
+) -> Figures:  # fmt: skip
+    """What `predict` would do with a low-rank model, or `evaluate`."""
+    of_labels, n = COUNT_BYTES * model.n_labels if evaluate else 0, dataset.n_samples
+
+    def works(size: int) -> bool:
+        try:
+            plan_scores(memory_plan(engine, MemoryLimit(size), held), model, n, k, of_labels)
+        except MemoryLimitError:
+            return False
+        return True
+
+    least, plan = _least(works, limit), memory_plan(engine, MemoryLimit(limit), held)
+    advice = {"least_limit": least, "limit_for_fewest_passes": least, "threads": engine.threads}
+    name = "evaluate" if evaluate else "predict"
+    try:
+        sizes = plan_scores(plan, model, n, k, of_labels)
+    except MemoryLimitError as error:
+        return {"command": name, "fits": False, "memory_limit": limit, "why": str(error), **advice}
+    width = max(last - first for first, last in sizes.cuts)
+    parts = {"process": held + _EDGES, **score_needs(plan, model, k, width, min(sizes.rows_per_job, n), of_labels)}
+    n_bytes = len(sizes.cuts) * dataset.X_rows().nnz * 8
+    work = (dataset.X_rows().nnz + (1 + evaluate) * n * model.n_labels) * model.rank
+    return {
+        "command": name,
+        "fits": True,
+        "memory_limit": limit,
+        "passes": 1,
+        "row_blocks": len(sizes.ranges(n)),
+        "bytes_read": n_bytes,
+        "bytes_streamed": n_bytes,
+        "bytes_gathered": 0,
+        "peak_rss": min(sum(parts.values()), limit),
+        "peak_phase": name,
+        "peak_parts": parts,
+        "seconds": round(work / _MULTIPLY_ADDS / (engine.threads * engine.processes) + 0.5, 1),
         **advice,
     }
 

@@ -13,14 +13,24 @@ from typing import Any
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs import pdsparse, ppdsparse
+from xmc_stream.jobs import cplst, leml, pdsparse, ppdsparse
 from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state, legs_again, pass_of
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.warm import warm_up
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, Model, load_model
-from xmc_stream.planning import Parameters, memory_plan, pass_figures, plan_line, probe_training, training_figures
+from xmc_stream.planning import (
+    Parameters,
+    lowrank_figures,
+    memory_plan,
+    pass_figures,
+    plan_line,
+    probe_training,
+    training_figures,
+)
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
+from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
@@ -30,7 +40,7 @@ from xmc_stream.store.names import copy_vocabulary
 # of a solver's own, in the report of a training
 _FIGURES = (
     "duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3",
-    "held_out_P@5", "n_learned", "n_held_out", "n_skipped", "history",
+    "held_out_P@5", "rank", "n_learned", "n_held_out", "n_skipped", "history",
 )  # fmt: skip
 
 
@@ -107,7 +117,7 @@ def _train(
         streamed = sum(
             receipt["bytes_read"]
             for key, receipt in ledger.items()
-            if key.startswith(("search/", "pass/", "objective/"))
+            if key.startswith(("search/", "pass/", "objective/", "w/"))
         )
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
@@ -140,9 +150,16 @@ def _train(
 def _run(
     engine: Engine, dataset: Dataset, work: Path, parameters: Parameters, seed: int, plan: MemoryPlan, ledger: Ledger,
     held: int, warm_start: Model | None,
-) -> tuple[ppdsparse.PPDSparseRun | pdsparse.PDSparseRun, dict[str, Any]]:  # fmt: skip
+) -> tuple[ppdsparse.PPDSparseRun | pdsparse.PDSparseRun | leml.LEMLRun | cplst.CPLSTRun, dict[str, Any]]:  # fmt: skip
     """The run of a solver, and what is foreseen of it."""
-    if not isinstance(parameters, PPDSparseParameters):
+    if isinstance(parameters, LEMLParameters):
+        alternations = leml.LEMLRun(dataset, work, parameters, seed, plan, ledger)
+        return alternations, lowrank_figures(engine, dataset, parameters, seed, plan, held)
+    if isinstance(parameters, CPLSTParameters):
+        steps = parameters.steps(dataset.n_features, dataset.n_labels)
+        iterations = cplst.CPLSTRun(dataset, work, parameters, seed, plan, ledger)
+        return iterations, lowrank_figures(engine, dataset, steps, seed, plan, held)
+    if isinstance(parameters, PDSparseParameters):
         passes = pdsparse.PDSparseRun(dataset, work, parameters, seed, plan, ledger)
         return passes, pass_figures(engine, dataset, parameters, seed, plan, held)
     forecast = probe_training(engine, dataset, parameters, seed, plan, warm_start).forecast(plan)
@@ -210,11 +227,15 @@ def _search_work(ledger: Ledger, parameters: Parameters) -> dict[str, int]:
 def _identity(dataset: Dataset, parameters: Parameters, seed: int) -> dict[str, Any]:
     """What must be the same for a run to go on."""
     packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    mask = {}
+    if isinstance(parameters, LEMLParameters) and parameters.observed == "given":
+        mask = {"observed": dataset.observed_rows().attributes["fingerprint"]}
     return {
         "solver": parameters.solver,
         "params": parameters.to_dict(),
         "seed": seed,
         "data": dataset.fingerprint,
+        **mask,
         "environment": {"processor": _processor(), "python": platform.python_version(), **packages},
     }
 

@@ -79,6 +79,9 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
 @click.option(
     "--columns/--rows-only", default=False, show_default=True, help="X by columns too, not only when a solver asks."
 )
+@click.option(
+    "--observed", type=PATH, help="A file of lines `row label`, from zero: the pairs whose labels are known (for leml)."
+)
 @click.option("--overwrite", is_flag=True, help="Replace TARGET if it exists.")
 @executed
 @common

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xmc_stream.planning import Parameters
 
 
-_NOT_PLANNED = ("sources", "target", "normalize", "columns", "overwrite", "scheduler", "as_json", "debug")
+_NOT_PLANNED = ("sources", "target", "normalize", "columns", "observed", "overwrite", "scheduler", "as_json", "debug")
 
 
 def _checked(what: str) -> Callable[..., Any]:
@@ -41,6 +41,14 @@ def _setting(text: str) -> tuple[str, Any]:
 def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
     from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 
+    if solver == "leml":
+        from xmc_stream.solvers.leml import LEMLParameters
+
+        return LEMLParameters.of(dict(map(_setting, settings)))
+    if solver == "cplst":
+        from xmc_stream.solvers.leml import CPLSTParameters
+
+        return CPLSTParameters.of(dict(map(_setting, settings)))
     if solver == "pdsparse":
         from xmc_stream.solvers.pdsparse import PDSparseParameters
 
@@ -53,7 +61,10 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
 @click.argument("data", type=PATH)
 @click.argument("model", type=PATH)
 @click.option(
-    "--solver", type=click.Choice(["ppdsparse", "dismec", "pdsparse"]), default="ppdsparse", show_default=True
+    "--solver",
+    type=click.Choice(["ppdsparse", "dismec", "pdsparse", "leml", "cplst"]),
+    default="ppdsparse",
+    show_default=True,
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
@@ -99,6 +110,18 @@ def train(
       rate=1          and at one of so many values of a row; 0: as many as the paper's analysis says
       post_solve=false  without the l1 term, solve again for the weights that are not 0
       tol=0.001       with held_out=0: the largest step of a pass that is the last
+
+    \b
+    Parameters of leml, which learns W and H of a low rank:
+      rank=100        columns of W and H               lam=1          weight of their squared norms
+      loss=squared    logistic, or squared_hinge       observed=full  or given: the pairs of `convert --observed`
+      alternations=10 solves of W and H, at most       tol=0.001      decrease of the objective at which they end
+      cg=20           conjugate gradient steps, at most (newton=5: Newton steps, with the other losses)
+      cg_tol=0.01     residual at which they end, as a part of the gradient
+      bias=true       each row has one more feature, which is 1
+      held_out=0      share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
+
+    cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.
     """
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
@@ -118,7 +141,7 @@ def train(
     show(figures, as_json, [
         f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
         + (" (resumed)" if figures["resumed"] else ""),
-        *(_of_passes(figures) if solver == "pdsparse" else _of_classes(figures)),
+        *{"pdsparse": _of_passes, "leml": _of_alternations, "cplst": _of_alternations}.get(solver, _of_classes)(figures),
         f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
         f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
         *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
@@ -140,6 +163,13 @@ def _of_passes(figures: dict[str, Any]) -> list[str]:
         f"lam {figures['lam']:g}, the best of {figures['rounds']} passes is number {figures['best_pass']}{told}{skipped}",
         f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap']:.2g}",
     ]
+
+
+def _of_alternations(figures: dict[str, Any]) -> list[str]:
+    held = figures.get("held_out_P@1")
+    told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
+    best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
+    return [f"rank {figures['rank']}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
 
 
 @click.command()
@@ -183,13 +213,16 @@ def predict(
 @click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")
-@click.option("--threshold", default=0.0, show_default=True, help="Of a model: a label is predicted if it scores more.")
+@click.option(
+    "--threshold", type=float,
+    help="Of a model: a label is predicted if it scores more. [default: 0.5 for leml with the squared loss, else 0]",
+)  # fmt: skip
 @_checked("a model")
 @executed
 @common
 def evaluate(
     predictions: Path, data: Path, train_data: Path | None, ks: tuple[int, ...], propensity: str, pairs: Path | None,
-    threshold: float, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
+    threshold: float | None, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
     debug: bool,
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.

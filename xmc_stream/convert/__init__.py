@@ -36,6 +36,7 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     memory_limit: "512MB" or bytes; by default three quarters of what is free. overwrite: replace a dataset at `target`.
     label_names, feature_names: files of names, one a line (or JSON objects with a title).
     progress: bars on a terminal. threads, scheduler: as for training. columns: X by columns too. format: its name.
+    observed: a file of lines `row label`, from zero, the pairs whose labels are known (`Dataset.with_observed`).
     Further ones are those of `Options`, how the input is read.
     The same call goes on where a killed one was. Raises InputError naming file and line, MemoryLimitError, or StoreError
     where `target` cannot be written.
@@ -56,6 +57,7 @@ def convert_report(
     threads: int | None = None,
     scheduler: Any = None,
     columns: bool = False,
+    observed: str | Path | None = None,
     format: str | None = None,
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
@@ -92,6 +94,8 @@ def convert_report(
     finally:
         opened.close()
     dataset = open_dataset(target)
+    if observed is not None:
+        _store_observed(Path(observed), dataset, limit)
     return dataset, {
         "dataset": str(target),
         "n_samples": dataset.n_samples,
@@ -106,6 +110,19 @@ def convert_report(
         "said": done["said"],
         "resumed": done["resumed"],
     }
+
+
+def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
+    """Store a file of pairs as the mask of a dataset."""
+    import tempfile
+
+    from xmc_stream.convert.pairs import store_pairs
+    from xmc_stream.store.dataset import write_observed
+    from xmc_stream.store.matrix import SparseMatrix
+
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=dataset.path.absolute().parent) as scratch:
+        store_pairs(source, Path(scratch) / "pairs", dataset.n_samples, dataset.n_labels, limit)
+        write_observed(dataset, SparseMatrix(Path(scratch) / "pairs").blocks(2**22))
 
 
 def taken_over(like: str | Path | Dataset) -> Like:

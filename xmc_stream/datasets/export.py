@@ -136,6 +136,10 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
 
 def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
     """All units one after another, an array at a time."""
+    if model.rank:
+        raise InputError(
+            f"{model.path} is a low-rank model, which has no sparse weights to export: take Model.factors()"
+        )
     limit.check({"windows": 4 * 8 * _WINDOW}, "export")
     units = range(n_units(model.n_labels))
     nnz = sum(model.unit_weights(unit).nnz for unit in units)

@@ -34,8 +34,8 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
 from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.model import FACTORS, StoredModel, n_units, unit_path, unit_range
 from xmc_stream.store.model import FORMAT as MODEL
-from xmc_stream.store.model import StoredModel, n_units, unit_path, unit_range
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 
@@ -157,6 +157,12 @@ class StoreCheck:
         if (self.path / "X" / "columns").exists():
             wanted.append(("X/columns", x_shape, "csc_matrix", "", features))
             self.damage += seal_damage(self.path / "X" / "columns")
+        if (self.path / "observed").exists():
+            wanted += [
+                ("observed/rows", y_shape, "csr_matrix", "", ""),
+                ("observed/columns", y_shape, "csc_matrix", "", ""),
+            ]
+            self.damage += seal_damage(self.path / "observed")
         jobs, nnz = {}, {}
         for name, shape, encoding, norm, counts in wanted:
             matrix = self._matrix(self.path / name, shape, encoding)
@@ -167,7 +173,7 @@ class StoreCheck:
         for name, of in (("nnz_features", "X/rows"), ("nnz_labels", "Y/rows")):
             if of in nnz:
                 self._expect(f"the attribute {name}", dataset.attributes.get(name), nnz[of])
-        for side in ("X", "Y"):
+        for side in ("X", "Y", "observed"):
             rows, columns = sums.get(f"{side}/rows"), sums.get(f"{side}/columns")
             if rows and columns and (nnz[f"{side}/rows"] != nnz[f"{side}/columns"] or rows[0] != columns[0]):
                 self.damage.append(f"{self.path / side}: rows and columns do not hold the same entries")
@@ -216,6 +222,9 @@ class StoreCheck:
         model = StoredModel(self.path)
         self.damage += log_damage(self.path, model.attributes.get(LOGS, {}))
         self._beside(model.n_features, model.n_labels)
+        if model.rank:
+            self._factors(model)
+            return
         jobs, nnz = {}, 0
         for unit in range(n_units(model.n_labels)):
             first, last = unit_range(unit, model.n_labels)
@@ -234,6 +243,17 @@ class StoreCheck:
         yield from self._lines(jobs)
         if len(jobs) == n_units(model.n_labels):
             self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)
+
+    def _factors(self, model: StoredModel) -> None:
+        """W and H of a low-rank model."""
+        for name, n in (("W", model.n_features + model.attributes["params"]["bias"]), ("H", model.n_labels)):
+            folder = self.path / FACTORS / name
+            if not folder.exists():
+                self.damage.append(f"{folder} is missing")
+            elif self._whole(folder):
+                self._expect_size(folder, n * model.rank, f"{FACTORS}/{name}")
+                if not all(np.isfinite(window).all() for window in windows(open_array(folder))):
+                    self.damage.append(f"{folder} has a value that is not finite")
 
     def _predictions(self) -> None:
         if not (self._whole(self.path / "labels") and self._whole(self.path / "scores")):

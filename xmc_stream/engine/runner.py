@@ -48,7 +48,8 @@ class Job(Protocol):
 class Phase(Protocol):
     """Jobs that may run in any order, beside each other.
 
-    done, total: for the bar, of a row of phases that share one; note: behind its name.
+    done, total: for the bar, of a row of phases that share one; note: behind its name. kept: whether receipts go into
+    the book.
     """
 
     @property
@@ -61,6 +62,8 @@ class Phase(Protocol):
     def total(self) -> int: ...
     @property
     def note(self) -> str: ...
+    @property
+    def kept(self) -> bool: ...
 
 
 class Book(Protocol):
@@ -285,7 +288,8 @@ class Engine:
             receipts = self._run_phase(phase, book)
 
     def _run_phase(self, phase: Phase, book: Book) -> list[Receipt]:
-        todo = [job for job in phase.jobs if book.get(job.key) is None]
+        receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
+        todo = [job for job in phase.jobs if receipts[job.key] is None]
         before = phase.done + len(phase.jobs) - len(todo)
         bar = tqdm(
             total=phase.total or len(phase.jobs), initial=before, desc=phase.name + phase.note, unit="job", delay=2,
@@ -296,7 +300,9 @@ class Engine:
         with bar:
             try:
                 for job, done in self._as_completed(todo):
-                    book.add(job.key, done.receipt)
+                    receipts[job.key] = done.receipt
+                    if phase.kept:
+                        book.add(job.key, done.receipt)
                     self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
                     self._log(job, done)
                     bar.update()
@@ -305,7 +311,7 @@ class Engine:
             except BaseException as error:
                 self._withdraw(book, math.inf if isinstance(error, Exception) else _GRACE)
                 raise
-        return [receipt for job in phase.jobs if (receipt := book.get(job.key)) is not None]
+        return [receipt for receipt in receipts.values() if receipt is not None]
 
     def _as_completed(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Done]]:
         """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""

@@ -70,6 +70,8 @@ class CheckModelJob:
     def run(self) -> Receipt:
         """Check; raises StoreError naming a chunk that is damaged."""
         model, n_bytes = StoredModel(self.model), 0
+        if model.rank:
+            return {"checked_bytes": sum(model.factor(name).verify() for name in ("W", "H"))}
         for unit in range(self.first, self.last):
             for array in model.unit_weights(unit).arrays():
                 if array.path is not None:
@@ -81,7 +83,7 @@ class CheckModelJob:
 
 def check_model_jobs(model: StoredModel) -> list[CheckModelJob]:
     """Jobs for all weights of a model."""
-    n = n_units(model.n_labels)
+    n = 1 if model.rank else n_units(model.n_labels)
     parts = min(n, max(1, 12 * int(model.attributes["nnz"]) // _MODEL_JOB_BYTES))
     return [CheckModelJob(str(model.path), a, b) for a, b in even_ranges(n, parts)]
 
@@ -160,6 +162,10 @@ def key_of_state(work: Path, folder: Path, warm_start: bool) -> str | None:
     if kind == "weights":
         return "weights"
     what, _, round_ = kind.partition("-")
+    if what == "w":  # of LEML
+        return f"w/{round_}" if name == "all" else f"w/{round_}/{name}"
+    if what == "factors":
+        return "start" if round_ == "0" else None
     if what == "search":
         plain = name.removeprefix("rough.")
         return f"search/{round_}/{'rough/' if plain != name else ''}{plain.replace('.', '/')}"

@@ -94,7 +94,7 @@ class FigureJob:
                     tile.slots, tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), positives,
                 )  # fmt: skip
             del tile  # or it would stay beside the next one, uncounted
-        threshold = _float32_below(self.threshold)
+        threshold = float32_below(self.threshold)
         count_indices(y_indices, counts[_TRUE])
         count_indices(y_indices[positives > threshold], counts[_HITS])
         sort_rows(y_indptr, positives)
@@ -135,7 +135,7 @@ def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
     total[:, mine] += numbers.T
 
 
-def _float32_below(threshold: float) -> np.float32:
+def float32_below(threshold: float) -> np.float32:
     """The largest float32 up to the threshold: the same scores exceed both."""
     with np.errstate(over="ignore"):
         nearest = np.float32(threshold)
@@ -174,11 +174,16 @@ class FigureRun(PredictRun):
         ]  # fmt: skip
         receipts = yield Phase("evaluate", jobs)
         drop_tiles()
-        figures = LabelFigures()
-        for first in range(0, n_labels, _LABELS):
-            total = np.zeros((3, min(_LABELS, n_labels - first)), np.int64)
-            for job in jobs:
-                read_counts(Path(job.counts), first, total)
-            figures.update(*total)
-        auc = average_auc(sum(receipt["auc"] for receipt in receipts), n)
-        return {"average_auc": auc, **figures.result(n)}
+        return figures_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)
+
+
+def figures_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:
+    """The figures of all jobs together, from their receipts and files of counts."""
+    figures = LabelFigures()
+    for first in range(0, n_labels, _LABELS):
+        total = np.zeros((3, min(_LABELS, n_labels - first)), np.int64)
+        for path in counts:
+            read_counts(path, first, total)
+        figures.update(*total)
+    auc = average_auc(sum(receipt["auc"] for receipt in receipts), n_samples)
+    return {"average_auc": auc, **figures.result(n_samples)}

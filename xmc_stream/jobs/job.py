@@ -26,7 +26,8 @@ class Job(Protocol):
 class Phase:
     """Jobs that may run in any order, beside each other.
 
-    done, total: where they stand in a longer row of phases, if so. note: for those who watch.
+    done, total: where they stand in a longer row of phases, if so. note: for those who watch. kept: receipts go into the
+    ledger; else the jobs are done again in every session, as what they leave on disk is not durable.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Phase:
     done: int = 0
     total: int = 0
     note: str = ""
+    kept: bool = True
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]
@@ -70,8 +72,9 @@ def run_here(loop: Loop, ledger: Ledger) -> Receipt:
             return result
         receipts = []
         for job in phase.jobs:
-            receipt = ledger.get(job.key)
+            receipt = ledger.get(job.key) if phase.kept else None
             if receipt is None:
                 receipt = job.run()
-                ledger.add(job.key, receipt)
+                if phase.kept:
+                    ledger.add(job.key, receipt)
             receipts.append(receipt)

@@ -24,7 +24,7 @@ from xmc_stream.store.model import UNIT, StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
-_RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
+RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
 _PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
 
@@ -72,7 +72,7 @@ def plan_predict(
     """
     t = plan.threads
     fixed = {
-        "results": t * CHUNK_ROWS * k * _RESULT_BYTES,
+        "results": t * CHUNK_ROWS * k * RESULT_BYTES,
         "windows": t * 4 * MIB + t * 4 * model.n_features,
         "counts": t * held,
     }
@@ -89,7 +89,7 @@ def plan_predict(
     cache = total if total <= left * 3 // 4 else max(largest, left // 2)
     row_bytes = min(64 * MIB, (left - cache) // t // shares)
     # results of a job stay in memory until it ends
-    most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * _RESULT_BYTES))
+    most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * RESULT_BYTES))
     n_chunks = -(-n_samples // CHUNK_ROWS)
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
@@ -103,7 +103,7 @@ def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int
     rows = min(sizes.rows_per_job, n)
     of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
     return {
-        "results": min(t * rows, n) * k * _RESULT_BYTES,
+        "results": min(t * rows, n) * k * RESULT_BYTES,
         "tiles": min(sizes.cache_bytes, sum(run.tile for run in sizes.tiles)),
         "making tiles": t * (8 * max(run.weights for run in sizes.tiles) + 4 * model.n_features),
         "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),

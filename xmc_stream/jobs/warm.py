@@ -17,6 +17,8 @@ import numpy as np
 
 from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.leml import LEMLRun
+from xmc_stream.jobs.lowrank_predict import ScoreRun
 from xmc_stream.jobs.pairs import disk_pairs
 from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
@@ -25,9 +27,10 @@ from xmc_stream.jobs.predict import PredictRun
 from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.jobs.stream import LargeClasses
 from xmc_stream.kernels.cache import compiled_before, note_compiled
+from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset, new_dataset, write_observed
 from xmc_stream.store.model import StoredModel, begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 from xmc_stream.store.state import new_unit_state
@@ -35,14 +38,23 @@ from xmc_stream.store.state import new_unit_state
 _loaded: set[tuple[bool, ...] | str] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
 
 
-def warm_up(dataset: Dataset, parameters: PPDSparseParameters | PDSparseParameters, again: bool) -> WarmUp | PassWarmUp:
+def warm_up(
+    dataset: Dataset, parameters: PPDSparseParameters | PDSparseParameters | LEMLParameters | CPLSTParameters, again: bool
+) -> WarmUp | PassWarmUp | LowRankWarmUp:  # fmt: skip
     """What loads the kernels of training on a dataset; again: from a warm start."""
     if isinstance(parameters, PDSparseParameters):
         return PassWarmUp()
+    if isinstance(parameters, LEMLParameters | CPLSTParameters):
+        return LowRankWarmUp()
     return WarmUp.for_training(dataset, parameters, again)
 
 
-def _compile_first(job: WarmUp | PassWarmUp, name: str) -> None:
+def warm_up_prediction(model: StoredModel, evaluate: bool = False) -> WarmUp | LowRankWarmUp:
+    """What loads the kernels of predicting with a model, or of evaluating it."""
+    return LowRankWarmUp() if model.rank else WarmUp(predict=True, evaluate=evaluate)
+
+
+def _compile_first(job: WarmUp | PassWarmUp | LowRankWarmUp, name: str) -> None:
     """Have a process of its own compile what the job calls, once a machine: a compiler leaves 200 MB behind.
 
     Where that fails, this process compiles, and says what is wrong.
@@ -91,6 +103,44 @@ class PassWarmUp:
             p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
             run_here(PDSparseRun(Dataset(path / "warm.xmc"), path / "model.partial", p, 0, plan, notes).loop(), notes)
+
+
+@dataclass(frozen=True)
+class LowRankWarmUp:
+    """Train by LEML on a few rows, over all pairs and over given ones; predict and evaluate."""
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    def run(self) -> Receipt:
+        """Compile, if that was never done, and load, once in a process."""
+        if "leml" not in _loaded:
+            _compile_first(self, "leml")
+            self.load()
+            _loaded.add("leml")
+        return {}
+
+    def load(self) -> None:
+        """Do it in a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+            path = Path(folder)
+            _write_rows(path / "warm.xmc", 40, 12)
+            dataset, plan = Dataset(path / "warm.xmc"), MemoryPlan(2**40, 256 * MIB, 1)
+            write_observed(dataset, dataset.Y_rows().blocks(MIB))
+            for name, options in (("full", {}), ("given", {"observed": "given", "loss": "logistic", "held_out": 0.3})):
+                p = LEMLParameters(rank=2, alternations=2, **options)  # type: ignore[arg-type]
+                begin_model(path / f"{name}.partial")
+                notes = Notes()
+                result = run_here(LEMLRun(dataset, path / f"{name}.partial", p, 0, plan, notes).loop(), notes)
+                finish_model(
+                    path / f"{name}.partial", path / name, model_attributes(dataset, p.solver, p.to_dict(), 0, result)
+                )
+            for folder_of_counts in (None, path):
+                out = begin_predictions(path / f"predictions-{folder_of_counts is None}", 40, 3, 2)
+                run = ScoreRun(StoredModel(path / "full"), dataset, 2, out, plan, folder=folder_of_counts)
+                run_here(run.loop(), Notes())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from xmc_stream.store.encoding import (
     new_store,
 )
 from xmc_stream.store.inventory import seal
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of
 from xmc_stream.store.transpose import transpose
@@ -72,6 +72,44 @@ class Dataset:
         """Y by columns (N x K, csc of ones): the positives of each label."""
         return SparseMatrix(self.path / "Y" / "columns")
 
+    def observed_rows(self) -> SparseMatrix:
+        """The pairs whose labels are known, by rows (N x K, csr of ones). Raises InputError where no mask was given."""
+        return SparseMatrix(self._observed() / "rows")
+
+    def observed_columns(self) -> SparseMatrix:
+        """The pairs whose labels are known, by columns (N x K, csc of ones)."""
+        return SparseMatrix(self._observed() / "columns")
+
+    def with_observed(self, mask: Any, overwrite: bool = False) -> Dataset:
+        """Say which labels of which rows are known, the others being unknown; stored beside Y. Returns the dataset.
+
+        mask: a scipy sparse matrix (N x K), of which every stored entry is a known pair. overwrite: replace a mask that
+        is there. A positive of Y outside the mask is not learned from. Raises InputError.
+        """
+        shape = self.n_samples, self.n_labels
+        if not hasattr(mask, "tocsr") or mask.shape != shape:
+            got = f"a matrix of shape {mask.shape}" if hasattr(mask, "tocsr") else type(mask).__name__
+            raise InputError(f"the mask of {self.path} must be a scipy sparse matrix of shape {shape}. Got {got}.")
+        rows = mask.tocsr(copy=True)
+        rows.sum_duplicates()
+        self.refuse_second_mask(overwrite)
+        write_observed(self, [Block(0, rows.indptr.astype(np.int64), rows.indices, None)])
+        return self
+
+    def refuse_second_mask(self, overwrite: bool) -> None:
+        """Raise InputError where there is a mask that must not be replaced."""
+        if (self.path / "observed").exists() and not overwrite:
+            raise InputError(f"{self.path} has a mask of observed entries already: overwrite it, or copy the dataset")
+
+    def _observed(self) -> Path:
+        path = self.path / "observed"
+        if not path.exists():
+            raise InputError(
+                f"{self.path} has no mask of observed entries: make one with `convert --observed FILE` or "
+                "Dataset.with_observed, or train with observed=full"
+            )
+        return path
+
     def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
         """X by columns (N x D, csc), made in buffers of max_bytes when first asked for."""
         path = self.path / "X" / "columns"
@@ -117,6 +155,26 @@ def open_dataset(path: str | Path) -> Dataset:
     for matrix in (dataset.X_rows(), dataset.Y_rows(), dataset.Y_columns()):
         matrix.check_sizes()
     return dataset
+
+
+def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**26) -> None:
+    """Store the pairs whose labels are known beside Y, by rows and by columns; a mask that is there is replaced.
+
+    rows: blocks of all rows, labels sorted and unique in each. max_bytes: of the transposition's buffers.
+    """
+    from xmc_stream.kernels.csr import count_indices
+
+    path, counts = dataset.path / "observed", np.zeros(dataset.n_labels, np.int64)
+    with new_store(path, {}) as group:
+        shape = dataset.n_samples, dataset.n_labels
+        writer = MatrixWriter(group.create_group("rows"), "csr_matrix", shape, data_dtype=None)
+        for block in rows:
+            writer.append(np.diff(block.indptr), block.indices)
+            count_indices(block.indices, counts)
+        writer.close()
+        work = path.with_name(path.name + ".partial")
+        transpose(SparseMatrix(work / "rows"), counts, group.create_group("columns"), max_bytes)
+        seal(work)
 
 
 class DatasetWriter:

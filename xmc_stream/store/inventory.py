@@ -22,7 +22,7 @@ import zarr
 
 SEAL = "metadata_sha256"
 BLANK = "0" * 64  # what the seal is while the hash is taken
-_APART = "X/columns"  # made later than the dataset it lies in: a store with a seal of its own
+_APART = ("X/columns/", "observed/")  # made later than the dataset they lie in: stores with seals of their own
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
 LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
@@ -193,7 +193,7 @@ def _metadata_hash(path: Path, own: bytes) -> str:
     """own: the content of the outermost file, with a blank seal."""
     digest = hashlib.sha256()
     for name in sorted(_files(path)):
-        if _is_description(name) and not name.startswith(_APART + "/"):
+        if _is_description(name) and not name.startswith(_APART):
             content = own if name == "zarr.json" else (path / name).read_bytes()
             digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.factors import Factor
 from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
@@ -26,6 +27,7 @@ from xmc_stream.store.nodes import attributes_of
 FORMAT = "xmc_stream model"
 VERSION = 1
 UNIT = 1024  # classes in a unit; the last one of a model may have fewer
+FACTORS = "factors"  # where a low-rank model has W (D x r) and H (K x r), in place of units
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
 
@@ -150,6 +152,15 @@ class StoredModel:
         """The bias, or another array with an entry for each class of a unit."""
         return read_small(unit_path(self.path, unit), name)
 
+    @property
+    def rank(self) -> int:
+        """Columns of W and H of a low-rank model, whose scores are x W H^T; 0 of one that has weights by class."""
+        return int(self.attributes.get("rank", 0))
+
+    def factor(self, name: str) -> Factor:
+        """W (D x r) or H (K x r) of a low-rank model."""
+        return Factor(str(self.path / FACTORS / name), self.rank)
+
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit, behind a memory map."""
         matrix = self.unit_weights(first // UNIT)
@@ -164,6 +175,11 @@ class StoredModel:
         keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode())
+        if self.rank:
+            for factor in (self.factor("W"), self.factor("H")):
+                for start in range(0, factor.n, UNIT):
+                    digest.update(factor.read(start, min(start + UNIT, factor.n)).data)
+            return digest.hexdigest()
         for unit in range(n_units(self.n_labels)):
             matrix = self.unit_weights(unit)
             digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8").data)

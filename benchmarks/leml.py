@@ -1,0 +1,193 @@
+"""LEML: the paper's tables in form, the speed of an alternation beside scipy's, two worker processes beside one.
+
+    python benchmarks/leml.py tables bibtex.xmc bibtex-test.xmc --rank 64 --lam 1 --lam 3
+    python benchmarks/leml.py speed wordnet_hypernyms.xmc --rank 100 --rank 200
+    python benchmarks/leml.py workers wordnet_hypernyms.xmc --rank 100
+
+`tables` trains with each loss and lam, on all labels or (--observed 0.2) on a random part of them, beside ridge regression
+label by label on the same pairs. `speed` takes one alternation, and the same algebra with the same number of conjugate
+gradient steps by scipy's sparse products in memory. `workers` takes W steps on a dask cluster of one process and of two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse as sp
+
+import xmc_stream as xs
+
+
+def matrices(path: Path) -> tuple[Any, Any]:
+    """X and Y of a dataset, in memory."""
+    dataset, out = xs.open_dataset(path), []
+    for matrix in (dataset.X_rows(), dataset.Y_rows()):
+        block = matrix.block(0, matrix.n_lines)
+        data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+        out.append(sp.csr_matrix((data, block.indices, block.indptr.astype(np.int32)), shape=matrix.shape))
+    return out[0], out[1]
+
+
+def events(model: Path) -> list[dict[str, Any]]:
+    """The jobs of a run, as its event log has them."""
+    lines = (json.loads(line) for line in (model / "events.jsonl").read_text().splitlines())
+    return [line for line in lines if "job" in line]
+
+
+def alternation(X: Any, Y: Any, H: Any, lam: float, steps: int) -> tuple[Any, Any]:
+    """W by so many conjugate gradient steps on (X^T X W M + lam W = X^T Y H), M = H^T H, from 0; then H in closed form."""
+    Xt, M = X.T.tocsr(), H.T @ H
+    W = np.zeros((X.shape[1], H.shape[1]), np.float32)
+    residual = Xt @ (Y @ H)
+    direction, square = residual.copy(), float(np.vdot(residual, residual))
+    for _ in range(steps):
+        image = Xt @ ((X @ direction) @ M) + np.float32(lam) * direction
+        alpha = square / float(np.vdot(direction, image))
+        W += np.float32(alpha) * direction
+        residual -= np.float32(alpha) * image
+        after = float(np.vdot(residual, residual))
+        direction = residual + np.float32(after / square) * direction
+        square = after
+    A = X @ W
+    gram = (A.T @ A).astype(np.float64) + lam * np.eye(A.shape[1])
+    return W, scipy.linalg.cho_solve(scipy.linalg.cho_factor(gram), (Y.T @ A).T).T.astype(np.float32)
+
+
+def speed(path: Path, ranks: list[int], threads: int, limit: str) -> None:
+    """Seconds of one alternation, ours and scipy's, in turn."""
+    X, Y = matrices(path)
+    for rank in ranks:
+        H = np.random.default_rng(0).normal(size=(Y.shape[1], rank)).astype(np.float32) / np.float32(rank**0.5)
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                clf = xs.LEML(rank=rank, alternations=1, cg=20, cg_tol=0.0, memory_limit=limit, threads=threads)
+                clf.fit(path, model=Path(folder) / "m", check=False)
+                jobs = [job for job in events(Path(folder) / "m") if not job["job"].startswith(("start", "finalise"))]
+                ours = jobs[-1]["time"] - min(job["time"] - job["seconds"] for job in jobs)
+                products = clf.report_["history"][0]["products"]
+            began = time.perf_counter()
+            alternation(X, Y, H, 1.0, products)
+            theirs = time.perf_counter() - began
+            print(json.dumps({"rank": rank, "cg": products, "seconds": round(ours, 3), "scipy": round(theirs, 3),
+                              "ratio": round(ours / theirs, 3)}), flush=True)  # fmt: skip
+
+
+def workers(path: Path, rank: int, cg: int) -> None:
+    """Seconds of W steps on one process and two, and whether the models are the same."""
+    from distributed import Client, LocalCluster
+
+    found = {}
+    for n in (1, 2, 1, 2):
+        with (
+            LocalCluster(n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+            Client(cluster) as client,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            clf = xs.LEML(rank=rank, alternations=3, cg=cg, cg_tol=0.0, tol=0.0, scheduler=client, memory_limit="2GB")
+            clf.fit(path, model=Path(folder) / "m", check=False)
+            spans: dict[str, tuple[float, float]] = {}
+            for job in events(Path(folder) / "m"):
+                if job["job"].startswith("w/"):
+                    step = job["job"].split("/")[1]
+                    low, high = spans.get(step, (job["time"], job["time"]))
+                    spans[step] = min(low, job["time"] - job["seconds"]), max(high, job["time"])
+            found[n] = sum(high - low for low, high in spans.values()), clf.model_.digest()
+        print(
+            json.dumps({"workers": n, "W steps, seconds": round(found[n][0], 3), "digest": found[n][1][:12]}),
+            flush=True,
+        )
+    ratio = found[1][0] / found[2][0]
+    print(json.dumps({"speedup": round(ratio, 3), "same digest": found[1][1] == found[2][1]}), flush=True)
+
+
+def ridge_by_label(X: Any, Y: Any, mask: Any, lam: float) -> Any:
+    """Weights (D x K): of each label, ridge regression on its known pairs."""
+    W, known = np.zeros((X.shape[1], Y.shape[1])), mask.tocsc()
+    for k in range(Y.shape[1]):
+        rows = known.indices[known.indptr[k] : known.indptr[k + 1]]
+        if len(rows):
+            A, y = X[rows], np.asarray(Y[rows, k].todense()).ravel()
+            gram = np.asarray((A @ A.T).todense()) + lam * np.eye(len(rows))
+            W[:, k] = A.T @ np.linalg.solve(gram, y)
+    return W
+
+
+def tables(
+    train: Path, test: Path, rank: int, lams: list[float], losses: list[str], observed: float, limit: str
+) -> None:
+    """Figures of the test set, a line for each loss and lam."""
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {}
+        if observed < 1.0:
+            mine = Path(folder) / "data.xmc"
+            shutil.copytree(train, mine)
+            dataset = xs.open_dataset(mine)
+            draw = np.random.default_rng(1).random((dataset.n_samples, dataset.n_labels)) < observed
+            mask, train, options = sp.csr_matrix(draw), mine, {"observed": "given"}
+            dataset.with_observed(mask, overwrite=True)
+        for loss in losses:
+            for lam in lams:
+                model = Path(folder) / f"{loss}-{lam}"
+                clf = xs.LEML(rank=rank, lam=lam, loss=loss, tol=1e-4, memory_limit=limit, **options)
+                clf.fit(train, model=model)
+                figures = xs.evaluate(model, xs.open_dataset(test))
+                kept = {name: round(figures[name], 4) for name in ("P@1", "P@3", "P@5", "hamming_loss", "average_auc")}
+                print(json.dumps({"set": test.stem, "loss": loss, "rank": rank, "lam": lam, "observed": observed,
+                                  **kept, "seconds": clf.report_["seconds"]}), flush=True)  # fmt: skip
+        if observed < 1.0:
+            X, Y = matrices(train)
+            X_test, Y_test = matrices(test)
+            for lam in lams:
+                Z = X_test @ ridge_by_label(X, Y, mask, lam)
+                print(json.dumps({"set": test.stem, "ridge by label": lam, **dense_figures(Z, Y_test)}), flush=True)
+
+
+def dense_figures(Z: Any, Y: Any) -> dict[str, float]:
+    """P@k and average AUC of scores in memory."""
+    true, order = Y.toarray() > 0, np.argsort(-Z, axis=1, kind="stable")
+    hits = np.take_along_axis(true, order, axis=1)
+    n_true = true.sum(axis=1)
+    places = (hits * np.arange(Z.shape[1])).sum(axis=1)  # true labels by rank: wrong pairs are the places before them
+    pairs = n_true * (Z.shape[1] - n_true)
+    wrong = places - n_true * (n_true - 1) / 2
+    auc = np.where(pairs > 0, 1 - wrong / np.maximum(pairs, 1), 0.0).mean()
+    return {
+        **{f"P@{k}": round(100 * float(hits[:, :k].mean()), 4) for k in (1, 3, 5)},
+        "average_auc": round(float(auc), 4),
+    }
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["tables", "speed", "workers"])
+    parser.add_argument("sets", type=Path, nargs="+")
+    parser.add_argument("--rank", type=int, action="append")
+    parser.add_argument("--lam", type=float, action="append")
+    parser.add_argument("--loss", action="append")
+    parser.add_argument("--observed", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cg", type=int, default=20)
+    parser.add_argument("--memory-limit", default="2GB")
+    o = parser.parse_args()
+    ranks = o.rank or [100]
+    if o.what == "speed":
+        speed(o.sets[0], ranks, o.threads, o.memory_limit)
+    elif o.what == "workers":
+        workers(o.sets[0], ranks[0], o.cg)
+    else:
+        losses = o.loss or ["squared", "logistic", "squared_hinge"]
+        for rank in ranks:
+            tables(o.sets[0], o.sets[1], rank, o.lam or [1.0], losses, o.observed, o.memory_limit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,428 @@
+"""LEML end to end: what must hold of the solution, the same model however the work is cut and resumed, limits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from reference import lowrank as twin
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, plan_lowrank
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.solvers.leml import (
+    LOSSES,
+    LEMLParameters,
+    loss_curvatures,
+    loss_slopes,
+    loss_values,
+    run_alone,
+    solve_columns,
+    trust_region,
+)
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+
+LIMIT = "4GB"  # bounds the whole process of the tests
+
+
+def problem(n: int = 80, d: int = 15, k: int = 6, seed: int = 0) -> tuple[Any, Any]:
+    """Labels that overlap, rows of length one."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, d, 0.5, format="csr", dtype=np.float32, random_state=seed)
+    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
+    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
+    return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
+
+
+def fit(X: Any, Y: Any, folder: Path, mask: Any = None, **parameters: Any) -> Any:
+    dataset = xs.convert(X, folder / "data.xmc", labels=Y, memory_limit=LIMIT, overwrite=True)
+    if mask is not None:
+        dataset.with_observed(mask)
+        parameters["observed"] = "given"
+    p = {"lam": 0.1, "tol": 0.0, "cg": 200, "cg_tol": 1e-6, "bias": False, **parameters}
+    return xs.LEML(memory_limit=LIMIT, **p).fit(dataset, model=folder / "model", overwrite=True)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_slopes_and_curvatures_are_finite_differences(loss: str) -> None:
+    rng = np.random.default_rng(0)
+    true, z, e = rng.random(500) < 0.5, 3 * rng.normal(size=500), 1e-5
+    z = z[np.abs(np.abs(z) - 1) > 1e-3][:400]  # where the squared hinge has no second derivative
+    true = true[: len(z)]
+    slopes = (loss_values(loss, true, z + e) - loss_values(loss, true, z - e)) / (2 * e)
+    np.testing.assert_allclose(loss_slopes(loss, true, z), slopes, atol=1e-7)
+    bends = (loss_slopes(loss, true, z + e) - loss_slopes(loss, true, z - e)) / (2 * e)
+    np.testing.assert_allclose(loss_curvatures(loss, true, z), bends, atol=1e-7)
+    np.testing.assert_allclose(loss_values(loss, true, z), twin.losses(loss, 1.0 * true, z), atol=1e-12)
+    assert np.isfinite(loss_values(loss, np.array([True, False]), np.array([-1e4, 1e4]))).all()
+    assert loss_slopes(loss, true, z.astype(np.float32)).dtype == np.float32
+
+
+class Dense:
+    """The W step of a small problem in float64, for `trust_region`; with `line`, of each label by itself."""
+
+    def __init__(self, loss: str, X: Any, Y: Any, H: Any, lam: float) -> None:
+        self.loss, self.X, self.true, self.H, self.lam = loss, X, Y > 0, H, lam
+        self.values: list[float] = []
+
+    def _z(self, w: Any) -> Any:
+        return self.X @ w.reshape(self.X.shape[1], -1) @ self.H.T
+
+    def value(self, w: Any) -> Any:
+        self.values.append(float(loss_values(self.loss, self.true, self._z(w)).sum() + 0.5 * self.lam * (w * w).sum()))
+        return np.array([self.values[-1]])
+        yield
+
+    def gradient(self, w: Any) -> Any:
+        self.z = self._z(w)
+        D = loss_slopes(self.loss, self.true, self.z)
+        return (self.X.T @ D @ self.H + self.lam * w.reshape(self.X.shape[1], -1)).reshape(1, -1)
+        yield
+
+    def hessian(self, s: Any) -> Any:
+        U = loss_curvatures(self.loss, self.true, self.z) * self._z(s)
+        return (self.X.T @ U @ self.H + self.lam * s.reshape(self.X.shape[1], -1)).reshape(1, -1)
+        yield
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_trust_region_finds_the_minimum_and_never_rises(loss: str) -> None:
+    X, Y = problem()
+    H = np.random.default_rng(1).normal(size=(6, 3))
+    p = Dense(loss, X.toarray().astype(float), Y.toarray(), H, 0.3)
+    w, f, _ = run_alone(trust_region(p, np.zeros((1, 45)), 60, 200, 1e-8))
+    g = run_alone(p.gradient(w))
+    assert np.abs(g).max() < 1e-4 * np.abs(run_alone(p.gradient(np.zeros((1, 45))))).max()
+    assert f[0] == run_alone(p.value(w))[0]
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        assert run_alone(p.value(w + 0.01 * rng.normal(size=w.shape)))[0] > f[0]
+    _, f_few, _ = run_alone(trust_region(p, np.zeros((1, 45)), 2, 3, 1e-2))
+    assert f[0] < f_few[0] < run_alone(p.value(np.zeros((1, 45))))[0]
+
+
+def test_lines_of_a_trust_region_are_independent() -> None:
+    class Lines:
+        """Sums of quartic and quadratic terms, each line its own."""
+
+        scale = np.array([[1.0], [50.0], [0.1]])
+
+        def value(self, w: Any) -> Any:
+            return (self.scale * ((w - 1) ** 4 + 0.5 * w * w)).sum(axis=1)
+            yield
+
+        def gradient(self, w: Any) -> Any:
+            self.w = w
+            return self.scale * (4 * (w - 1) ** 3 + w)
+            yield
+
+        def hessian(self, s: Any) -> Any:
+            return self.scale * (12 * (self.w - 1) ** 2 + 1) * s
+            yield
+
+    start = np.array([[5.0, -3.0], [0.0, 9.0], [2.0, 2.0]])
+    together = run_alone(trust_region(Lines(), start, 30, 10, 1e-6))[0]
+    for i in range(3):
+        one = Lines()
+        one.scale = Lines.scale[i : i + 1]
+        np.testing.assert_allclose(
+            run_alone(trust_region(one, start[i : i + 1], 30, 10, 1e-6))[0][0], together[i], rtol=1e-6
+        )
+    np.testing.assert_allclose(4 * (together - 1) ** 3 + together, 0, atol=1e-3)
+
+
+def test_columns_are_solved_as_the_dense_systems() -> None:
+    X = problem(d=20)[0].toarray().astype(np.float64)
+    rng, values = np.random.default_rng(0), np.array([3.0, 0.5, 0.0])
+    b = rng.normal(size=(20, 3))
+    w = np.zeros((20, 3))
+    solve_columns(w, b.copy(), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300, 1e-12)
+    for c in range(3):
+        np.testing.assert_allclose(w[:, c], np.linalg.solve(values[c] * X.T @ X + 0.2 * np.eye(20), b[:, c]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_objective_is_that_of_the_factors_and_never_rises(loss: str, given: bool, tmp_path: Path) -> None:
+    X, Y = problem()
+    mask = sp.csr_matrix(np.random.default_rng(4).random((80, 6)) < 0.6) if given else None
+    clf = fit(X, Y, tmp_path, mask, loss=loss, rank=3, alternations=4, cg=20)
+    W, H = (factor.astype(np.float64) for factor in clf.model_.factors())
+    known = np.ones((80, 6)) if mask is None else mask.toarray()
+    f = twin.objective(loss, X.toarray(), Y.toarray(), known, W, H, 0.1)
+    assert clf.report_["objective"] == pytest.approx(f, rel=1e-5)
+    steps = [f for entry in clf.report_["history"] for f in (entry["objective_w"], entry["objective"])]
+    assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(steps))
+    assert len(steps) == 8
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_all_pairs_and_a_mask_of_all_pairs_give_the_same(loss: str, tmp_path: Path) -> None:
+    X, Y = problem()
+    whole = fit(X, Y, tmp_path, loss=loss, rank=3, alternations=5, newton=20)
+    mask = sp.csr_matrix(np.ones((80, 6), np.int8))
+    given = fit(X, Y, tmp_path, mask, loss=loss, rank=3, alternations=5, newton=20)
+    for a, b in zip(whole.report_["history"], given.report_["history"], strict=True):
+        assert b["objective"] == pytest.approx(a["objective"], rel=1e-4)
+    W, H = whole.model_.factors()
+    V, G = given.model_.factors()
+    np.testing.assert_allclose(V @ G.T, W @ H.T, atol=5e-3)
+
+
+def test_without_weight_it_comes_to_the_closed_form(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = sp.csr_matrix(rng.normal(size=(60, 8)).astype(np.float32))
+    three = X @ rng.normal(size=(8, 3)) > 0.5
+    # three labels and nearly the same again: as the weight goes, alternating converges as the fourth singular value over
+    # the third is small
+    Y = sp.csr_matrix(np.hstack([three, three ^ (rng.random((60, 3)) < 0.05)]).astype(np.float32))
+    closed = X.toarray() @ twin.reduced_rank(X.toarray().astype(float), Y.toarray(), 3)
+    errors = []
+    for lam in (1e-1, 1e-3, 1e-5):
+        W, H = fit(X, Y, tmp_path, rank=3, lam=lam, alternations=15).model_.factors()
+        errors.append(np.abs(X @ W @ H.T - closed).max())
+    assert errors[0] < 2e-1
+    assert errors[1] < 5e-3
+    assert errors[2] < 5e-4
+    assert errors[2] < errors[1] < errors[0]
+
+
+def test_cplst_is_the_closed_form(tmp_path: Path) -> None:
+    X, Y = problem(n=120, d=20, k=12)
+    dense = X.toarray().astype(float)
+    for rank in (1, 4, 12):
+        clf = xs.CPLST(rank=rank, iterations=12, cg=300, cg_tol=1e-7, lam=1e-8, bias=False, memory_limit=LIMIT).fit(
+            X, Y
+        )
+        W, H = clf.model_.factors()
+        Z = twin.reduced_rank(dense, Y.toarray(), rank)
+        np.testing.assert_allclose(X @ W @ H.T, dense @ Z, atol=2e-3)
+        fit_of_best = 0.5 * ((Y.toarray() - dense @ Z) ** 2).sum()
+        assert clf.report_["objective"] == pytest.approx(fit_of_best, rel=1e-4)
+    with pytest.raises(InputError, match="at most 12, the lesser"):
+        xs.CPLST(rank=13, memory_limit=LIMIT).fit(X, Y)
+    with pytest.raises(InputError, match="'iterations' parameter of CPLST"):
+        xs.CPLST(rank=3, iterations=0).parameters()
+
+
+def test_with_the_identity_held_the_w_step_is_ridge_regression() -> None:
+    X, Y = problem()
+    dense, targets = X.toarray().astype(float), Y.toarray()
+    p = Dense("squared", dense, targets, np.eye(6), 0.7)
+    w, _, _ = run_alone(trust_region(p, np.zeros((1, 90)), 1, 500, 1e-10, quadratic=True))
+    np.testing.assert_allclose(w.reshape(15, 6), twin.ridge(dense, targets, 0.7), atol=1e-6)
+    w = np.zeros((15, 6))
+    solve_columns(w, dense.T @ targets, lambda s: dense.T @ (dense @ s) + 0.7 * s, 500, 1e-10)
+    np.testing.assert_allclose(w, twin.ridge(dense, targets, 0.7), atol=1e-6)
+
+
+def test_at_full_rank_it_comes_to_the_least_trace_norm(tmp_path: Path) -> None:
+    X, Y = problem(n=40, d=8, k=5)
+    clf = fit(X, Y, tmp_path, rank=8, lam=0.5, alternations=200)
+    assert clf.report_["objective"] == pytest.approx(twin.trace_norm(X.toarray(), Y.toarray(), 0.5, 2000), rel=2e-4)
+
+
+def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: Path) -> None:
+    X, Y = problem(n=300)
+    mask = np.random.default_rng(4).random((300, 6)) < 0.6
+    mask[:, 2] = False
+    for loss in LOSSES:
+        clf = fit(X, Y, tmp_path, sp.csr_matrix(mask), loss=loss, rank=3, alternations=2, held_out=0.3)
+        assert not clf.model_.factors()[1][2].any()
+        assert 50 < clf.report_["n_held_out"] < 130
+        assert 0 < clf.report_["held_out_P@1"] <= 100
+    with pytest.raises(InputError, match="has no mask of observed entries"):
+        xs.LEML(observed="given", memory_limit=LIMIT).fit(X, Y)
+    with pytest.raises(InputError, match="has a mask of observed entries already"):
+        xs.open_dataset(tmp_path / "data.xmc").with_observed(sp.csr_matrix(mask))
+    with pytest.raises(InputError, match="must be a scipy sparse matrix of shape"):
+        xs.open_dataset(tmp_path / "data.xmc").with_observed(np.ones((3, 3)))
+    assert xs.verify(tmp_path / "data.xmc")["sound"]
+    assert xs.verify(tmp_path / "model")["sound"]
+
+
+def test_a_file_of_pairs_is_a_mask(tmp_path: Path) -> None:
+    X, Y = problem()
+    mask = sp.csr_matrix(np.random.default_rng(4).random((80, 6)) < 0.6)
+    rows, labels = mask.nonzero()
+    order = np.random.default_rng(5).permutation(len(rows))
+    (tmp_path / "known.txt").write_text("".join(f"{rows[i]} {labels[i]}\n" for i in order))
+    sp.save_npz(tmp_path / "X.npz", X)
+    sp.save_npz(tmp_path / "Y.npz", Y)
+    from xmc_stream.convert import convert_report
+
+    files = {"labels": tmp_path / "Y.npz", "observed": tmp_path / "known.txt", "memory_limit": LIMIT}
+    dataset, _ = convert_report(tmp_path / "X.npz", tmp_path / "a.xmc", **files)
+    for matrix in (dataset.observed_rows(), dataset.observed_columns()):
+        block, kind = (
+            matrix.block(0, matrix.n_lines),
+            sp.csr_matrix if matrix.encoding == "csr_matrix" else sp.csc_matrix,
+        )
+        assert (kind((np.ones(len(block.indices)), block.indices, block.indptr), shape=(80, 6)) != mask).nnz == 0
+
+
+def test_predictions_and_figures_are_those_of_the_scores(tmp_path: Path) -> None:
+    X, Y = problem(n=2500, k=30)
+    clf = fit(X, Y, tmp_path, rank=5, alternations=2, bias=True)
+    W, H = clf.model_.factors()
+    assert W.shape == (X.shape[1] + 1, 5)
+    Z = (X @ W[:-1] + W[-1]) @ H.T
+    labels, scores = clf.predict_topk(xs.open_dataset(tmp_path / "data.xmc"), k=3)
+    np.testing.assert_allclose(scores, -np.sort(-Z, axis=1)[:, :3], atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(Z, labels, axis=1), scores, atol=1e-5)
+    figures = xs.evaluate(tmp_path / "model", xs.open_dataset(tmp_path / "data.xmc"), ks=(1, 3))
+    true = Y.toarray() > 0
+    hits = np.take_along_axis(true, labels, axis=1)
+    assert figures["P@1"] == pytest.approx(100 * hits[:, 0].mean())
+    assert figures["hamming_loss"] == pytest.approx(((Z > 0.5) != true).mean(), abs=1e-4)
+    aucs = [(z[t][:, None] > z[~t]).mean() if 0 < t.sum() < 30 else 0.0 for z, t in zip(Z, true, strict=True)]
+    assert figures["average_auc"] == pytest.approx(np.mean(aucs), abs=1e-4)
+    at_zero = xs.evaluate(tmp_path / "model", xs.open_dataset(tmp_path / "data.xmc"), ks=(1,), threshold=0.0)
+    assert at_zero["hamming_loss"] == pytest.approx(((Z > 0) != true).mean(), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def several_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """5,000 rows: five blocks of rows; 300 labels, some rows without any; a mask."""
+    rng = np.random.default_rng(0)
+    n, d, k = 5000, 60, 300
+    X = sp.random(n, d, 0.1, format="csr", dtype=np.float32, random_state=1)
+    scores = np.asarray(X @ sp.random(d, k, 0.3, random_state=2).toarray() + 0.05 * rng.random((n, k)))
+    Y = scores > np.quantile(scores, 0.99, axis=0)
+    path = tmp_path_factory.mktemp("leml") / "data.xmc"
+    dataset = xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
+    dataset.with_observed(sp.csr_matrix(rng.random((n, k)) < 0.05))
+    return path
+
+
+class CutError(Exception):
+    """The run ends here."""
+
+
+class CutLedger(Notes):
+    """Ends the run after so many jobs."""
+
+    left = 0
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        super().add(key, receipt)
+        self.left -= 1
+        if self.left == 0:
+            raise CutError
+
+
+def digest(
+    data: Path, folder: Path, p: LEMLParameters, threads: list[int], change: Callable[[LowRankPlan], LowRankPlan] = lambda s: s
+) -> str:  # fmt: skip
+    """Train, with as many threads planned for until the first cut (after each job in turn), then the next; the digest."""
+    dataset, work, ledger = Dataset(data), folder / "model.partial", CutLedger()
+    begin_model(work)
+    for number, n in enumerate(threads):
+        ledger.left = 2 if number + 1 < len(threads) else 0
+        shutil.rmtree(work / "scratch", ignore_errors=True)
+        run = LEMLRun(dataset, work, p, 0, MemoryPlan(2**40, 2**30, n), ledger)
+        run._sizes = change(run._sizes)
+        try:
+            result = run_here(run.loop(), ledger)
+        except CutError:
+            continue
+        finish_model(work, folder / "model", model_attributes(dataset, "leml", p.to_dict(), 0, result))
+        return xs.load_model(folder / "model").digest()
+    raise AssertionError("it was cut before the end")
+
+
+VARIANTS = [
+    LEMLParameters(rank=7, alternations=3, held_out=0.1, tol=0.0),
+    LEMLParameters(rank=7, alternations=2, observed="given", tol=0.0),
+    LEMLParameters(rank=7, alternations=2, observed="given", loss="squared_hinge", newton=2, cg=5),
+    LEMLParameters(rank=7, alternations=2, loss="logistic", newton=2, cg=5, held_out=0.1),
+]
+
+
+@pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
+def test_the_model_is_the_same_for_any_cut_and_any_interruption(
+    p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = digest(several_blocks, tmp_path / "whole", p, [1])
+    assert digest(several_blocks, tmp_path / "cut", p, [3, 1, 2] * 7) == whole
+
+    def apart(sizes: LowRankPlan) -> LowRankPlan:
+        rows = tuple((a, min(a + 1024, 5000)) for a in range(0, 5000, 1024))
+        labels = sizes.labels if p.observed == "full" else ((0, 11), (11, 200), (200, 300))
+        return replace(sizes, small=False, cuts=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, kept=0)
+
+    monkeypatch.setattr("xmc_stream.jobs.lowrank.ROW_BYTES", 20_000)
+    assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
+
+
+def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Path) -> None:
+    dataset, p = Dataset(several_blocks), LEMLParameters(rank=50)
+    with pytest.raises(MemoryLimitError, match="LEML of rank 50 on 2 threads needs"):
+        plan_lowrank(MemoryPlan(2**24, 2**24, 2), dataset, p)
+    wide = plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, p)
+    assert wide.cuts == ((0, 25), (25, 50))
+    need = 2 * (3 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
+    narrow = plan_lowrank(MemoryPlan(2**40, need, 2), dataset, p)
+    assert len(narrow.cuts) >= 2
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lam": 0}, "'lam' parameter of LEML must be a float in"),
+        ({"rank": 0}, "'rank' parameter"),
+        ({"tol": 1.0}, "'tol' parameter"),
+        ({"loss": "hinge"}, "one of squared, logistic, squared_hinge"),
+        ({"observed": True}, "one of full, given"),
+        ({"held_out": 0.9}, r"\[0, 0.5\]"),
+        ({"bias": 1}, "'bias' parameter of LEML must be true or false"),
+        ({"lamda": 1}, "has no parameter 'lamda'"),
+    ],
+)
+def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        LEMLParameters.of(values)
+
+
+def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
+    several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    options = ["--solver", "leml", "--set", "rank=20", "--set", "tol=0", "--memory-limit", "600MB", "--json"]
+    whole = cli("train", several_blocks, tmp_path / "whole", *options)
+    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_blocks), str(tmp_path / "killed"), *options]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ledger = tmp_path / "killed.partial" / "ledger.jsonl"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (ledger.exists() and '"h/3"' in ledger.read_text()):
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not (tmp_path / "killed").exists()
+    options[options.index("600MB")] = "1GB"
+    resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
+    assert resumed["resumed"]
+    assert not whole["resumed"]
+    assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
+    assert whole["peak_rss"] < 600e6
+    figures = cli("plan", "train", several_blocks, "x", *options)
+    assert figures["fits"]
+    assert figures["peak_rss"] <= 10**9
+    assert cli("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
+    assert (
+        cli("evaluate", tmp_path / "whole", several_blocks, "--memory-limit", "600MB")["average_auc"] > 0.3
+    )  # rows without labels count 0

@@ -1,0 +1,325 @@
+"""LEML's alternations: W, then H, until the objective or the held-out rows say stop; then the model of the best one.
+
+The loop is a generator, as `jobs.ppdsparse`'s. What a half-step leaves is durable and in the ledger; what lies in `scratch`
+is not, and is made again by a session that goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.jobs.losses import LABELS, LOSS_UNIT, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.jobs.lowrank import (
+    BLOCK,
+    LINES,
+    ROW_BYTES,
+    ROW_LINES,
+    FactorsJob,
+    GramJob,
+    Learned,
+    ModelJob,
+    ProjectJob,
+    RidgeJob,
+    StartJob,
+    csr,
+    times,
+    x_bytes,
+)
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
+from xmc_stream.store.factors import Beside, Cut, Factor, Panels
+from xmc_stream.store.matrix import stream
+from xmc_stream.store.model import FACTORS
+
+_GRAMS = 16  # parts of A^T A, at most
+_SMALL = 1 << 27  # multiply-adds of a product, up to which sharing it out takes longer than doing it
+
+
+@dataclass(frozen=True)
+class LowRankPlan:
+    """cuts: runs of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
+
+    pairs; small: whether a W step is one job.
+    """
+
+    cuts: tuple[Cut, ...]
+    kept: int
+    rows: tuple[tuple[int, int], ...]
+    labels: tuple[tuple[int, int], ...]
+    small: bool
+
+
+def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, width: int) -> dict[str, int]:
+    """Bytes by component where a job has so many columns."""
+    d, k, r, t = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads
+    needs = {
+        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
+        "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
+        "writers": t * 8 * MIB,
+    }
+    if p.closed:
+        needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
+        kept = x_bytes(dataset)
+        return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
+    given = p.observed == "given"
+    return {
+        **needs,
+        "vectors of W": 4 * VECTORS * d * r,
+        "columns of W": t * 4 * d * width,
+        "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
+        "pairs": t * (8 * ROW_BYTES if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
+    }
+
+
+def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
+    """Cut the columns into as few runs as the threads and the limit let there be.
+
+    Raises MemoryLimitError where not even single columns fit.
+    """
+    r = p.rank
+    plan.refuse_unless(lowrank_needs(plan, dataset, p, 1), f"LEML of rank {r} on {plan.threads} threads")
+    at_once = plan.threads * plan.processes
+    width = -(-r // min(at_once, r))
+    while sum(lowrank_needs(plan, dataset, p, width).values()) > plan.budget:
+        width -= 1
+    parts = math.ceil(math.ceil(r / width) / at_once) * at_once
+    n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
+    n_blocks = -(-n // BLOCK)
+    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
+    labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
+    if p.observed == "given":
+        pairs = dataset.observed_rows().nnz
+        labels = _given_labels(plan, dataset, 4 * at_once)
+    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
+    cuts = even_ranges(r, 1 if small and not p.closed else parts)
+    width = max(last - first for first, last in cuts)
+    kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small)
+
+
+def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
+    """Runs of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
+    mask = dataset.observed_columns()
+    ends = mask.indptr.read(0, mask.n_lines + 1)
+    most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
+    cuts, first = [], 0
+    while first < dataset.n_labels:
+        last = int(ends.searchsorted(ends[first] + most, side="right")) - 1
+        last = min(max(last, first + 1), dataset.n_labels)
+        cuts.append((first, last))
+        first = last
+    return tuple(cuts)
+
+
+def most_passes(p: LEMLParameters) -> int:
+    """Passes over X of a run, at most: for each W step, and to project it."""
+    products = p.cg + 1 if p.loss == "squared" else p.newton * (p.cg + 2)
+    return p.alternations * ((1 if p.closed else 2) * products + 1)
+
+
+@dataclass(frozen=True)
+class LEMLProbe:
+    """Multiply the first rows with a few columns and back: seconds of a pass over X with all columns (`seconds`)."""
+
+    data: str
+    parameters: LEMLParameters
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Multiply."""
+        dataset = Dataset(self.data)
+        X = dataset.X_rows()
+        (x,) = next(stream((X,), ROW_BYTES, 0, X.n_lines, ROW_LINES))
+        width = min(self.parameters.rank, 16)
+        began = time.perf_counter()
+        dense = np.ones((dataset.n_features, width), np.float32)
+        add_transposed(*csr(x), times(x, dense), dense)
+        share = max(len(x.indices), 1) * width / (max(X.nnz, 1) * self.parameters.rank)
+        return {"seconds": (time.perf_counter() - began) / share}
+
+
+@dataclass
+class LEMLRun:
+    """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: LEMLParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        p = self.parameters
+        self._sizes = plan_lowrank(self.plan, self.dataset, p)
+        self._learned = Learned.of(self.dataset, p.held_out, self.seed, p.bias)
+        self._scratch = self.work / "scratch"
+
+    def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
+        cuts = ((0, self.parameters.rank),) if whole else self._sizes.cuts
+        return Panels(str(self._scratch / name), n, cuts)
+
+    def _state(self, kind: str, number: int) -> Path:
+        return self.work / "state" / f"{kind}-{number}"
+
+    def _factor(self, number: int, name: str) -> Factor:
+        return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank)
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns figures of the model."""
+        p, d = self.parameters, self.dataset
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        h = self._panels("h", d.n_labels, whole=True)
+        start = StartJob(self._learned, d.n_labels, p.rank, p.closed, h, str(self._state("factors", 0) / "all"))
+        receipt = (yield Phase("start", [start]))[0]
+        history: list[dict[str, Any]] = []
+        best, waited, before = 0, 0, float("inf")
+        for number in range(1, p.alternations + 1):
+            told = self._told(history)
+            step = self._closed_step if p.closed else self._step
+            receipt = yield from step(number, receipt, told)
+            history.append(self._entry(number, receipt))
+            f = history[-1]["objective"]
+            if p.held_out and best and self._score(history[-1]) <= self._score(history[best - 1]):
+                waited += 1
+            else:
+                self._drop(best, number)
+                best, waited = number, 0
+            self._drop(number - 1, best)
+            if waited == p.patience or before - f <= p.tol * abs(f):
+                break
+            before = f
+        job = ModelJob(self._factor(best, "W"), self._factor(best, "H"), str(self.work / FACTORS))
+        yield Phase("finalise", [job])
+        last = history[best - 1]
+        return {
+            "rounds": len(history),
+            "rank": p.rank,
+            "threshold": p.threshold,
+            "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
+            "objective": last["objective"],
+            "duality_gap": None,
+            "best_pass": best,
+            **{name: value for name, value in last.items() if name.startswith("held_out")},
+            "n_held_out": receipt.get("held", 0),
+            "history": history,
+        }
+
+    @staticmethod
+    def _score(entry: dict[str, Any]) -> float:
+        return float(sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5)))
+
+    @staticmethod
+    def _told(history: list[dict[str, Any]]) -> str:
+        if not history:
+            return ""
+        held = "".join(f", P@{k} {history[-1][f'held_out_P@{k}']:.2f}" for k in (1,) if "held_out_P@1" in history[-1])
+        return f" (objective {history[-1]['objective']:.6g}{held})"
+
+    @staticmethod
+    def _entry(number: int, receipt: Receipt) -> dict[str, Any]:
+        hits, held = receipt.get("hits"), max(receipt.get("held", 0), 1)
+        precisions = (
+            {} if hits is None else {f"held_out_P@{k}": round(100 * hits[k - 1] / (k * held), 4) for k in (1, 3, 5)}
+        )
+        return {
+            "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
+            "products": receipt["products"], **precisions,
+        }  # fmt: skip
+
+    def _drop(self, number: int, keep: int) -> None:
+        """Remove factors that nothing is made from any more."""
+        if number != keep:
+            remove(self._state("factors", number))
+
+    def _closed_step(
+        self, number: int, before: Receipt, told: str
+    ) -> Generator[Phase, list[Receipt], Receipt]:  # fmt: skip
+        """Both half-steps of the squared loss and full labels."""
+        p, d, name = self.parameters, self.dataset, f"alternation {number}"
+        h, w = self._factor(number - 1, "H"), self._state("w", number)
+        previous = self._factor(number - 1, "W") if number > 1 else None
+        solves = [
+            RidgeJob(
+                self._learned, f"w/{number}", p.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
+                previous, str(w / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
+            )
+            for cut in self._sizes.cuts
+        ]  # fmt: skip
+        out = self._state("factors", number) / "all"
+        done = self.ledger.get(f"h/{number}")
+        if done is not None:
+            return done
+        steps = yield Phase(f"{name}, W", solves, note=told)
+        parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0]) for job in solves))
+        scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
+        projections = [ProjectJob(self._learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
+        projected = yield Phase(f"{name}, A", projections, kept=False)
+        blocks = -(-d.n_samples // BLOCK)
+        grams = [
+            GramJob(
+                self._learned, f"gram/{number}", a * BLOCK, min(b * BLOCK, d.n_samples), scores,
+                str(self._scratch / f"gram-{a}.npy"),
+            )
+            for a, b in even_ranges(blocks, min(_GRAMS, blocks))
+        ]  # fmt: skip
+        yield Phase(f"{name}, A^T A", grams, kept=False)
+        job = FactorsJob(
+            self._learned, f"h/{number}", p.lam, tuple(gram.out for gram in grams), sums, scores,
+            projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
+            max(step["steps"] for step in steps),
+        )  # fmt: skip
+        receipt = (yield Phase(f"{name}, H", [job]))[0]
+        remove(w)
+        return receipt
+
+    def _step(self, number: int, before: Receipt, told: str) -> Generator[Phase, list[Receipt], Receipt]:
+        """Both half-steps over pairs."""
+        p, d, name = self.parameters, self.dataset, f"alternation {number}"
+        h, w = self._factor(number - 1, "H"), self._state("w", number) / "all"
+        previous = self._factor(number - 1, "W") if number > 1 else None
+        done = self.ledger.get(f"h/{number}")
+        if done is not None:
+            return done
+        step = WStep(
+            self._learned, f"w/{number}", p, self._sizes.cuts, self._sizes.rows, h, previous, str(self._scratch)
+        )
+        solved = self.ledger.get(step.name)
+        if self._sizes.small:
+            solved = (yield Phase(f"{name}, W", [WStepJob(step, str(w))], note=told))[0]
+        elif solved is None:
+            figures = yield from step.loop()
+            solved = (yield Phase(f"{name}, W", [StoreWJob(step, str(w), figures)]))[0]
+        found, scores = Factor(str(w / "W"), p.rank), self._panels("a", d.n_samples)
+        projections = [ProjectJob(self._learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
+        yield Phase(f"{name}, A", projections, kept=False)
+        lines = self._panels("h", d.n_labels, whole=True)
+        jobs = [
+            LabelsJob(self._learned, f"labels/{number}", p, first, last, h, scores, lines)
+            for first, last in self._sizes.labels
+        ]
+        receipts = yield Phase(f"{name}, H", jobs, kept=False)
+        losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
+        job = JoinJob(
+            self._learned, f"h/{number}", p.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
+            str(self._state("factors", number) / "all"),
+        )  # fmt: skip
+        receipt = (yield Phase(f"{name}, store", [job]))[0]
+        remove(w.parent)
+        return receipt

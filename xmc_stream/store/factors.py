@@ -1,0 +1,173 @@
+"""Dense matrices of many lines and few columns: the factors of a model, checksummed; and scratch that jobs share.
+
+A factor is a 1-D array of its lines, one after another, chunked as all arrays are. Panels are plain files that several jobs
+write at once, each a run of columns or of lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.encoding import ArrayWriter, new_store
+
+CHUNK_BYTES = 4 * 2**20  # of a factor
+LINES = 4096  # read at a time where a run of columns is taken
+_ITEM = 4
+
+Cut = tuple[int, int]  # columns [first, last)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Lines x columns, float32, in a store."""
+
+    path: str
+    columns: int
+
+    @property
+    def n(self) -> int:
+        """Lines."""
+        return open_array(Path(self.path)).size // self.columns
+
+    def read(self, first: int, last: int) -> NDArray[np.float32]:
+        """Lines [first, last): (last - first, columns)."""
+        values = open_array(Path(self.path)).read(first * self.columns, last * self.columns)
+        return values.reshape(last - first, self.columns)
+
+    def take(self, cut: Cut) -> NDArray[np.float32]:
+        """Columns [first, last) of all lines."""
+        array = open_array(Path(self.path))
+        n = array.size // self.columns
+        out = np.empty((n, cut[1] - cut[0]), np.float32)
+        for first in range(0, n, LINES):
+            last = min(first + LINES, n)
+            values = array.read(first * self.columns, last * self.columns)
+            out[first:last] = values.reshape(last - first, self.columns)[:, cut[0] : cut[1]]
+        return out
+
+    def verify(self) -> int:
+        """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
+        array = open_array(Path(self.path))
+        for k in range(array.n_chunks):
+            array.verify_chunk(k)
+        return array.n_chunks * array.chunk * _ITEM
+
+
+@contextmanager
+def new_factors(path: Path, names: Mapping[str, int]) -> Iterator[dict[str, ArrayWriter]]:
+    """Factors by name in a new store, under its name when the block ends well: append takes lines. names: their columns."""
+    with new_store(path, {"columns": dict(names)}) as group:
+        writers = {name: ArrayWriter(group, name, np.float32, CHUNK_BYTES) for name in names}
+        yield writers
+        for writer in writers.values():
+            writer.close()
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Lines x columns, float32, in plain files of one run of columns each. cuts: these runs, in order."""
+
+    folder: str
+    n: int
+    cuts: tuple[Cut, ...]
+
+    @property
+    def columns(self) -> int:
+        """In all."""
+        return self.cuts[-1][1]
+
+    def _file(self, cut: Cut) -> Path:
+        return Path(self.folder) / f"{cut[0]}-{cut[1]}"
+
+    def write(self, cut: Cut, first: int, lines: NDArray[np.float32]) -> None:
+        """Lines from `first` on, of one of the runs of columns."""
+        stop_if_unwanted()
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        fd = os.open(self._file(cut), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            view, at = (
+                np.ascontiguousarray(lines, np.float32).reshape(-1).view(np.uint8).data,
+                first * lines.shape[1] * _ITEM,
+            )
+            while view.nbytes:
+                written = os.pwrite(fd, view, at)
+                view, at = view[written:], at + written
+        finally:
+            os.close(fd)
+
+    def move(self, cut: Cut, to: Panels) -> None:
+        """Give one of the runs of columns to other panels."""
+        Path(to.folder).mkdir(parents=True, exist_ok=True)
+        self._file(cut).replace(to._file(cut))
+
+    def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Lines of one run of columns, from `first` on, into an array of its own."""
+        stop_if_unwanted()
+        fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            view, at = out.reshape(-1).view(np.uint8).data, first * out.shape[1] * _ITEM
+            while view.nbytes:
+                got = os.preadv(fd, [view], at)
+                if not got:
+                    raise StoreError(f"{self._file(cut)} ends early: run the same command again, it goes on")
+                view, at = view[got:], at + got
+        finally:
+            os.close(fd)
+        return out
+
+    def read(self, first: int, last: int) -> NDArray[np.float32]:
+        """Lines [first, last) of all columns."""
+        parts = [self._fill(cut, first, np.empty((last - first, cut[1] - cut[0]), np.float32)) for cut in self.cuts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def take(self, cut: Cut) -> NDArray[np.float32]:
+        """Columns [first, last) of all lines."""
+        out = np.empty((self.n, cut[1] - cut[0]), np.float32)
+        if cut in self.cuts:
+            return self._fill(cut, 0, out)
+        for first in range(0, self.n, LINES):
+            last = min(first + LINES, self.n)
+            out[first:last] = self.read(first, last)[:, cut[0] : cut[1]]
+        return out
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Factors of as many lines each, their columns beside each other."""
+
+    parts: tuple[Factor, ...]
+
+    @property
+    def n(self) -> int:
+        """Lines."""
+        return self.parts[0].n
+
+    @property
+    def columns(self) -> int:
+        """In all."""
+        return sum(part.columns for part in self.parts)
+
+    def read(self, first: int, last: int) -> NDArray[np.float32]:
+        """Lines [first, last) of all columns."""
+        return np.concatenate([part.read(first, last) for part in self.parts], axis=1)
+
+    def take(self, cut: Cut) -> NDArray[np.float32]:
+        """Columns [first, last) of all lines."""
+        out = np.empty((self.n, cut[1] - cut[0]), np.float32)
+        for first in range(0, self.n, LINES):
+            last = min(first + LINES, self.n)
+            out[first:last] = self.read(first, last)[:, cut[0] : cut[1]]
+        return out
+
+
+Dense = Factor | Panels | Beside
