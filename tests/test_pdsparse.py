@@ -26,13 +26,15 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.check import CheckStateJob, legs_again
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.passes import LegJob, drop_session
+from xmc_stream.jobs.passes import LegJob, _sessions, drop_session
 from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.rows import Data, PassPlan
+from xmc_stream.kernels.tables import bytes_used
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.store.passes import stored_tables
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 
@@ -144,6 +146,33 @@ def test_tables_and_short_stretches_give_the_same_model(
     whole = digest(several_groups, tmp_path / "whole", [2**30])
     monkeypatch.setattr("xmc_stream.jobs.pdsparse.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
     assert digest(several_groups, tmp_path / "tables", [2**30]) == whole
+
+
+def test_full_tables_are_packed_before_they_are_too_full(
+    several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[int] = []
+    pack = LegJob._pack
+    monkeypatch.setattr(LegJob, "_pack", lambda *of: packed.append(1) or pack(*of))
+
+    def leg(tables: int) -> tuple[int, list[Any]]:
+        """Bytes that its tables take, those of regions left too, and its v."""
+        drop_session()
+        folder = tmp_path / str(tables)
+        data = Data(str(several_groups), str(folder), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, tables))
+        job = LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "")
+        job.run()
+        stored = [
+            sorted(zip(labels.tolist(), values.tolist(), strict=True))
+            for _, _, labels, values in stored_tables(job.folder("tables"), 1)
+        ]
+        assert [path.name for path in (folder / "state").glob("packed*/*")] == []
+        return bytes_used(_sessions[str(folder)].stepper.tables), stored
+
+    used, stored = leg(32 * MIB)
+    assert not packed
+    assert leg(used - 1000)[1] == stored
+    assert packed
 
 
 def test_rows_that_cannot_be_learned_from_are_counted_and_histories_tell(several_groups: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from xmc_stream.jobs.rows import ENTRIES, STRETCH, Data, PassPlan, Rows, Which
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
 from xmc_stream.kernels.dual import count_hits, group_rows, pack, sum_losses
 from xmc_stream.kernels.order import GROUP
-from xmc_stream.kernels.tables import bytes_used, enter, list_entries, norms, purge
+from xmc_stream.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
 from xmc_stream.memory import format_size
 from xmc_stream.solvers.pdsparse import (
     PDSparseParameters,
@@ -31,7 +31,7 @@ from xmc_stream.solvers.pdsparse import (
     pass_key,
 )
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store
+from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import new_unit, unit_range
 from xmc_stream.store.passes import DualRows, PassState, new_leg, new_tables, stored_tables
@@ -49,9 +49,8 @@ class _Session:
     after: str
 
     def fits(self, lam: float, most_bytes: int) -> bool:
-        """Whether a pass may begin with them: for the same problem, and with room that need not be gained by packing."""
-        tables = self.stepper.tables
-        return tables.lam == lam and tables.most_bytes == most_bytes and 2 * bytes_used(tables) <= most_bytes
+        """Whether a pass of another stage may begin with them."""
+        return self.stepper.tables.lam == lam and self.stepper.tables.most_bytes == most_bytes
 
 
 _sessions: dict[str, _Session] = {}  # by the run's folder; there is one at a time
@@ -186,7 +185,7 @@ class LegJob:
             try:
                 sets = stepper.visit(
                     members, np.searchsorted(members, stretch), at[members], n_positive[members], key, block, state,
-                    self.most, self.fixed,
+                    self.most, self.fixed, lambda: self._pack(stepper, rows.dataset.n_features),
                 )  # fmt: skip
             except TablesFullError:
                 raise self._full(stepper) from None
@@ -209,6 +208,14 @@ class LegJob:
         out = DualRows(begin, size, np.empty(total, np.int32), np.empty(total))
         pack(np.arange(n), begin, size, all_labels, all_a, out.labels, out.a)
         return out
+
+    def _pack(self, stepper: Stepper, n_features: int) -> None:
+        """Give tables regions as short as may be, and none that were left; over the disk, as they fill the memory."""
+        path = Path(self.data.work) / "state" / "packed.partial" / "all"
+        write_tables(path, stepper, n_features)
+        clear(stepper.tables)
+        read_tables(path, stepper)
+        remove(path)
 
     def _full(self, stepper: Stepper) -> MemoryLimitError:
         bound = format_size(stepper.tables.most_bytes)

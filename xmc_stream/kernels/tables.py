@@ -454,6 +454,16 @@ def purge(above: float, tables: Tables) -> None:
         v.n[t] = n
 
 
+def clear(tables: Tables) -> None:
+    """Take out everything; the memory stays."""
+    for arena in (tables.v, tables.w):
+        arena.size[:], arena.free[:] = -1, -1
+        arena.n[:], arena.used[:] = 0, 0
+    tables.wide[:] = False
+    if tables.dense:
+        tables.values[:] = 0.0
+
+
 @kernel
 def norms(tables: Tables) -> tuple[float, float, int]:
     """||w||^2, ||w||_1 and how many |w| > 1e-8, of all labels; summed in the order of the places."""

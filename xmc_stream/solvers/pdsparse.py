@@ -12,6 +12,7 @@ set to their best. This module covers the parameters and the steps on rows in me
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -185,12 +186,13 @@ class Stepper:
 
     def visit(
         self, members: NDArray[np.int64], at: NDArray[np.int64], numbers: NDArray[np.int64], n_positive: NDArray[np.int64],
-        key: np.uint64, block: Any, state: Any, most: int, fixed: bool,
+        key: np.uint64, block: Any, state: Any, most: int, fixed: bool, make_room: Callable[[], None] | None = None,
     ) -> ActiveLabels:  # fmt: skip
         """Visit rows of a block; returns their active labels then, in the block's order.
 
         members: rows of `state` that the block has, ascending; at: places in members in the order of visits; numbers: of
-        the members' rows in X, for their draws; n_positive: of each. Raises TablesFullError.
+        the members' rows in X, for their draws; n_positive: of each; make_room: packs the tables where they are full of
+        regions that were left. Raises TablesFullError.
         """
         sizes = state.size[members]
         capacity, n = int(sizes.sum()) + most * len(members), len(members)
@@ -203,12 +205,18 @@ class Stepper:
             self._places = np.empty((max(longest, self._places.shape[0]), max(room, self._places.shape[1])), np.int64)
         keys = np.empty(n, np.uint64)
         row_keys(numbers[at], key, keys)
-        done = visit_rows(
-            at, keys, block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C, self.z,
-            self._places, fixed, self._work, self._largest,
-        )  # fmt: skip
-        if done < n:
-            raise TablesFullError
+        done, packed = 0, -1
+        while True:
+            done += visit_rows(
+                at[done:], keys[done:], block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C,
+                self.z, self._places, fixed, self._work, self._largest,
+            )  # fmt: skip
+            if done == n:
+                break
+            if make_room is None or packed == done:
+                raise TablesFullError
+            make_room()
+            packed = done
         negatives, active, used = sum_negatives(sets, n)
         self._sums += [n, negatives, active, used]
         return sets
