@@ -328,12 +328,17 @@ class ObjectiveJob:
 
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
+        session = _sessions.pop(self.data.work, None)
         drop_session()
         rows = Rows(self.data, self.rows)
-        stepper = Stepper(
-            rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.most_bytes()
-        )
-        read_tables(Path(self.tables), stepper)
+        if session is not None and session.after == self.tables:
+            stepper = session.stepper
+        else:
+            del session
+            stepper = Stepper(
+                rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.most_bytes()
+            )
+            read_tables(Path(self.tables), stepper)
         total = 0.0
         for block, indptr, labels in rows.blocks(False):
             total += sum_losses(block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z)
@@ -373,7 +378,7 @@ class WeightsJob:
                 features = np.repeat(np.arange(len(n_of)), n_of)
                 kept = np.flatnonzero(w)
                 labels = label_of[numbers[kept]]
-                order = np.lexsort((labels, features[kept]))
+                order = np.argsort(features[kept] * n_labels + labels)
                 labels = labels[order]
                 rows.append(np.bincount(features[kept], minlength=len(n_of)), labels, w[kept][order])
                 counts += np.bincount(labels, minlength=n_labels)

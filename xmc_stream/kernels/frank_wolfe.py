@@ -269,6 +269,7 @@ def visit_rows(
             found = int(best[0] >= 0)
         for k in range(found):
             active[size + k], a[size + k] = best[k], 0.0
+        fetch(features, active[size : size + found], tables)
         size += found
         n_neg = size - n_pos
         work[0] += met
