@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.losses import LABELS, LOSS_UNIT, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.jobs.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.jobs.lowrank import (
     BLOCK,
     LINES,
@@ -33,6 +33,7 @@ from xmc_stream.jobs.lowrank import (
     times,
     x_bytes,
 )
+from xmc_stream.jobs.lowrank_pairs import LOSS_UNIT
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lowrank import add_transposed
 from xmc_stream.solvers.leml import LEMLParameters
