@@ -23,6 +23,8 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, plan_lowrank
+from xmc_stream.jobs.losses import WStep, _Pairs
+from xmc_stream.jobs.lowrank import Learned
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.solvers.leml import (
     LOSSES,
@@ -35,6 +37,7 @@ from xmc_stream.solvers.leml import (
     trust_region,
 )
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.factors import Factor, new_factors
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -154,6 +157,46 @@ def test_columns_are_solved_as_the_dense_systems() -> None:
     solve_columns(w, b.copy(), lambda s: X.T @ (X @ s) * values + 0.2 * s, 300, 1e-12)
     for c in range(3):
         np.testing.assert_allclose(w[:, c], np.linalg.solve(values[c] * X.T @ X + 0.2 * np.eye(20), b[:, c]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("observed", ["full", "given"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str, bias: bool, tmp_path: Path) -> None:
+    """Objective, gradient and Hessian products of a W step, by runs of columns and rows, against float64."""
+    X, Y = problem(n=2500, d=12)
+    rng = np.random.default_rng(3)
+    mask = rng.random(Y.shape) < (0.4 if observed == "given" else 1.1)
+    dataset = xs.convert(X, tmp_path / "data.xmc", labels=Y, memory_limit=LIMIT)
+    dataset.with_observed(sp.csr_matrix(mask))
+    dense, d, r, lam = X.toarray().astype(float), X.shape[1] + bias, 5, 0.7
+    if bias:
+        dense = np.hstack([dense, np.ones((2500, 1))])
+    W, S, H = (rng.normal(size=(n, r)).astype(np.float32) for n in (d, d, 6))
+    with new_factors(tmp_path / "factors", {"H": r}) as writers:
+        writers["H"].append(H.ravel())
+    learned = Learned.of(dataset, 0.0, 0, bias)
+    p = LEMLParameters(r, lam, loss=loss, observed=observed, bias=bias)
+    labels, rows = Factor(str(tmp_path / "factors" / "H"), r), ((0, 1024), (1024, 2048), (2048, 2500))
+    step = WStep(learned, "w/1", p, ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+
+    def asked() -> Any:
+        pairs = _Pairs(step)
+        value = yield from pairs.value(W.reshape(1, -1))
+        gradient = yield from pairs.gradient(W.reshape(1, -1))
+        product = yield from pairs.hessian(S.reshape(1, -1))
+        return {"value": value[0], "gradient": gradient.reshape(d, r), "product": product.reshape(d, r)}
+
+    got = run_here(asked(), Notes())
+    true, Z = Y.toarray() > 0, dense @ W @ H.T
+    value = (twin.losses(loss, 1.0 * true, Z) * mask).sum() + 0.5 * lam * np.square(W, dtype=float).sum()
+    assert got["value"] == pytest.approx(value, rel=1e-5)
+    for name, pairs, at in (
+        ("gradient", loss_slopes(loss, true, Z), W), ("product", loss_curvatures(loss, true, Z) * (dense @ S @ H.T), S)
+    ):  # fmt: skip
+        expected = dense.T @ (pairs * mask) @ H + lam * at
+        np.testing.assert_allclose(got[name], expected, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("given", [False, True])
