@@ -5,13 +5,14 @@
     python benchmarks/leml.py workers wordnet_hypernyms.xmc --rank 100
 
 `tables` trains with each loss and lam, on all labels or (--observed 0.2) on a random part of them, beside ridge regression
-label by label on the same pairs. `speed` takes one alternation, and the same algebra with the same number of conjugate
+label by label on the same pairs and LEML with the other pairs taken as 0. `speed` takes one alternation, and the same algebra with the same number of conjugate
 gradient steps by scipy's sparse products in memory. `workers` takes W steps on a dask cluster of one process and of two.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import tempfile
@@ -121,29 +122,32 @@ def ridge_by_label(X: Any, Y: Any, mask: Any, lam: float) -> Any:
 
 
 def tables(
-    train: Path, test: Path, rank: int, lams: list[float], losses: list[str], observed: float, limit: str
+    train: Path, test: Path, rank: int, lams: list[float], losses: list[str], observed: float, bias: bool, limit: str
 ) -> None:
-    """Figures of the test set, a line for each loss and lam."""
+    """Figures of the test set, a line for each loss and lam; of a part of the pairs also with the others taken as 0."""
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {}
+        runs: dict[str, tuple[Path, dict[str, Any]]] = {"all": (train, {})}
         if observed < 1.0:
             mine = Path(folder) / "data.xmc"
             shutil.copytree(train, mine)
             dataset = xs.open_dataset(mine)
             draw = np.random.default_rng(1).random((dataset.n_samples, dataset.n_labels)) < observed
-            mask, train, options = sp.csr_matrix(draw), mine, {"observed": "given"}
+            mask, train = sp.csr_matrix(draw), mine
             dataset.with_observed(mask, overwrite=True)
-        for loss in losses:
-            for lam in lams:
-                model = Path(folder) / f"{loss}-{lam}"
-                clf = xs.LEML(rank=rank, lam=lam, loss=loss, tol=1e-4, memory_limit=limit, **options)
-                clf.fit(train, model=model)
-                figures = xs.evaluate(model, xs.open_dataset(test))
-                kept = {name: round(figures[name], 4) for name in ("P@1", "P@3", "P@5", "hamming_loss", "average_auc")}
-                print(json.dumps({"set": test.stem, "loss": loss, "rank": rank, "lam": lam, "observed": observed,
-                                  **kept, "seconds": clf.report_["seconds"]}), flush=True)  # fmt: skip
-        if observed < 1.0:
             X, Y = matrices(train)
+            zeros = Path(folder) / "zeros.xmc"
+            xs.convert(X, zeros, labels=Y.multiply(mask).tocsr(), memory_limit=limit)
+            runs = {"given": (train, {"observed": "given"}), "the others as 0": (zeros, {})}
+        for pairs, loss, lam in itertools.product(runs, losses, lams):
+            data, options = runs[pairs]
+            model = Path(folder) / f"{pairs}-{loss}-{lam}"
+            clf = xs.LEML(rank=rank, lam=lam, loss=loss, tol=1e-4, bias=bias, memory_limit=limit, **options)
+            clf.fit(data, model=model)
+            figures = xs.evaluate(model, xs.open_dataset(test))
+            kept = {name: round(figures[name], 4) for name in ("P@1", "P@3", "P@5", "hamming_loss", "average_auc")}
+            about = {"set": test.stem, "loss": loss, "rank": rank, "lam": lam, "observed": observed, "pairs": pairs}
+            print(json.dumps({**about, **kept, "seconds": clf.report_["seconds"]}), flush=True)
+        if observed < 1.0:
             X_test, Y_test = matrices(test)
             for lam in lams:
                 Z = X_test @ ridge_by_label(X, Y, mask, lam)
@@ -174,6 +178,7 @@ def main() -> None:
     parser.add_argument("--lam", type=float, action="append")
     parser.add_argument("--loss", action="append")
     parser.add_argument("--observed", type=float, default=1.0)
+    parser.add_argument("--no-bias", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cg", type=int, default=20)
     parser.add_argument("--memory-limit", default="2GB")
@@ -186,7 +191,7 @@ def main() -> None:
     else:
         losses = o.loss or ["squared", "logistic", "squared_hinge"]
         for rank in ranks:
-            tables(o.sets[0], o.sets[1], rank, o.lam or [1.0], losses, o.observed, o.memory_limit)
+            tables(o.sets[0], o.sets[1], rank, o.lam or [1.0], losses, o.observed, not o.no_bias, o.memory_limit)
 
 
 if __name__ == "__main__":
