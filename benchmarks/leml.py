@@ -5,8 +5,9 @@
     python benchmarks/leml.py workers wordnet_hypernyms.xmc --rank 100
 
 `tables` trains with each loss and lam, on all labels or (--observed 0.2) on a random part of them, beside ridge regression
-label by label on the same pairs and LEML with the other pairs taken as 0. `speed` takes one alternation, and the same algebra with the same number of conjugate
-gradient steps by scipy's sparse products in memory. `workers` takes W steps on a dask cluster of one process and of two.
+label by label on the same pairs and LEML with the other pairs taken as 0. `speed` takes one alternation, and the same
+algebra with the same number of conjugate gradient steps by scipy's sparse products in memory. `workers` takes W steps on a
+dask cluster of one process and of two.
 """
 
 from __future__ import annotations
