@@ -22,7 +22,7 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import n_units, unit_path
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
-_REFIT_VISITS = 50_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
+_REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
 _LEG_SECONDS = 30.0  # of a leg, about: what a kill loses
 _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
