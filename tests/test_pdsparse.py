@@ -360,7 +360,7 @@ class CutAtWeights(Ledger):
             raise CutError
 
 
-@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-2-1"), ("dual-2-1",)])
+@pytest.mark.parametrize("damaged", [("weights",), ("weights", "tables-2-0"), ("dual-2-0",)])
 def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
     several_groups: Path, tmp_path: Path, damaged: tuple[str, ...]
 ) -> None:

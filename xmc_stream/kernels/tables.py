@@ -167,7 +167,7 @@ def find(feature: int, label: int, tables: Tables) -> int:
 
 @inner_kernel
 def fetch(features: NDArray[Any], labels: NDArray[np.int32], tables: Tables) -> None:
-    """Begin to bring v of all of these labels and features close: a look at one that is not takes as long as forty others."""
+    """Begin to bring v of all of these labels and features into the processor's cache: steps wait for memory most of all."""
     values = tables.values
     for p in range(len(features)):
         for k in range(len(labels)):
