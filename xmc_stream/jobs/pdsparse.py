@@ -30,7 +30,7 @@ _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 def refit_passes(n_samples: int) -> int:
     """Passes over all rows once held-out ones have said when to stop: one, or more where they take next to nothing."""
-    return -(-_REFIT_VISITS // max(n_samples, 1)) if n_samples < _REFIT_VISITS else 1
+    return -(-_REFIT_VISITS // max(n_samples, 1))
 
 
 def most_passes(parameters: PDSparseParameters, n_samples: int) -> int:

@@ -3,7 +3,7 @@
 nogil: kernels run beside each other in one process. cache: a process loads what another compiled. No fastmath: a sum
 must round the same in a dense and in a scattered path, so multiply and add are never fused and never reordered.
 Numba counts references to arrays whenever one is named: a function that is called for every entry and takes many arrays
-may spend a third of its time on that. `inner_kernel` is for these: no references are counted.
+may spend a fifth of its time on that. `inner_kernel` is for these: no references are counted.
 """
 
 from __future__ import annotations

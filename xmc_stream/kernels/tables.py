@@ -141,8 +141,9 @@ def first_place(feature: int, label: int, tables: Tables) -> int:
 
 
 @inner_kernel
-def find_from(place: int, feature: int, label: int, tables: Tables) -> int:
-    """Where a label's v for a feature is in `values`, -1 if it has none; place: see `first_place`."""
+def find(feature: int, label: int, tables: Tables) -> int:
+    """Where a label's v for a feature is in `values`, -1 if it has none."""
+    place = first_place(feature, label, tables)
     if tables.dense or place < 0:
         return place
     v, words = tables.v, tables.v.words
@@ -157,12 +158,6 @@ def find_from(place: int, feature: int, label: int, tables: Tables) -> int:
         if words[V_WIDTH * place] == label:
             return _value(place)
     return -1
-
-
-@inner_kernel
-def find(feature: int, label: int, tables: Tables) -> int:
-    """Where a label's v for a feature is in `values`, -1 if it has none."""
-    return find_from(first_place(feature, label, tables), feature, label, tables)
 
 
 @inner_kernel
