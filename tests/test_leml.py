@@ -289,6 +289,7 @@ def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: 
         assert not clf.model_.factors()[1][2].any()
         assert 50 < clf.report_["n_held_out"] < 130
         assert 0 < clf.report_["held_out_P@1"] <= 100
+    assert "held_out_auc" not in clf.report_
     with pytest.raises(InputError, match="has no mask of observed entries"):
         xs.LEML(observed="given", memory_limit=LIMIT).fit(X, Y)
     with pytest.raises(InputError, match="has a mask of observed entries already"):
@@ -297,6 +298,22 @@ def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: 
         xs.open_dataset(tmp_path / "data.xmc").with_observed(np.ones((3, 3)))
     assert xs.verify(tmp_path / "data.xmc")["sound"]
     assert xs.verify(tmp_path / "model")["sound"]
+
+
+def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
+    """The best alternation by AUC is kept, and the figure is that of `evaluate` on just these rows."""
+    X, Y = problem(n=3000, k=30)
+    for loss in ("squared", "logistic"):
+        clf = fit(X, Y, tmp_path, loss=loss, rank=3, lam=1e-3, alternations=9, held_out=0.3, criterion="auc", patience=1)
+        aucs = [entry["held_out_auc"] for entry in clf.report_["history"]]
+        assert aucs.index(max(aucs)) + 1 == clf.report_["best_pass"]
+        assert clf.report_["held_out_auc"] == max(aucs)
+        held = Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.3, 0, False).kept_out(0, 3000)
+        assert held.sum() == clf.report_["n_held_out"]
+        xs.convert(X[held], tmp_path / "held.xmc", labels=Y[held], memory_limit=LIMIT, overwrite=True)
+        figures = xs.evaluate(tmp_path / "model", xs.open_dataset(tmp_path / "held.xmc"))
+        assert figures["average_auc"] == pytest.approx(clf.report_["held_out_auc"], abs=1e-6)
+        assert figures["P@3"] == pytest.approx(clf.report_["held_out_P@3"], abs=1e-3)
 
 
 def test_a_file_of_pairs_is_a_mask(tmp_path: Path) -> None:
@@ -433,6 +450,7 @@ def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Pat
         ({"loss": "hinge"}, "one of squared, logistic, squared_hinge"),
         ({"observed": True}, "one of full, given"),
         ({"held_out": 0.9}, r"\[0, 0.5\]"),
+        ({"criterion": "P@1"}, "one of precision, auc"),
         ({"bias": 1}, "'bias' parameter of LEML must be true or false"),
         ({"lamda": 1}, "has no parameter 'lamda'"),
     ],

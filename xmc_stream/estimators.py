@@ -255,7 +255,7 @@ class LEML(_Estimator):
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
 
     Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
-    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, bias (see `solvers.leml`),
+    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, criterion, bias (see `solvers.leml`),
     seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
     scheduler (a dask client or address), progress.
 
@@ -273,11 +273,12 @@ class LEML(_Estimator):
         observed: str = "full",
         alternations: int = 10,
         tol: float = 1e-3,
-        newton: int = 5,
+        newton: int = 3,
         cg: int = 20,
-        cg_tol: float = 1e-2,
+        cg_tol: float = 0.1,
         held_out: float = 0.0,
         patience: int = 2,
+        criterion: str = "precision",
         bias: bool = True,
         seed: int = 0,
         memory_limit: str | int | None = None,
@@ -296,6 +297,7 @@ class LEML(_Estimator):
         self.cg_tol = cg_tol
         self.held_out = held_out
         self.patience = patience
+        self.criterion = criterion
         self.bias = bias
         self.seed = seed
         self.memory_limit = memory_limit

@@ -40,7 +40,7 @@ from xmc_stream.store.names import copy_vocabulary
 # of a solver's own, in the report of a training
 _FIGURES = (
     "duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3",
-    "held_out_P@5", "rank", "n_learned", "n_held_out", "n_skipped", "history",
+    "held_out_P@5", "held_out_auc", "rank", "n_learned", "n_held_out", "n_skipped", "history",
 )  # fmt: skip
 
 

@@ -116,10 +116,11 @@ def train(
       rank=100        columns of W and H               lam=1          weight of their squared norms
       loss=squared    logistic, or squared_hinge       observed=full  or given: the pairs of `convert --observed`
       alternations=10 solves of W and H, at most       tol=0.001      decrease of the objective at which they end
-      cg=20           conjugate gradient steps, at most (newton=5: Newton steps, with the other losses)
-      cg_tol=0.01     residual at which they end, as a part of the gradient
+      cg=20           conjugate gradient steps, at most (newton=3: Newton steps, with the other losses)
+      cg_tol=0.1      residual at which they end, as a part of the gradient
       bias=true       each row has one more feature, which is 1
       held_out=0      share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
+      criterion=precision  or auc: their average AUC
 
     cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.
     """
@@ -166,8 +167,8 @@ def _of_passes(figures: dict[str, Any]) -> list[str]:
 
 
 def _of_alternations(figures: dict[str, Any]) -> list[str]:
-    held = figures.get("held_out_P@1")
-    told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
+    held = [f"{name} {figures[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in figures]
+    told = f", {', '.join(held)} on {figures['n_held_out']:,} rows held out" if held else ""
     best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
     return [f"rank {figures['rank']}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
 

@@ -36,6 +36,7 @@ from xmc_stream.jobs.lowrank import (
 from xmc_stream.jobs.lowrank_pairs import LOSS_UNIT
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.metrics import average_auc
 from xmc_stream.solvers.leml import LEMLParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
@@ -44,6 +45,7 @@ from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FACTORS
 
 _GRAMS = 16  # parts of A^T A, at most
+_TOLD = ("held_out_P@1", "held_out_auc")  # while it goes on
 _SMALL = 1 << 27  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
@@ -197,7 +199,7 @@ class LEMLRun:
             receipt = yield from step(number, receipt, told)
             history.append(self._entry(number, receipt))
             f = history[-1]["objective"]
-            if p.held_out and best and self._score(history[-1]) <= self._score(history[best - 1]):
+            if receipt.get("held") and best and self._score(history[-1]) <= self._score(history[best - 1]):
                 waited += 1
             else:
                 self._drop(best, number)
@@ -222,26 +224,28 @@ class LEMLRun:
             "history": history,
         }
 
-    @staticmethod
-    def _score(entry: dict[str, Any]) -> float:
+    def _score(self, entry: dict[str, Any]) -> float:
+        if self.parameters.criterion == "auc":
+            return float(entry["held_out_auc"])
         return float(sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5)))
 
     @staticmethod
     def _told(history: list[dict[str, Any]]) -> str:
         if not history:
             return ""
-        held = "".join(f", P@{k} {history[-1][f'held_out_P@{k}']:.2f}" for k in (1,) if "held_out_P@1" in history[-1])
-        return f" (objective {history[-1]['objective']:.6g}{held})"
+        last = history[-1]
+        held = "".join(f", {name.removeprefix('held_out_')} {last[name]:.4g}" for name in _TOLD if name in last)
+        return f" (objective {last['objective']:.6g}{held})"
 
     @staticmethod
     def _entry(number: int, receipt: Receipt) -> dict[str, Any]:
-        hits, held = receipt.get("hits"), max(receipt.get("held", 0), 1)
-        precisions = (
-            {} if hits is None else {f"held_out_P@{k}": round(100 * hits[k - 1] / (k * held), 4) for k in (1, 3, 5)}
-        )
+        held = receipt.get("held", 0)
+        figures = {f"held_out_P@{k}": round(100 * receipt["hits"][k - 1] / (k * held), 4) for k in (1, 3, 5) if held}
+        if held and "auc" in receipt:
+            figures["held_out_auc"] = round(average_auc(receipt["auc"], held), 6)
         return {
             "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
-            "products": receipt["products"], **precisions,
+            "products": receipt["products"], **figures,
         }  # fmt: skip
 
     def _drop(self, number: int, keep: int) -> None:
@@ -284,7 +288,7 @@ class LEMLRun:
         job = FactorsJob(
             self._learned, f"h/{number}", p.lam, tuple(gram.out for gram in grams), sums, scores,
             projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
-            max(step["steps"] for step in steps),
+            max(step["steps"] for step in steps), p.criterion,
         )  # fmt: skip
         receipt = (yield Phase(f"{name}, H", [job]))[0]
         remove(w)
@@ -319,7 +323,7 @@ class LEMLRun:
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         job = JoinJob(
             self._learned, f"h/{number}", p.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
-            str(self._state("factors", number) / "all"),
+            str(self._state("factors", number) / "all"), p.criterion,
         )  # fmt: skip
         receipt = (yield Phase(f"{name}, store", [job]))[0]
         remove(w.parent)

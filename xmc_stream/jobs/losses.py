@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
-from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_hits, write_factors
+from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_figures, write_factors
 from xmc_stream.jobs.lowrank_pairs import LOSS_UNIT, AllPairs, GivenPairs, dense_labels, given, loss_units
 from xmc_stream.solvers.leml import (
     Array,
@@ -476,6 +476,7 @@ class JoinJob:
     h_square: float
     solved: Receipt
     out: str
+    criterion: str
 
     @property
     def key(self) -> str:
@@ -485,10 +486,10 @@ class JoinJob:
     def run(self) -> Receipt:
         """Write."""
         with one_blas_thread():
-            hits = held_hits(self.learned, self.scores, self.h) if self.learned.share else {}
+            held = held_figures(self.learned, self.scores, self.h, self.criterion) if self.learned.share else {}
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.h}, None)
         return {
-            **receipt, **hits, "products": self.solved["products"],
+            **receipt, **held, "products": self.solved["products"],
             "objective_w": self.solved["objective_w"] + 0.5 * self.lam * self.h_square,
             "objective": self.losses + 0.5 * self.lam * receipt["w_square"],
         }  # fmt: skip

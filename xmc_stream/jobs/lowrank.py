@@ -21,7 +21,9 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.jobs.rows import HELD_OUT
 from xmc_stream.kernels.dual import held_out
-from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_top_k, multiply
+from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
+from xmc_stream.metrics import auc_units
 from xmc_stream.solvers.leml import column_dots, first_labels, solve_columns, solve_gram
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.factors import Beside, Cut, Dense, Factor, Panels, new_factors
@@ -322,6 +324,7 @@ class FactorsJob:
     solved: Panels
     out: str
     steps: int
+    criterion: str
 
     @property
     def key(self) -> str:
@@ -344,13 +347,13 @@ class FactorsJob:
                 self.solved.write((0, h.shape[1]), first, h)
                 square += h.T.astype(np.float64) @ h
             h_square = float(np.trace(square))
-            hits = {} if not self.learned.share else held_hits(self.learned, self.scores, self.solved)
+            held = held_figures(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.solved}, rotation_of(square))
         w_square = receipt["w_square"]
         fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
         fit = 0.5 * (self.positives - 2 * met + float(np.vdot(gram, square)))
         return {
-            **receipt, **hits, "products": self.steps,
+            **receipt, **held, "products": self.steps,
             "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
             "objective": fit + 0.5 * self.lam * (w_square + h_square),
         }  # fmt: skip
@@ -378,21 +381,41 @@ class ModelJob:
         return {}
 
 
-def held_hits(learned: Learned, scores: Panels, labels: Dense) -> Receipt:
-    """Hits among the first 1, ..., PLACES predictions of the rows held out, and how many rows these are."""
-    Y, hits, n = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0
-    nothing = np.empty(0, np.int64)
+def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
+    """Of the rows held out: how many, hits among their first 1, ..., PLACES predictions, and if asked their AUC (`auc_units`)."""
+    Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
     for first in range(0, scores.n, BLOCK):
         last = min(first + BLOCK, scores.n)
         held = learned.kept_out(first, last - first)
         if held is None or not held.any():
             continue
-        lines = scores.read(first, last)[held]
+        lines, y = scores.read(first, last)[held], Y.gather(first + np.flatnonzero(held))
         best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
-        for low in range(0, labels.n, BLOCK):
-            fold_top_k(lines @ labels.read(low, min(low + BLOCK, labels.n)).T, low, nothing, nothing, best, at)
-        y = Y.gather(first + np.flatnonzero(held))
+        for low, tile in _tiles(lines, labels):
+            fold_top_k(tile, low, *_NOTHING, best, at)
         for i in range(len(lines)):
             hits += np.cumsum(np.isin(best[i], y.indices[y.indptr[i] : y.indptr[i + 1]]))
         n += len(lines)
-    return {"hits": hits.tolist(), "held": n}
+        if criterion == "auc":
+            auc += _auc(lines, labels, y)
+    return {"hits": hits.tolist(), "held": n, **({"auc": auc} if criterion == "auc" else {})}
+
+
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)  # pairs that are barred
+
+
+def _tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
+    for low in range(0, labels.n, BLOCK):
+        yield low, lines @ labels.read(low, min(low + BLOCK, labels.n)).T
+
+
+def _auc(lines: Array, labels: Dense, y: Block) -> int:
+    """The sum of some rows' AUC, in units."""
+    positives = np.empty(len(y.indices), np.float32)
+    for low, tile in _tiles(lines, labels):
+        take_positives(tile, low, y.indptr, y.indices, positives)
+    sort_rows(y.indptr, positives)
+    predicted, above = np.zeros(labels.n, np.int64), np.zeros(len(lines), np.int64)
+    for low, tile in _tiles(lines, labels):
+        fold_counts(tile, low, y.indptr, positives, np.float32(0), predicted, above)
+    return auc_units(above, np.diff(y.indptr), labels.n)

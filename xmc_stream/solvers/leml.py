@@ -24,6 +24,7 @@ from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 
 LOSSES = ("squared", "logistic", "squared_hinge")
 OBSERVED = ("full", "given")
+CRITERIA = ("precision", "auc")
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
 _LANES = 16  # sums of a long dot product
 _POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
@@ -41,8 +42,9 @@ class LEMLParameters:
     objective by no more than this part of it. newton: steps of the trust-region method in a half-step, at most; cg:
     of conjugate gradients in one of these (or in a half-step with the squared loss); cg_tol: residual, as a part of the
     gradient, at which they end before. held_out: share of the rows (50,000 at most, about) that are not learned from and
-    tell when to stop: once their precision has not risen for `patience` alternations; the best alternation is kept. bias:
-    each row has one more feature, which is 1; W has a last row for it.
+    tell when to stop: once what `criterion` names, "precision" (P@1 + P@3 + P@5) or "auc" (the average AUC of a row), has
+    not risen for `patience` alternations; the best alternation is kept. bias: each row has one more feature, which is 1; W
+    has a last row for it.
     """
 
     solver: ClassVar[str] = "leml"
@@ -53,11 +55,12 @@ class LEMLParameters:
     observed: str = "full"
     alternations: int = 10
     tol: float = 1e-3
-    newton: int = 5
+    newton: int = 3
     cg: int = 20
-    cg_tol: float = 1e-2
+    cg_tol: float = 0.1
     held_out: float = 0.0
     patience: int = 2
+    criterion: str = "precision"
     bias: bool = True
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class LEMLParameters:
                 raise InputError(f"The '{name}' parameter of LEML must be an int in [1, inf). Got {value!r} instead.")
         if not isinstance(self.bias, bool):
             raise InputError(f"The 'bias' parameter of LEML must be true or false. Got {self.bias!r} instead.")
-        for name, choices in (("loss", LOSSES), ("observed", OBSERVED)):
+        for name, choices in (("loss", LOSSES), ("observed", OBSERVED), ("criterion", CRITERIA)):
             if getattr(self, name) not in choices:
                 raise InputError(
                     f"The '{name}' parameter of LEML must be one of {', '.join(choices)}. "
