@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -430,6 +432,27 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
 
 
+@pytest.mark.parametrize("p", VARIANTS[2:], ids=lambda p: f"{p.loss}-{p.observed}")
+def test_two_worker_processes_give_the_same_model(
+    p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products that are shared out, to two processes, against one job on one thread."""
+    here = digest(several_blocks, tmp_path / "here", p, [1])
+    monkeypatch.setattr("xmc_stream.jobs.leml._SMALL", 0)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        clf = xs.LEML(**p.to_dict(), memory_limit="1GB", scheduler=client)
+        clf.fit(several_blocks, model=tmp_path / "there")
+    assert clf.model_.digest() == here
+    lines = [json.loads(line) for line in (tmp_path / "there" / "events.jsonl").read_text().splitlines()]
+    mixed = [line for line in lines if "/v/" in line.get("job", "")]
+    assert len({line["process"] for line in mixed}) == 2
+
+
 def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Path) -> None:
     dataset, p = Dataset(several_blocks), LEMLParameters(rank=50)
     with pytest.raises(MemoryLimitError, match="LEML of rank 50 on 2 threads needs"):
@@ -460,16 +483,22 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
         LEMLParameters.of(values)
 
 
+@pytest.mark.parametrize(
+    ("settings", "until"),
+    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2"], '"w/2"')],
+    ids=["squared", "logistic"],
+)
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
-    several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
+    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    options = ["--solver", "leml", "--set", "rank=20", "--set", "tol=0", "--memory-limit", "600MB", "--json"]
+    options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
+    options += ["--memory-limit", "600MB", "--json"]
     whole = cli("train", several_blocks, tmp_path / "whole", *options)
     command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_blocks), str(tmp_path / "killed"), *options]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ledger = tmp_path / "killed.partial" / "ledger.jsonl"
     end = time.monotonic() + 120
-    while time.monotonic() < end and not (ledger.exists() and '"h/3"' in ledger.read_text()):
+    while time.monotonic() < end and not (ledger.exists() and until in ledger.read_text()):
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
