@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import (
     add_column_dots,
     add_transposed,
@@ -22,6 +23,17 @@ from xmc_stream.kernels.lowrank import (
 
 def triple(M: Any) -> tuple[Any, Any, Any]:
     return M.indptr.astype(np.int64), M.indices, M.data
+
+
+def test_lines_are_whole_cache_lines_and_hold_their_columns() -> None:
+    assert [lanes(n) for n in (1, 2, 3, 8, 9, 16, 17, 100)] == [1, 2, 4, 8, 16, 16, 32, 112]
+    for shape, dtype in (((5, 16), np.float32), ((3, 48), np.float64), ((0, 16), np.float32)):
+        lines = aligned_zeros(shape, dtype)
+        assert lines.ctypes.data % (CACHE_LINE * 4) == 0
+        assert lines.shape == shape
+        assert lines.dtype == dtype
+        assert lines.flags.c_contiguous
+        assert not lines.any()
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 33])

@@ -95,7 +95,8 @@ class Model(StoredModel):
         """
         if not self.rank:
             raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
-        return self.factor("W").take((0, self.rank)), self.factor("H").take((0, self.rank))
+        w, h = self.factor("W"), self.factor("H")
+        return w.read(0, w.n), h.read(0, h.n)
 
     def predict_topk(
         self, data: Any, k: int = 5, execution: Execution | None = None

@@ -19,6 +19,7 @@ from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_figures, write_factors
 from xmc_stream.jobs.lowrank_pairs import LOSS_UNIT, AllPairs, GivenPairs, dense_labels, given, loss_units
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.solvers.leml import (
     Array,
     LEMLParameters,
@@ -130,11 +131,14 @@ class BackwardJob:
     def run(self) -> Receipt:
         """Write."""
         X = self.learned.dataset().X_rows()
-        total = np.float32(self.lam) * self.source.take(self.cut)
+        total, width = self.source.take(self.cut), self.cut[1] - self.cut[0]
+        total *= np.float32(self.lam)
         for (x,) in blocks(X):
-            lines = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
-            self.learned.add_transposed(x, np.ascontiguousarray(lines), total)
-        self.out.write(self.cut, 0, total)
+            lines = aligned_zeros((x.n, total.shape[1]))
+            lines[:, :width] = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
+            self.learned.add_transposed(x, lines, total)
+        for first in range(0, len(total), BLOCK):
+            self.out.write(self.cut, first, total[first : first + BLOCK, :width])
         return {"bytes_read": X.bytes_read}
 
 
@@ -168,7 +172,7 @@ class WStep:
         w = np.zeros((1, d * p.rank), np.float32)
         if self.before is not None:
             for cut in self.cuts:
-                w.reshape(d, p.rank)[:, cut[0] : cut[1]] = self.before.take(cut)
+                w.reshape(d, p.rank)[:, cut[0] : cut[1]] = self.before.take(cut)[:, : cut[1] - cut[0]]
         problem = _Pairs(self)
         found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared")
         problem.write("w", found)
@@ -234,7 +238,7 @@ class _Pairs:
         yield from self._do("g", jobs)
         out = np.empty(self._shape, np.float32)
         for cut in panels.cuts:
-            out[:, cut[0] : cut[1]] = panels.take(cut)
+            out[:, cut[0] : cut[1]] = panels.take(cut)[:, : cut[1] - cut[0]]
         return out.reshape(1, -1)
 
     def value(self, w: Array) -> Generator[Phase, list[Receipt], NDArray[np.float64]]:

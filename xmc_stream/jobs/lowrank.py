@@ -22,6 +22,7 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.jobs.rows import HELD_OUT
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
 from xmc_stream.metrics import auc_units
 from xmc_stream.solvers.leml import column_dots, first_labels, solve_columns, solve_gram
@@ -195,17 +196,20 @@ class RidgeJob:
         """Solve; the receipt has steps and passes over X."""
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        h, values = self.labels.take(self.cut), np.array(self.values, np.float32)
-        shape = self.learned.n_inputs(), self.cut[1] - self.cut[0]
+        h, width = self.labels.take(self.cut), self.cut[1] - self.cut[0]
+        values = np.zeros(h.shape[1], np.float32)
+        values[:width] = self.values
+        shape = self.learned.n_inputs(), h.shape[1]
         w = np.zeros(shape, np.float32) if self.before is None else self.before.take(self.cut)
-        residual = -np.float32(self.lam) * w
+        residual = aligned_zeros(shape)
+        np.multiply(w, np.float32(-self.lam), out=residual)
         for x, y in blocks(X, Y):
             targets = times(y, h)
             if self.before is not None:
                 targets -= self.learned.times(x, w) * values
             self._leave_out(x, targets)
             self.learned.add_transposed(x, targets, residual)
-        image, room = np.empty_like(w), np.empty((ROW_LINES, shape[1]), np.float32)
+        image, room = aligned_zeros(shape), aligned_zeros((ROW_LINES, shape[1]))
         passes = 1
         in_memory = None
         if x_bytes(dataset) <= self.kept:
@@ -224,9 +228,10 @@ class RidgeJob:
             return image
 
         steps = solve_columns(w, residual, product, self.cg, self.cg_tol)
-        with new_factors(Path(self.out), {"W": shape[1]}) as writers:
-            writers["W"].append(w.ravel())
-        share = shape[1] / self.labels.columns
+        with new_factors(Path(self.out), {"W": width}) as writers:
+            for first in range(0, len(w), BLOCK):
+                writers["W"].append(w[first : first + BLOCK, :width].ravel())
+        share = width / self.labels.columns
         return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
 
     def _leave_out(self, x: Block, lines: Array) -> None:
@@ -255,11 +260,11 @@ class ProjectJob:
         """Write; the receipt counts the positives of rows that are learned from."""
         dataset = self.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        w, positives = self.source.take(self.cut), 0
-        total = np.zeros((dataset.n_labels if self.sums else 0, w.shape[1]), np.float32)
+        w, width, positives = self.source.take(self.cut), self.cut[1] - self.cut[0], 0
+        total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
         for x, *ys in blocks(X, *([Y] if self.sums else [])):
             scores = self.learned.times(x, w)
-            self.out.write(self.cut, x.start, scores)
+            self.out.write(self.cut, x.start, scores[:, :width])
             held = self.learned.kept_out(x.start, x.n)
             if held is not None:
                 scores[held] = 0
@@ -268,8 +273,9 @@ class ProjectJob:
                 lengths = np.diff(y.indptr)
                 positives += int(lengths.sum() if held is None else lengths[~held].sum())
         if self.sums is not None:
-            self.sums.write(self.cut, 0, total)
-        share = w.shape[1] / self.out.columns
+            for first in range(0, len(total), BLOCK):
+                self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
+        share = width / self.out.columns
         return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
 

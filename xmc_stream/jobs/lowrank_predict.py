@@ -23,6 +23,7 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.jobs.predict import RESULT_BYTES, barred_matrix, barred_pairs, no_predictions
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.store.dataset import Dataset
@@ -49,7 +50,7 @@ class ScorePlan:
 
 def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: int, held: int = 0) -> dict[str, int]:
     """Bytes by component: of the phase that needs more, so many columns or rows in a job. held: by each thread for itself."""
-    t, r = plan.threads, model.rank
+    t, r, width = plan.threads, model.rank, lanes(width)
     columns = {
         "columns of W": t * 4 * (model.n_features + 1) * width,
         "row blocks": t * (2 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),

@@ -7,8 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.lines import CACHE_LINE
+from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.ranking import bar, insert_all
+
+AHEAD = 12  # entries, by which lines of a dense matrix are asked for before they are used
+
+
+@inner_kernel
+def ahead(indices: NDArray[Any], p: int, end: int, flat: NDArray[Any], c: int) -> None:
+    """Begin to bring the line (of c columns) near that entry p + AHEAD of a csr pattern, which ends at `end`, will use."""
+    if p + AHEAD < end:
+        first = np.int64(indices[p + AHEAD]) * c
+        for at in range(first, first + c, CACHE_LINE):
+            prefetch(flat, at)
 
 
 @kernel
@@ -16,10 +29,12 @@ def multiply(
     indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any], out: NDArray[Any]
 ) -> None:
     """out (n x c) = the rows (n x d, csr) times dense (d x c)."""
+    flat, end = dense.reshape(-1), indptr[-1]
     for i in range(len(indptr) - 1):
         row = out[i]
         row[:] = 0
         for p in range(indptr[i], indptr[i + 1]):
+            ahead(indices, p, end, flat, len(row))
             x, other = data[p], dense[indices[p]]
             for c in range(len(row)):
                 row[c] += x * other[c]
@@ -30,9 +45,11 @@ def add_transposed(
     indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], dense: NDArray[Any], out: NDArray[Any]
 ) -> None:
     """out (d x c) += the transpose of the rows (n x d, csr) times dense (n x c)."""
+    flat, end = out.reshape(-1), indptr[-1]
     for i in range(len(indptr) - 1):
         row = dense[i]
         for p in range(indptr[i], indptr[i + 1]):
+            ahead(indices, p, end, flat, len(row))
             x, other = data[p], out[indices[p]]
             for c in range(len(row)):
                 other[c] += x * row[c]
@@ -57,10 +74,11 @@ def pair_dots(
     """
     r = left.shape[1]
     whole = r - r % 8
-    sums = np.zeros(8, left.dtype)
+    sums, flat, end = np.zeros(8, left.dtype), right.reshape(-1), indptr[-1]
     for i in range(len(indptr) - 1):
         a = left[i]
         for p in range(indptr[i], indptr[i + 1]):
+            ahead(indices, p, end, flat, r)
             b = right[indices[p]]
             sums[:] = 0
             for c in range(0, whole, 8):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 
 LOSSES = ("squared", "logistic", "squared_hinge")
@@ -223,7 +224,8 @@ def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], 
     """
     square = column_dots(residual, residual)
     enough = tol * tol * square
-    direction = residual.copy()
+    direction = aligned_zeros(residual.shape, residual.dtype)
+    direction[:] = residual
     for step in range(most):
         going = (square > enough) & (square > 0)
         if not going.any():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
@@ -45,15 +46,8 @@ class Factor:
         return values.reshape(last - first, self.columns)
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines."""
-        array = open_array(Path(self.path))
-        n = array.size // self.columns
-        out = np.empty((n, cut[1] - cut[0]), np.float32)
-        for first in range(0, n, LINES):
-            last = min(first + LINES, n)
-            values = array.read(first * self.columns, last * self.columns)
-            out[first:last] = values.reshape(last - first, self.columns)[:, cut[0] : cut[1]]
-        return out
+        """Columns [first, last) of all lines, see `_take`."""
+        return _take(self, cut)
 
     def verify(self) -> int:
         """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
@@ -131,14 +125,9 @@ class Panels:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines."""
-        out = np.empty((self.n, cut[1] - cut[0]), np.float32)
-        if cut in self.cuts:
-            return self._fill(cut, 0, out)
-        for first in range(0, self.n, LINES):
-            last = min(first + LINES, self.n)
-            out[first:last] = self.read(first, last)[:, cut[0] : cut[1]]
-        return out
+        """Columns [first, last) of all lines, see `_take`."""
+        # a run of columns that is in one file is that file's
+        return _take(Panels(self.folder, self.n, (cut,)) if cut in self.cuts else self, cut)
 
 
 @dataclass(frozen=True)
@@ -162,12 +151,19 @@ class Beside:
         return np.concatenate([part.read(first, last) for part in self.parts], axis=1)
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
-        """Columns [first, last) of all lines."""
-        out = np.empty((self.n, cut[1] - cut[0]), np.float32)
-        for first in range(0, self.n, LINES):
-            last = min(first + LINES, self.n)
-            out[first:last] = self.read(first, last)[:, cut[0] : cut[1]]
-        return out
+        """Columns [first, last) of all lines, see `_take`."""
+        return _take(self, cut)
 
 
 Dense = Factor | Panels | Beside
+
+
+def _take(source: Dense, cut: Cut) -> NDArray[np.float32]:
+    """Columns [first, last) of all lines, and columns of zeros after them up to `lanes`."""
+    width = cut[1] - cut[0]
+    out = aligned_zeros((source.n, lanes(width)))
+    for first in range(0, source.n, LINES):
+        last = min(first + LINES, source.n)
+        lines = source.read(first, last)
+        out[first:last, :width] = lines if lines.shape[1] == width else lines[:, cut[0] : cut[1]]
+    return out
