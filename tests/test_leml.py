@@ -306,7 +306,9 @@ def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
     """The best alternation by AUC is kept, and the figure is that of `evaluate` on just these rows."""
     X, Y = problem(n=3000, k=30)
     for loss in ("squared", "logistic"):
-        clf = fit(X, Y, tmp_path, loss=loss, rank=3, lam=1e-3, alternations=9, held_out=0.3, criterion="auc", patience=1)
+        clf = fit(
+            X, Y, tmp_path, loss=loss, rank=3, lam=1e-3, alternations=9, held_out=0.3, criterion="auc", patience=1
+        )
         aucs = [entry["held_out_auc"] for entry in clf.report_["history"]]
         assert aucs.index(max(aucs)) + 1 == clf.report_["best_pass"]
         assert clf.report_["held_out_auc"] == max(aucs)

@@ -255,8 +255,8 @@ class LEML(_Estimator):
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
 
     Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
-    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, criterion, bias (see `solvers.leml`),
-    seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
+    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, criterion, bias (see
+    `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
     scheduler (a dask client or address), progress.
 
     After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:

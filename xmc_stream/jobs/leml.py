@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.jobs.lowrank import (

@@ -388,7 +388,7 @@ class ModelJob:
 
 
 def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
-    """Of the rows held out: how many, hits among their first 1, ..., PLACES predictions, and if asked their AUC (`auc_units`)."""
+    """Of the rows held out: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC (`auc_units`)."""
     Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
     for first in range(0, scores.n, BLOCK):
         last = min(first + BLOCK, scores.n)
