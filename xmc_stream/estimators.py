@@ -256,8 +256,8 @@ class LEML(_Estimator):
 
     Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
     pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, criterion, bias (see
-    `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads,
-    scheduler (a dask client or address), progress.
+    `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on
+    a cluster), threads, scheduler (a dask client or address), progress.
 
     After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:
     of each alternation).
