@@ -46,7 +46,7 @@ from xmc_stream.store.model import FACTORS
 _GRAMS = 16  # parts of A^T A, at most
 _TOLD = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
-_SMALL = 1 << 27  # multiply-adds of a product, up to which sharing it out takes longer than doing it
+_SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
 @dataclass(frozen=True)
