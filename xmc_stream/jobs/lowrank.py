@@ -397,7 +397,7 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
             continue
         lines, y = scores.read(first, last)[held], Y.gather(first + np.flatnonzero(held))
         best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
-        for low, tile in _tiles(lines, labels):
+        for low, tile in tiles(lines, labels):
             fold_top_k(tile, low, *_NOTHING, best, at)
         for i in range(len(lines)):
             hits += np.cumsum(np.isin(best[i], y.indices[y.indptr[i] : y.indptr[i + 1]]))
@@ -410,7 +410,8 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)  # pairs that are barred
 
 
-def _tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
+def tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
+    """Lines of A times H^T, by tiles of classes: the first class, scores (rows x classes)."""
     for low in range(0, labels.n, BLOCK):
         yield low, lines @ labels.read(low, min(low + BLOCK, labels.n)).T
 
@@ -418,10 +419,10 @@ def _tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
 def _auc(lines: Array, labels: Dense, y: Block) -> int:
     """The sum of some rows' AUC, in units."""
     positives = np.empty(len(y.indices), np.float32)
-    for low, tile in _tiles(lines, labels):
+    for low, tile in tiles(lines, labels):
         take_positives(tile, low, y.indptr, y.indices, positives)
     sort_rows(y.indptr, positives)
     predicted, above = np.zeros(labels.n, np.int64), np.zeros(len(lines), np.int64)
-    for low, tile in _tiles(lines, labels):
+    for low, tile in tiles(lines, labels):
         fold_counts(tile, low, y.indptr, positives, np.float32(0), predicted, above)
     return auc_units(above, np.diff(y.indptr), labels.n)

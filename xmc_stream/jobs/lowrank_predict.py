@@ -6,7 +6,6 @@ Tiles of A H^T have fixed sizes, so that a score comes out the same wherever it 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.figures import COUNT_BYTES, figures_of, float32_below, write_counts
 from xmc_stream.jobs.job import Loop, Phase, Receipt
-from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob
+from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.jobs.predict import RESULT_BYTES, barred_matrix, barred_pairs, no_predictions
 from xmc_stream.kernels.csr import count_indices
@@ -104,24 +103,18 @@ class ScoreJob:
     def run(self) -> Receipt:
         """Predict."""
         labels, best = no_predictions(self.stop - self.start, self.k)
+        h = StoredModel(self.model).factor("H")
         with one_blas_thread():
             for first in range(self.start, self.stop, BLOCK):
                 last = min(first + BLOCK, self.stop)
                 mine, pairs = slice(first - self.start, last - self.start), self._barred(first, last)
-                for low, tile in tiles(StoredModel(self.model), self.scores, first, last):
+                for low, tile in tiles(self.scores.read(first, last), h):
                     fold_top_k(tile, low, *pairs, labels[mine], best[mine])
         write_predictions(Path(self.out), self.start, labels, best)
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _barred(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         return barred_pairs([matrix.block(first, last) for matrix in barred_matrix(self.barred)])
-
-
-def tiles(model: StoredModel, scores: Panels, first: int, last: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """A H^T of rows [first, last), by tiles of classes: the first class, scores (rows x classes)."""
-    a, factor = scores.read(first, last), model.factor("H")
-    for low in range(0, model.n_labels, BLOCK):
-        yield low, a @ factor.read(low, min(low + BLOCK, model.n_labels)).T
 
 
 @dataclass(frozen=True)
@@ -155,19 +148,24 @@ class ScoreFiguresJob(ScoreJob):
         best: NDArray[np.float32], counts: NDArray[np.int32],
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
-        y, pairs = Y.block(first, last), self._barred(first, last)
+        y, pairs, a, h = (
+            Y.block(first, last),
+            self._barred(first, last),
+            self.scores.read(first, last),
+            model.factor("H"),
+        )
         y_indptr, y_indices = y.indptr, y.indices
         if len(pairs[0]):
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
         positives = np.empty(len(y_indices), np.float32)
-        for low, tile in tiles(model, self.scores, first, last):
+        for low, tile in tiles(a, h):
             take_positives(tile, low, y_indptr, y_indices, positives)
         threshold = float32_below(self.threshold)
         count_indices(y_indices, counts[_TRUE])
         count_indices(y_indices[positives > threshold], counts[_HITS])
         sort_rows(y_indptr, positives)
         above = np.zeros(last - first, np.int64)
-        for low, tile in tiles(model, self.scores, first, last):
+        for low, tile in tiles(a, h):
             fold_top_k(tile, low, *pairs, labels, best)  # which bars pairs in the tile
             fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
