@@ -1,33 +1,21 @@
-"""LEML end to end: what must hold of the solution, the same model however the work is cut and resumed, limits."""
+"""LEML: what must hold of the solution, of its predictions and figures."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from reference import lowrank as twin
 
 import xmc_stream as xs
-from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, plan_lowrank
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.losses import WStep, _Pairs
 from xmc_stream.jobs.lowrank import Learned
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.solvers.leml import (
     LOSSES,
     LEMLParameters,
@@ -38,9 +26,7 @@ from xmc_stream.solvers.leml import (
     solve_columns,
     trust_region,
 )
-from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.factors import Factor, new_factors
-from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 
@@ -358,163 +344,3 @@ def test_predictions_and_figures_are_those_of_the_scores(tmp_path: Path) -> None
     assert figures["average_auc"] == pytest.approx(np.mean(aucs), abs=1e-4)
     at_zero = xs.evaluate(tmp_path / "model", xs.open_dataset(tmp_path / "data.xmc"), ks=(1,), threshold=0.0)
     assert at_zero["hamming_loss"] == pytest.approx(((Z > 0) != true).mean(), abs=1e-4)
-
-
-@pytest.fixture(scope="module")
-def several_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """5,000 rows: five blocks of rows; 300 labels, some rows without any; a mask."""
-    rng = np.random.default_rng(0)
-    n, d, k = 5000, 60, 300
-    X = sp.random(n, d, 0.1, format="csr", dtype=np.float32, random_state=1)
-    scores = np.asarray(X @ sp.random(d, k, 0.3, random_state=2).toarray() + 0.05 * rng.random((n, k)))
-    Y = scores > np.quantile(scores, 0.99, axis=0)
-    path = tmp_path_factory.mktemp("leml") / "data.xmc"
-    dataset = xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
-    dataset.with_observed(sp.csr_matrix(rng.random((n, k)) < 0.05))
-    return path
-
-
-class CutError(Exception):
-    """The run ends here."""
-
-
-class CutLedger(Notes):
-    """Ends the run after so many jobs."""
-
-    left = 0
-
-    def add(self, key: str, receipt: Receipt) -> None:
-        super().add(key, receipt)
-        self.left -= 1
-        if self.left == 0:
-            raise CutError
-
-
-def digest(
-    data: Path, folder: Path, p: LEMLParameters, threads: list[int], change: Callable[[LowRankPlan], LowRankPlan] = lambda s: s
-) -> str:  # fmt: skip
-    """Train, with as many threads planned for until the first cut (after each job in turn), then the next; the digest."""
-    dataset, work, ledger = Dataset(data), folder / "model.partial", CutLedger()
-    begin_model(work)
-    for number, n in enumerate(threads):
-        ledger.left = 2 if number + 1 < len(threads) else 0
-        shutil.rmtree(work / "scratch", ignore_errors=True)
-        run = LEMLRun(dataset, work, p, 0, MemoryPlan(2**40, 2**30, n), ledger)
-        run._sizes = change(run._sizes)
-        try:
-            result = run_here(run.loop(), ledger)
-        except CutError:
-            continue
-        finish_model(work, folder / "model", model_attributes(dataset, "leml", p.to_dict(), 0, result))
-        return xs.load_model(folder / "model").digest()
-    raise AssertionError("it was cut before the end")
-
-
-VARIANTS = [
-    LEMLParameters(rank=7, alternations=3, held_out=0.1, tol=0.0),
-    LEMLParameters(rank=7, alternations=2, observed="given", tol=0.0),
-    LEMLParameters(rank=7, alternations=2, observed="given", loss="squared_hinge", newton=2, cg=5),
-    LEMLParameters(rank=7, alternations=2, loss="logistic", newton=2, cg=5, held_out=0.1),
-]
-
-
-@pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
-def test_the_model_is_the_same_for_any_cut_and_any_interruption(
-    p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = digest(several_blocks, tmp_path / "whole", p, [1])
-    assert digest(several_blocks, tmp_path / "cut", p, [3, 1, 2] * 7) == whole
-
-    def apart(sizes: LowRankPlan) -> LowRankPlan:
-        rows = tuple((a, min(a + 1024, 5000)) for a in range(0, 5000, 1024))
-        labels = sizes.labels if p.observed == "full" else ((0, 11), (11, 200), (200, 300))
-        return replace(sizes, small=False, cuts=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, kept=0)
-
-    monkeypatch.setattr("xmc_stream.jobs.lowrank.ROW_BYTES", 20_000)
-    assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
-
-
-@pytest.mark.parametrize("p", VARIANTS[2:], ids=lambda p: f"{p.loss}-{p.observed}")
-def test_two_worker_processes_give_the_same_model(
-    p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Products that are shared out, to two processes, against one job on one thread."""
-    here = digest(several_blocks, tmp_path / "here", p, [1])
-    monkeypatch.setattr("xmc_stream.jobs.leml._SMALL", 0)
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        clf = xs.LEML(**p.to_dict(), memory_limit="1GB", scheduler=client)
-        clf.fit(several_blocks, model=tmp_path / "there")
-    assert clf.model_.digest() == here
-    lines = [json.loads(line) for line in (tmp_path / "there" / "events.jsonl").read_text().splitlines()]
-    mixed = [line for line in lines if "/v/" in line.get("job", "")]
-    assert len({line["process"] for line in mixed}) == 2
-
-
-def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Path) -> None:
-    dataset, p = Dataset(several_blocks), LEMLParameters(rank=50)
-    with pytest.raises(MemoryLimitError, match="LEML of rank 50 on 2 threads needs"):
-        plan_lowrank(MemoryPlan(2**24, 2**24, 2), dataset, p)
-    wide = plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, p)
-    assert wide.cuts == ((0, 25), (25, 50))
-    need = 2 * (3 * 4 * MIB + 8 * MIB + 4 * MIB) + 20 * MIB
-    narrow = plan_lowrank(MemoryPlan(2**40, need, 2), dataset, p)
-    assert len(narrow.cuts) >= 2
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"lam": 0}, "'lam' parameter of LEML must be a float in"),
-        ({"rank": 0}, "'rank' parameter"),
-        ({"tol": 1.0}, "'tol' parameter"),
-        ({"loss": "hinge"}, "one of squared, logistic, squared_hinge"),
-        ({"observed": True}, "one of full, given"),
-        ({"held_out": 0.9}, r"\[0, 0.5\]"),
-        ({"criterion": "P@1"}, "one of precision, auc"),
-        ({"bias": 1}, "'bias' parameter of LEML must be true or false"),
-        ({"lamda": 1}, "has no parameter 'lamda'"),
-    ],
-)
-def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        LEMLParameters.of(values)
-
-
-@pytest.mark.parametrize(
-    ("settings", "until"),
-    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2"], '"w/2"')],
-    ids=["squared", "logistic"],
-)
-def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
-    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
-    options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
-    options += ["--memory-limit", "600MB", "--json"]
-    whole = cli("train", several_blocks, tmp_path / "whole", *options)
-    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_blocks), str(tmp_path / "killed"), *options]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    ledger = tmp_path / "killed.partial" / "ledger.jsonl"
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (ledger.exists() and until in ledger.read_text()):
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    assert not (tmp_path / "killed").exists()
-    options[options.index("600MB")] = "1GB"
-    resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
-    assert resumed["resumed"]
-    assert not whole["resumed"]
-    assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
-    assert whole["peak_rss"] < 600e6
-    figures = cli("plan", "train", several_blocks, "x", *options)
-    assert figures["fits"]
-    assert figures["peak_rss"] <= 10**9
-    assert cli("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
-    assert (
-        cli("evaluate", tmp_path / "whole", several_blocks, "--memory-limit", "600MB")["average_auc"] > 0.3
-    )  # rows without labels count 0
