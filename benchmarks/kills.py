@@ -253,7 +253,8 @@ def campaign(
 def main(folder: Path, kills: int, seed: int, compiling: bool, solver: str, only: tuple[str, ...]) -> None:
     done = campaign(folder, kills, seed, SHAPE, compiling=compiling, solver=solver, only=only)
     phases = Counter(phase for kill in done for phase in set(kill.phases))
-    for phase in (*beacon.PHASES, "other"):
+    others = {phase for name, names in PHASES.items() if name != solver for phase in names}
+    for phase in (*(phase for phase in beacon.PHASES if phase not in others), "other"):
         print(f"{phase:12} {phases[phase]:3} commands killed")
     bad = [kill for kill in done if not kill.same]
     print(
