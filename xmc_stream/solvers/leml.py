@@ -220,10 +220,10 @@ def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], 
 
     w (D x c): where to begin, becomes the solution; residual: b - Hessian w there, is overwritten; product: of the Hessians
     with D x c. Each column takes its own steps, so it comes out the same whatever columns are beside it; it ends after
-    `most`, or where its residual is `tol` of what it was.
+    `most`, or where its residual is `tol` of what it was, or the type's precision.
     """
     square = column_dots(residual, residual)
-    enough = tol * tol * square
+    enough = max(tol, float(np.finfo(residual.dtype).eps)) ** 2 * square  # beyond that lie denormal numbers, which are slow
     direction = aligned_zeros(residual.shape, residual.dtype)
     direction[:] = residual
     for step in range(most):
