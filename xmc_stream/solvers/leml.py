@@ -223,7 +223,8 @@ def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], 
     `most`, or where its residual is `tol` of what it was, or the type's precision.
     """
     square = column_dots(residual, residual)
-    enough = max(tol, float(np.finfo(residual.dtype).eps)) ** 2 * square  # beyond that lie denormal numbers, which are slow
+    tol = max(tol, float(np.finfo(residual.dtype).eps))  # beyond that lie denormal numbers, which are slow
+    enough = tol * tol * square
     direction = aligned_zeros(residual.shape, residual.dtype)
     direction[:] = residual
     for step in range(most):
