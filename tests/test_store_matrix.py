@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -235,6 +236,17 @@ def test_gather_fills_the_buffer_it_is_given_at_the_lengths_it_is_given(lines: L
         check(block, lines, chosen)
         assert block.indices.base is buffer.indices
         assert matrix.bytes_read - before == counts.sum() * lines.entry_bytes  # indptr is not read again
+        with ThreadPoolExecutor(1) as other:
+            check(matrix.gather(chosen, beside=other), lines, chosen)
+
+
+@pytest.mark.parametrize("which", ["indices", "data"])
+def test_a_gather_by_two_threads_ends_with_the_error_of_either(tmp_path: Path, which: str) -> None:
+    lines = make_lines([20_000, 20_000])
+    matrix = write(tmp_path / "m", lines)
+    getattr(matrix, which).chunk_file(1).unlink()
+    with ThreadPoolExecutor(1) as other, pytest.raises(StoreError, match="is missing"):
+        matrix.gather(np.array([0, 1]), beside=other)
 
 
 @FEW

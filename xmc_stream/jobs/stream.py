@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class LargeClasses:
         self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
         self.fresh = self.used = 0
         self.passes = 0
+        self._beside: Executor | None = None  # reads values where a job has several threads
 
     def solve(
         self,
@@ -68,6 +70,7 @@ class LargeClasses:
             mine = slice(begin, end)
             fits = self.room.bytes(n_active[mine], n_found[mine], slabs) <= self.room.classes
             with ExitStack() as stack:
+                self._beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
                 shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
                 stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
                 pairs = self._pairs(classes[mine], n_active[mine], fits, slabs)
@@ -106,7 +109,7 @@ class LargeClasses:
                         f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
                     )
                 return None
-            return self.X.gather(lines, buffers[number], spans)
+            return self.X.gather(lines, buffers[number], spans, self._beside)
 
         def ahead(ranges: Sequence[tuple[int, int]]) -> None:
             for start, stop in ranges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,10 +172,12 @@ class SparseMatrix:
         lines: NDArray[np.int64],
         buffer: Buffer | None = None,
         lengths: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+        beside: Executor | None = None,
     ) -> Block:
         """The lines (sorted ascending, unique) in one sweep, read into private arrays and never through a map.
 
-        buffer: what they are read into, if not new arrays. lengths: what `lengths(lines)` gave, if it is known.
+        buffer: what they are read into, if not new arrays. lengths: what `lengths(lines)` gave, if it is known. beside:
+        reads the values while this thread reads the indices.
         """
         firsts, counts = self.lengths(lines) if lengths is None else lengths
         indptr = np.zeros(len(lines) + 1, np.int64)
@@ -182,11 +185,19 @@ class SparseMatrix:
         nnz = int(indptr[-1])
         if buffer is None:
             buffer = Buffer(self, nnz)
-        self.indices.read_ranges(firsts, counts, buffer.indices[:nnz])
-        if self.data is not None and buffer.data is not None:
-            self.data.read_ranges(firsts, counts, buffer.data[:nnz])
-        data = None if buffer.data is None else buffer.data[:nnz]
-        return Block(0, indptr, buffer.indices[:nnz], data)
+        indices, data = buffer.indices[:nnz], None if buffer.data is None else buffer.data[:nnz]
+        if self.data is None or data is None:
+            self.indices.read_ranges(firsts, counts, indices)
+        elif beside is None:
+            self.indices.read_ranges(firsts, counts, indices)
+            self.data.read_ranges(firsts, counts, data)
+        else:
+            values = beside.submit(self.data.read_ranges, firsts, counts, data)
+            try:
+                self.indices.read_ranges(firsts, counts, indices)
+            finally:
+                values.result()
+        return Block(0, indptr, indices, data)
 
 
 def stream(
