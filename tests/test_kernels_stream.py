@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,9 +133,9 @@ def test_streaming_takes_the_steps_that_holding_takes(
 
     Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, Scratch(d, n, n * d), figures, sink)
 
-    def gather(lines: NDArray[np.int64], buffer: int) -> Rows | None:
+    def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
         found = block.take(lines)
-        return None if len(found.indices) > max(room, d) else found
+        return None if len(found.indices) > max(room, d) else lambda: found
 
     solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, lambda ranges: None, threads)
     inside = solver.solve(1)
@@ -155,12 +156,13 @@ def test_what_is_gathered_next_is_told_before() -> None:
     def ahead(ranges: Any) -> None:
         told.append({row for start, stop in ranges for row in range(start, stop)})
 
-    def gather(lines: NDArray[np.int64], buffer: int) -> Rows:
+    def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows]:
         nonlocal checked
         if len(told) == 2 or (told and told[0] >= set(lines.tolist())):  # of the part before, and of this one
             assert set(lines.tolist()) <= told.pop(0)
             checked += 1
-        return block.take(lines)
+        taken = block.take(lines)
+        return lambda: taken
 
     for share, expected in ((0.9, 2 * 5 - 1), (0.2, 0)):
         rows = np.flatnonzero(rng.random(n) < share)

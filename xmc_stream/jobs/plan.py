@@ -21,12 +21,14 @@ from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.scores import BINS, SPARE
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.solvers.ppdsparse import ROW_BYTES, RowOrder
+from xmc_stream.solvers.stream import DESKS
 
 MIB = 2**20
 PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _MERGING = 60  # bytes a row, while the active set of one class is put together
 SLICES = 2048  # ranges of rows for which a class on disk keeps where its pairs begin
 SORTED = 1 << 18  # pairs of classes on disk that are sorted at a time
+_GROUPS = 1.5 * DESKS  # whose pairs are in memory at a time; some groups, or slices, have more than others
 _TAKEN_BYTES = 64  # of a pair that was read from disk: in its order there, and by class
 _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
@@ -99,9 +101,9 @@ class SolvePlan:
 class StreamRoom:
     """What a solve job may hold while X streams by for large classes.
 
-    nnz: entries of X, in each of two buffers; classes: bytes for the classes solved beside each other; threads: that
+    nnz: entries of X, in each of DESKS buffers; classes: bytes for the classes solved beside each other; threads: that
     share them.
-    share: of all rows, those of a group, so also of the pairs on disk what is in memory. n_runs: of X.
+    share: of all rows, those of DESKS groups, so also of the pairs on disk what is in memory. n_runs: of X.
     """
 
     nnz: int
@@ -112,8 +114,8 @@ class StreamRoom:
     n_runs: int
 
     def group_bytes(self, order: RowOrder) -> int:
-        """Of two groups of rows: their places and numbers, each thread's scratch."""
-        return ((100 + 40 * self.threads) << order.run_bits) * GROUP + MIB
+        """Of DESKS groups of rows: their places and numbers, each thread's scratch."""
+        return ((50 * DESKS + 40 * self.threads) << order.run_bits) * GROUP + MIB
 
     def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, slabs: bool = False) -> int:
         """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
@@ -126,7 +128,7 @@ class StreamRoom:
             starts = 4 * (self.n_runs + 1) * len(n_active)
             return v + starts + PAIR_BYTES * int(n_active.sum()) + merging
         pairs = float(n_active.sum())
-        taken = max(pairs * self.share, SORTED, 3.0 * pairs / SLICES)  # a slice may have more than others
+        taken = max(pairs * self.share, SORTED, _GROUPS * pairs / SLICES)
         return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
 
     def together(
@@ -188,9 +190,10 @@ def plan_solve(
     rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
     room = None
     if streaming:
-        nnz = min((left - streaming - 8 * n_features) // 4, 36 * MIB) // 8  # a group takes 16 to 32 MiB on average
-        share = 3.0 * (GROUP << order.run_bits) / n_samples  # of two groups, some of which have more than others
-        room = StreamRoom(nnz, left - streaming - 16 * nnz, threads, n_features, share, order.n_runs)
+        # half of what is left at most; a group takes 16 to 32 MiB on average
+        nnz = min((left - streaming - 8 * n_features) // (2 * DESKS), 36 * MIB) // 8
+        share = _GROUPS * (GROUP << order.run_bits) / n_samples
+        room = StreamRoom(nnz, left - streaming - 8 * DESKS * nnz, threads, n_features, share, order.n_runs)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
 
 

@@ -170,6 +170,7 @@ class _UnitSolve:
             self.rough_tiles = TileSizes(self.first, self.last, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
         self.passes = 0  # over X, for large classes
+        self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
         self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
         self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
@@ -219,7 +220,7 @@ class _UnitSolve:
             "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
             "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
-            "bytes_read": self.X.bytes_read + self.Y.bytes_read,
+            "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
             **options,
         }
 
@@ -241,6 +242,7 @@ class _UnitSolve:
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
+        self.looked_up = solver.bytes_read
         writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
         self.large = UnitState(self._large_path)
         self.line_of = np.zeros(n, np.int64)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from xmc_stream.jobs.plan import StreamRoom
 from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
-from xmc_stream.solvers.stream import StreamSolver, Weights
+from xmc_stream.solvers.stream import DESKS, StreamSolver, Weights
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 from xmc_stream.store.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 
@@ -50,7 +51,13 @@ class LargeClasses:
         self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
         self.fresh = self.used = 0
         self.passes = 0
+        self._plan = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
         self._beside: Executor | None = None  # reads values where a job has several threads
+
+    @property
+    def bytes_read(self) -> int:
+        """Beside what was read of X by way of the matrix given."""
+        return self._plan.bytes_read
 
     def solve(
         self,
@@ -63,7 +70,7 @@ class LargeClasses:
 
         Returns the sizes of the active sets that are kept.
         """
-        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(2)]
+        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(DESKS)]
         kept = np.empty(len(classes), np.int64)
         runs, slabs = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
         for begin, end in runs:
@@ -99,8 +106,8 @@ class LargeClasses:
         self, classes: NDArray[np.int64], pairs: AnyPairs, line: int, buffers: list[Buffer], writer: UnitStateWriter,
         kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        def gather(lines: NDArray[np.int64], number: int) -> Block | None:
-            spans = self.X.lengths(lines)
+        def gather(lines: NDArray[np.int64], number: int) -> Callable[[], Block] | None:
+            spans = self._plan.lengths(lines)
             total = int(spans[1].sum())
             if total > self.room.nnz:
                 if len(lines) == 1:
@@ -109,11 +116,11 @@ class LargeClasses:
                         f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
                     )
                 return None
-            return self.X.gather(lines, buffers[number], spans, self._beside)
+            return partial(self.X.gather, lines, buffers[number], spans, self._beside)
 
         def ahead(ranges: Sequence[tuple[int, int]]) -> None:
             for start, stop in ranges:
-                self.X.will_need(start, stop)
+                self._plan.will_need(start, stop)
 
         solver = StreamSolver(
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,

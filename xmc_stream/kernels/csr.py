@@ -13,6 +13,7 @@ from xmc_stream.kernels.jit import kernel
 
 # functions of the C library, found by name when the code is loaded: compiled code that calls them can be cached
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
+_memcpy: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 _ADVICE = hasattr(os, "posix_fadvise")
 _fadvise: Any = types.ExternalFunction(
     "posix_fadvise" if _ADVICE else "getpid", types.int32(types.int32, types.intp, types.intp, types.int32)
@@ -84,10 +85,15 @@ def pread_ranges(
         else:
             if _pread(fd, staging.ctypes.data, n, low * itemsize) != n:
                 return False
-            for r in range(begin, end):
-                source = (starts[r] - low) * itemsize
-                size = counts[r] * itemsize
-                out[filled : filled + size] = staging[source : source + size]
+            while begin < end:  # ranges without a hole between them at once
+                first, next_ = starts[begin], starts[begin] + counts[begin]
+                begin += 1
+                while begin < end and starts[begin] == next_:
+                    next_ += counts[begin]
+                    begin += 1
+                size = (next_ - first) * itemsize
+                # an assignment of a slice would test for overlap, and move byte after byte
+                _memcpy(out.ctypes.data + filled, staging.ctypes.data + (first - low) * itemsize, size)
                 filled += size
         begin = end
     return True

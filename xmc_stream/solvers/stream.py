@@ -9,8 +9,9 @@ which of the two solves a class is a matter of memory, and no bit of the result 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -74,7 +75,7 @@ class PairStore(Protocol):
         ...
 
 
-Gather = Callable[[NDArray[np.int64], int], "CSRBlock | None"]
+Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
 Ahead = Callable[[Sequence[tuple[int, int]]], None]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
 Act = Callable[["Part", tuple[int, int], Any], None]  # on a part, for classes [first, last), with a thread's scratch
@@ -97,8 +98,11 @@ class Part:
     squares: NDArray[np.float64]
 
 
+DESKS = 3
+
+
 class _Desk:
-    """What one part is put together on. There are two: one is filled while the other is worked on."""
+    """What one part is put together on. There are DESKS: one is worked on, one is read for, one is planned."""
 
     def __init__(self, number: int, rows: int) -> None:
         self.number = number  # for `gather`
@@ -107,11 +111,12 @@ class _Desk:
 
 
 class StreamSolver:
-    """Solves the classes of a pair store; v (n, D) and two groups of rows are what it holds.
+    """Solves the classes of a pair store; v (n, D) and DESKS groups of rows are what it holds.
 
-    gather: rows (ascending) of X in memory, or None where they are too many at once; into buffer 0 or 1. It is called
-    in a thread of its own, so that reading goes on beside the steps. ahead: is told, before that, of ranges of rows most
-    of which will come after these. threads: that share the classes. run_bits: rows of a run, log2.
+    gather: gives what will read rows (ascending) of X into buffer 0 .. DESKS - 1, or None where they are too many at
+    once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
+    told, before that, of ranges of rows most of which will come after these. threads: that share the classes. run_bits:
+    rows of a run, log2.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class StreamSolver:
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
         self._rows = GROUP << run_bits
-        self._desks, self._free = [_Desk(number, self._rows) for number in range(2)], 0
+        self._desks, self._free = [_Desk(number, self._rows) for number in range(DESKS)], 0
         self._most_needed = False  # of the rows of the part before
         self._scratch: SimpleQueue[tuple[NDArray[np.int64], ...]] = SimpleQueue()  # one for each thread
         for _ in range(threads):
@@ -135,7 +140,11 @@ class StreamSolver:
         weights: of a warm start, a class after the other (features, values, bias), which give alpha.
         """
         p, n = self.parameters, self.pairs.n_classes
-        with ThreadPoolExecutor(self.threads) as self._pool, ThreadPoolExecutor(1) as self._reader:
+        with (
+            ThreadPoolExecutor(self.threads) as self._pool,
+            ThreadPoolExecutor(1) as self._reader,
+            ThreadPoolExecutor(1) as self._planner,
+        ):
             if weights is not None:
                 self._start(weights)
             self._work(self._ranges(False), self._add)
@@ -205,16 +214,17 @@ class StreamSolver:
 
         self._work(self._groups(key, going), step, change=True)
 
-    def _work(self, parts: Iterator[Part], act: Act, change: bool = False) -> None:
-        """Act on part after part, the next one being read meanwhile; threads take runs of classes with as many pairs.
+    def _work(self, parts: Iterator[Future[Part]], act: Act, change: bool = False) -> None:
+        """Act on part after part, the next ones being read meanwhile; threads take runs of classes with as many pairs.
 
         change: whether the pairs are given back.
         """
         self.passes += 1
-        ahead = self._reader.submit(next, parts, None)
-        while (part := ahead.result()) is not None:
+        ahead = deque(self._planner.submit(next, parts, None) for _ in self._desks[1:])
+        while (coming := ahead.popleft().result()) is not None:
+            part = coming.result()
             stop_if_unwanted()
-            ahead = self._reader.submit(next, parts, None)
+            ahead.append(self._planner.submit(next, parts, None))
             ptr = part.pairs.ptr
             n = _SHARES * self.threads if self.threads > 1 else 1
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], n + 1)[1:-1])
@@ -230,7 +240,7 @@ class StreamSolver:
         finally:
             self._scratch.put(scratch)
 
-    def _ranges(self, all_: bool) -> Iterator[Part]:
+    def _ranges(self, all_: bool) -> Iterator[Future[Part]]:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
         for start in range(0, self.n_samples, self._rows):
             stop = min(start + self._rows, self.n_samples)
@@ -238,7 +248,7 @@ class StreamSolver:
                 self._ahead([(stop, min(stop + self._rows, self.n_samples))])
             yield from self._of_range(self.pairs.take([(start, stop)]), all_, start, stop)
 
-    def _of_range(self, pairs: Pairs, all_: bool, start: int, stop: int) -> Iterator[Part]:
+    def _of_range(self, pairs: Pairs, all_: bool, start: int, stop: int) -> Iterator[Future[Part]]:
         desk = self._desks[self._free]
         needed = desk.needed[: stop - start]
         needed[:] = False
@@ -248,17 +258,16 @@ class StreamSolver:
         if not len(marked):
             return
         desk.local_of[marked] = np.arange(len(marked), dtype=np.int32)
-        block = self._gather(marked + start, desk.number)
-        if block is None:
+        read = self._gather(marked + start, desk.number)
+        if read is None:
             middle = (start + stop) // 2
             yield from self._of_range(pairs, all_, start, middle)
             yield from self._of_range(pairs, all_, middle, stop)
             return
-        self._free = 1 - self._free
         nothing = np.empty(0, np.int64)
-        yield Part(pairs, start, stop, desk.local_of, block, nothing, nothing, np.empty(0))
+        yield self._reading(read, pairs, start, stop, nothing, nothing)
 
-    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Part]:
+    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Part]]:
         """The groups of an epoch, with the rows that some class visits."""
         n_runs = -(-self.n_samples >> self.run_bits)
         slots = np.empty(n_runs, np.int64)
@@ -279,7 +288,7 @@ class StreamSolver:
     def _of_group(
         self, pairs: Pairs, runs: NDArray[np.int64], slots: NDArray[np.int64], key: np.uint64,
         going: NDArray[np.bool_], low: int, high: int,
-    ) -> Iterator[Part]:  # fmt: skip
+    ) -> Iterator[Future[Part]]:  # fmt: skip
         """The rows of a group that come at its places [low, high)."""
         desk = self._desks[self._free]
         desk.needed[:] = False
@@ -290,13 +299,27 @@ class StreamSolver:
         self._most_needed = 2 * n > len(runs) << self.run_bits
         if not n:
             return
-        block = self._gather(desk.lines[:n], desk.number)
-        if block is None:
+        read = self._gather(desk.lines[:n], desk.number)
+        if read is None:
             middle = (low + high) // 2
             yield from self._of_group(pairs, runs, slots, key, going, low, middle)
             yield from self._of_group(pairs, runs, slots, key, going, middle, high)
             return
-        squares = np.empty(n)
-        row_squares(block.indptr, block.values, 1.0 if self.parameters.bias else 0.0, squares)
-        self._free = 1 - self._free
-        yield Part(pairs, low, high, desk.local_of, block, runs, slots, squares)
+        yield self._reading(read, pairs, low, high, runs, slots)
+
+    def _reading(
+        self, read: Callable[[], CSRBlock], pairs: Pairs, low: int, high: int, runs: NDArray[np.int64],
+        slots: NDArray[np.int64],
+    ) -> Future[Part]:  # fmt: skip
+        """The part on the free desk, as soon as it is read."""
+        desk = self._desks[self._free]
+        self._free = (self._free + 1) % DESKS
+
+        def part() -> Part:
+            block = read()
+            squares = np.empty(len(block.indptr) - 1 if len(runs) else 0)
+            if len(runs):
+                row_squares(block.indptr, block.values, 1.0 if self.parameters.bias else 0.0, squares)
+            return Part(pairs, low, high, desk.local_of, block, runs, slots, squares)
+
+        return self._reader.submit(part)

@@ -153,18 +153,21 @@ class SparseMatrix:
         return n
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First entry and number of entries of each of the lines (sorted ascending), by windows of indptr."""
+        """First entry and number of entries of each of the lines (sorted ascending); only their own ends are read."""
         firsts = np.empty(len(lines), np.int64)
         counts = np.empty(len(lines), np.int64)
-        done = 0
-        while done < len(lines):
-            low = int(lines[done])
-            end = int(np.searchsorted(lines, low + _WINDOW))
-            window = self._ends(low, int(lines[end - 1]) + 2)
-            local = lines[done:end] - low
-            firsts[done:end] = window[local]
-            counts[done:end] = window[local + 1] - window[local]
-            done = end
+        for start in range(0, len(lines), _WINDOW):
+            some = slice(start, start + _WINDOW)
+            mine = lines[some]
+            steps = np.diff(mine)
+            jumps = np.flatnonzero(steps > 2)  # lines after which ends are left out
+            begins = mine[np.concatenate([[0], jumps + 1])]
+            sizes = mine[np.concatenate([jumps, [-1]])] + 2 - begins
+            ends = np.empty(int(sizes.sum()), self.indptr.dtype)
+            self.indptr.read_ranges(begins, sizes, ends)
+            at = np.concatenate([[0], np.cumsum(np.minimum(steps, 2))])
+            firsts[some] = ends[at]
+            counts[some] = ends[at + 1] - ends[at]
         return firsts, counts
 
     def gather(
