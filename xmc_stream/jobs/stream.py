@@ -51,13 +51,13 @@ class LargeClasses:
         self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
         self.fresh = self.used = 0
         self.passes = 0
-        self._plan = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
+        self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
         self._beside: Executor | None = None  # reads values where a job has several threads
 
     @property
     def bytes_read(self) -> int:
         """Beside what was read of X by way of the matrix given."""
-        return self._plan.bytes_read
+        return self._lookup.bytes_read
 
     def solve(
         self,
@@ -107,7 +107,7 @@ class LargeClasses:
         kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         def gather(lines: NDArray[np.int64], number: int) -> Callable[[], Block] | None:
-            spans = self._plan.lengths(lines)
+            spans = self._lookup.lengths(lines)
             total = int(spans[1].sum())
             if total > self.room.nnz:
                 if len(lines) == 1:
@@ -120,7 +120,7 @@ class LargeClasses:
 
         def ahead(ranges: Sequence[tuple[int, int]]) -> None:
             for start, stop in ranges:
-                self._plan.will_need(start, stop)
+                self._lookup.will_need(start, stop)
 
         solver = StreamSolver(
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
