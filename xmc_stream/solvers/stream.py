@@ -34,6 +34,7 @@ from xmc_stream.kernels.stream import (
 from xmc_stream.solvers.ppdsparse import CSRBlock, PPDSparseParameters
 from xmc_stream.stop import stop_if_unwanted
 
+DESKS = 3  # parts in memory: one is worked on, one is read, and of one it is found what must be read
 _SHARES = 8  # runs of classes for each thread: some have more to do, and the last one ends soon
 
 
@@ -98,11 +99,8 @@ class Part:
     squares: NDArray[np.float64]
 
 
-DESKS = 3
-
-
 class _Desk:
-    """What one part is put together on. There are DESKS: one is worked on, one is read for, one is planned."""
+    """What one part is put together on."""
 
     def __init__(self, number: int, rows: int) -> None:
         self.number = number  # for `gather`
