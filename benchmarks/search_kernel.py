@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.tiles import Tile, make_tile
 from xmc_stream.kernels.ranking import top_k
-from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, places, search
+from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, places, search
 from xmc_stream.models import Model, load_model
 from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -93,14 +93,15 @@ class UnitSearch:
         positives = data.label_counts()[self.first : last]
         active = positives + start_sizes(positives, data.n_samples)
         self.capacity = np.zeros(self.width, np.int64)
-        self.capacity[:n] = added_sizes(active, 50, data.n_samples, 2)
+        self.capacity[:n] = added_sizes(active, 50, data.n_samples)
         of_slot = places(self.capacity, data.n_samples)
         self.best_end = np.cumsum(of_slot)
         self.best_begin = self.best_end - of_slot
         self.best_scores = np.empty(self.best_end[-1], np.float32)
         self.best_rows = np.empty(self.best_end[-1], np.int32)
         self.scratch = np.empty(of_slot.max(), np.float32)
-        self.bias_loss = bias_losses(self.tile.bias, 0)
+        self.grid = loss_grid(data.n_samples)
+        self.bias_loss = bias_losses(self.tile.bias, 0, self.grid)
         self.n = n
 
     def run(self, x: Any, y: Any) -> None:
@@ -111,8 +112,8 @@ class UnitSearch:
         search(
             x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
             self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.capacity,
-            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0, self.bias_loss,
-            np.zeros(self.width), np.empty(self.width, np.float32), self.scratch,
+            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0, self.grid,
+            self.bias_loss, np.zeros(self.width), np.empty(self.width, np.float32), self.scratch,
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:

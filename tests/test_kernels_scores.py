@@ -24,7 +24,17 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs import tiles
 from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
 from xmc_stream.kernels.ranking import top_k
-from xmc_stream.kernels.scores import BINS, FEW, begin_anew, bias_losses, close_up, keep_best, places, search
+from xmc_stream.kernels.scores import (
+    BINS,
+    FEW,
+    begin_anew,
+    bias_losses,
+    close_up,
+    keep_best,
+    loss_grid,
+    places,
+    search,
+)
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
@@ -235,7 +245,8 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     ends[: len(classes)] = np.cumsum([len(rows) for rows in members])
     nexts = np.concatenate([[0], ends[:-1]]) * (ends > 0)
     active = np.concatenate([*members, np.empty(0)]).astype(np.int32)
-    base = bias_losses(tile.bias, KINDS.index(loss))
+    grid = loss_grid(len(p.X))
+    base = bias_losses(tile.bias, KINDS.index(loss), grid)
     losses, counts = np.zeros(width), np.zeros((len(flushed), BINS), np.int32)
     found: dict[int, list[tuple[int, float]]] = {c: [] for c in classes.tolist()}
 
@@ -255,7 +266,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
         search(
             *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), base, losses,
+            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), grid, base, losses,
             np.empty(width, np.float32), scratch,
         )  # fmt: skip
         if (high - start) % leg == 0 or high == cuts[-1]:

@@ -27,7 +27,7 @@ from xmc_stream.jobs.plan import (
 )
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.tiles import Run, tile_width
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes, warm_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 from xmc_stream.store.model import UNIT, StoredModel, n_units, unit_range
@@ -91,7 +91,7 @@ class Forecaster:
         )
         kept = started * np.minimum(share, 1.0)
         if warm_start is not None:
-            started = np.where(counts > 0, counts + added_sizes(counts, parameters.added, n, 0), 0)
+            started = np.where(counts > 0, counts + warm_sizes(counts, parameters.added, n), 0)
         self.counts = counts
         self.active = [started.astype(np.float64)]  # rows of each class in each solve, at most
         self.kept = [np.minimum(kept * _MARGIN, started)]  # and after it
@@ -99,7 +99,7 @@ class Forecaster:
         self.found = [brought]  # rows that the search before it brings, of one job
         for round_ in range(1, self.rounds):
             before = self.kept[-1].astype(np.int64)
-            room = np.where(counts > 0, added_sizes(before, parameters.added, n, round_, parameters.growth), 0)
+            room = np.where(counts > 0, added_sizes(before, parameters.added, n, parameters.growth), 0)
             self.found.append(room.astype(np.float64))
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
@@ -156,8 +156,7 @@ class Forecaster:
         d, units = self.dataset, []
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
         wanted = added_sizes(
-            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, round_ + 1,
-            self.parameters.growth,
+            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, self.parameters.growth
         )  # fmt: skip
         for unit in range(n_units(d.n_labels)):
             first, last = unit_range(unit, d.n_labels)

@@ -16,7 +16,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan, SolvePlan
 from xmc_stream.jobs.tiles import Tile, make_tile, tile_bytes
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
-from xmc_stream.kernels.scores import bias_losses, search
+from xmc_stream.kernels.scores import bias_losses, loss_grid, search
 from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -146,7 +146,7 @@ class ProbeJob:
         """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
-        rows, took, loss = 0, 0.0, self.parameters.loss_code
+        rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
@@ -154,7 +154,8 @@ class ProbeJob:
                 x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,
                 tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, begins, begins + 2,
                 np.zeros(width, np.int64), np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold,
-                loss, bias_losses(tile.bias, loss), np.zeros(width), np.empty(width, np.float32), np.empty(2, np.float32),
+                loss, grid, bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(width, np.float32),
+                np.empty(2, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
             if took > _SECONDS:

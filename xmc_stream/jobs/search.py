@@ -17,14 +17,14 @@ from xmc_stream.jobs.tiles import Tile, make_tile, shared_cache, tile_width
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.sample import count_work, keep_large, sparsify
-from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, close_up, places, search
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
+from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, close_up, loss_grid, places, search
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import MatrixWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
-from xmc_stream.store.state import BIAS, OPEN, STATUS, FoundWriter, UnitState, new_found
+from xmc_stream.store.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
 
@@ -59,7 +59,7 @@ class _PieceSearch:
         self.width = tile_width(len(self.classes))
 
         ptr = state.active.indptr.read(mine.start, mine.stop + 1)
-        room = added_sizes(np.diff(ptr)[open_], parameters.added, n_samples, job.round, parameters.growth)
+        room = state.figures[mine, ROOM][open_].astype(np.int64)
         wanted = np.minimum(room, 1 if job.check else n_rows)
         large = wanted > leg
         self.flushed, self.kept = np.flatnonzero(large), np.flatnonzero(~large)
@@ -83,7 +83,8 @@ class _PieceSearch:
         self.threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
         self.loss = NO_LOSS if job.rough else parameters.loss_code
         self.bias_loss = np.zeros(self.width)
-        self.bias_loss[: len(self.bias)] = bias_losses(self.bias, self.loss)
+        self.grid = loss_grid(n_samples)
+        self.bias_loss[: len(self.bias)] = bias_losses(self.bias, self.loss, self.grid)
         self.losses = np.zeros(self.width)
         self.scores = np.empty(self.width, np.float32)
 
@@ -191,7 +192,7 @@ class _PieceSearch:
             x.start + low - self.job.start, self.piece.first, self.slot_of,
             tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
             self.capacity, self.best_begin, self.best_end, self.best_size, self.best_scores, self.best_rows,
-            self.threshold, self.loss, self.bias_loss, self.losses, self.scores, scratch,
+            self.threshold, self.loss, self.grid, self.bias_loss, self.losses, self.scores, scratch,
         )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ from xmc_stream.store.state import (
     LOSS,
     OPEN,
     OUTSIDE,
+    ROOM,
     STATUS,
     Found,
     UnitState,
@@ -63,15 +64,10 @@ from xmc_stream.store.state import (
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
-def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_], tau: float) -> None:
-    """The figures of classes without positives: w_0 = -1, rest 0 (docs/architecture.md)."""
+def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
+    """The figures of classes without positives: nothing is learned of them, and they score -inf."""
     figures[empty] = 0.0
-    figures[empty, STATUS], figures[empty, BIAS], figures[empty, KEPT], figures[empty, DUAL] = (
-        EMPTY,
-        -1,
-        tau / 2,
-        -tau / 2,
-    )
+    figures[empty, STATUS], figures[empty, BIAS] = EMPTY, -np.inf
 
 
 def update_figures(
@@ -173,22 +169,24 @@ class _UnitSolve:
         self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
         self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
+        self.growth = np.full(self.last - self.first, float(p.growth))
         self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
         self.line_of = np.zeros(0, np.int64)
 
     def run(self) -> Receipt:
         job, n = self.job, self.last - self.first
+        p = job.parameters
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
                 counts = np.diff(self.Y.indptr.read(self.first, self.last + 1))
-                set_empty(writer.figures, counts == 0, job.parameters.tau)
+                set_empty(writer.figures, counts == 0)
                 self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
                 n_found = update_figures(writer.figures, job.found, self.first, job.parameters, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
-                self.n_active = sizes + np.minimum(self._room(sizes, job.round), n_found)
+                self.n_active = sizes + np.minimum(self.previous.figures[:, ROOM].astype(np.int64), n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
             if self.rough_tiles is not None:
                 self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
@@ -207,8 +205,9 @@ class _UnitSolve:
                 else:
                     self._copy(self.previous, low, low, high, writer)
             shutil.rmtree(self._large_path, ignore_errors=True)
-        open_ = writer.figures[:, STATUS] == OPEN
-        heaps = np.where(open_, self._room(self.sizes, job.round + 1), 0)
+            open_ = writer.figures[:, STATUS] == OPEN
+            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, self.growth), 0)
+            writer.figures[:, ROOM] = heaps
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:
             options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
@@ -271,8 +270,7 @@ class _UnitSolve:
         if self.previous is None:
             return
         files, label = self.job.found, self.first + c
-        room = self._room(np.diff(self.previous.active.indptr.read(c, c + 2)), self.job.round)
-        score, last = select_threshold(files, label, int(room[0]))
+        score, last = select_threshold(files, label, int(self.previous.figures[c, ROOM]))
         for rows, scores in found_windows(files, label):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
@@ -282,10 +280,6 @@ class _UnitSolve:
             for c in classes.tolist():
                 w = self.previous.weights.block(c, c + 1)
                 yield w.indices, w.values, float(self.previous.figures[c, BIAS])
-
-    def _room(self, sizes: NDArray[np.int64], round_: int) -> NDArray[np.int64]:
-        parameters = self.job.parameters
-        return added_sizes(sizes, parameters.added, self.n_samples, round_, parameters.growth)
 
     def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
         """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.
@@ -353,7 +347,7 @@ class _UnitSolve:
         else:
             old = self.previous.active.block(low, high)
             sizes = np.diff(old.indptr)
-            room = self._room(sizes, job.round)
+            room = self.previous.figures[low:high, ROOM].astype(np.int64)
             f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples, room)
             found = np.diff(f_ptr)
             scratch = np.empty(int(found.max()), np.float32)

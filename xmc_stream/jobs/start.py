@@ -11,10 +11,10 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, SolvePlan
 from xmc_stream.jobs.solve import search_sizes, set_empty
 from xmc_stream.jobs.tiles import TileSizes, drop_tiles
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
+from xmc_stream.solvers.ppdsparse import PPDSparseParameters, warm_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel, unit_range
-from xmc_stream.store.state import BIAS, INSIDE, new_unit_state
+from xmc_stream.store.state import BIAS, INSIDE, ROOM, new_unit_state
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class StartJob:
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
             writer.figures[:, BIAS] = model.unit_array(self.unit)
             writer.figures[:, INSIDE] = np.inf  # unknown: no class is done
-            set_empty(writer.figures, counts == 0, self.parameters.tau)
+            writer.figures[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
+            set_empty(writer.figures, counts == 0)
             ends, nothing = Y.indptr.read(first, last + 1), np.zeros(0, np.int64)
             writer.active.append(np.diff(ends), nothing, np.zeros(0))
             for begin in range(int(ends[0]), int(ends[-1]), MIB // 16):
@@ -61,7 +62,6 @@ class StartJob:
                 kept = np.repeat(learned, lengths)
                 writer.weights.append(lengths * learned, w.indices[kept], w.values[kept])
                 tiles.add(lengths * learned, w.indices[kept])
-        heaps = np.where(counts > 0, added_sizes(counts, self.parameters.added, n_samples, 0), 0)
         return {
             "unit": self.unit,
             "runs": search_sizes(tiles, first, heaps, counts),

@@ -35,6 +35,7 @@ RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at mo
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
+WARM_GROWTH = 4
 
 
 @dataclass(frozen=True)
@@ -170,14 +171,17 @@ def start_sizes(n_positives: NDArray[np.int64], n_samples: int) -> NDArray[np.in
 
 
 def added_sizes(
-    n_active: NDArray[np.int64], added: int, n_samples: int, round_: int, growth: int = 1
+    n_active: NDArray[np.int64], added: int, n_samples: int, growth: float | NDArray[np.float64] = 1
 ) -> NDArray[np.int64]:
-    """Rows that a round may add: growth max(|A|, added), as far as there are rows outside A.
-
-    In round 0, to which a warm start brings the positives alone: max(start_sizes, added).
-    """
-    wanted = growth * np.maximum(n_active, added) if round_ else np.maximum(start_sizes(n_active, n_samples), added)
+    """Rows that a search may bring: growth max(|A|, added), as far as there are rows outside A."""
+    wanted = (growth * np.maximum(n_active, added)).astype(np.int64)
     return np.asarray(np.minimum(wanted, n_samples - n_active))
+
+
+def warm_sizes(n_positives: NDArray[np.int64], added: int, n_samples: int) -> NDArray[np.int64]:
+    """Negatives that the search of a warm start may bring: what a cold start has after three rounds, about."""
+    wanted = WARM_GROWTH * np.maximum(start_sizes(n_positives, n_samples), added)
+    return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
 
 
 @dataclass(frozen=True)

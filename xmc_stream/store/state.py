@@ -26,8 +26,8 @@ from xmc_stream.store.nodes import Group
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
 
-# columns of a state's figures, one row a class
-BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, N_FIGURES = range(8)
+# columns of a state's figures, one row a class; ROOM: how many rows the next search may bring
+BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, N_FIGURES = range(9)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; within the tolerance; without positives
 WRITER_BYTES = 6 * 2 * SCRATCH_CHUNK_BYTES  # two matrices of three arrays: a chunk and its checksummed copy each
 
