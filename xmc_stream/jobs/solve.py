@@ -16,7 +16,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.pairs import DiskPairs, disk_pairs
 from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed, held_rows
 from xmc_stream.jobs.stream import LargeClasses
-from xmc_stream.jobs.tiles import TileSizes, drop_tiles
+from xmc_stream.jobs.tiles import EIGHTH, TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,
     drop_idle,
@@ -42,7 +42,7 @@ from xmc_stream.solvers.ppdsparse import (
 from xmc_stream.solvers.stream import Weights
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
-from xmc_stream.store.model import unit_range
+from xmc_stream.store.model import Unit
 from xmc_stream.store.state import (
     BIAS,
     DONE,
@@ -106,6 +106,11 @@ def update_figures(
     return n_found
 
 
+def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
+    """Sizes of a unit's tiles for searches, which hold open classes alone: one tile is enough for a wide unit too."""
+    return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+
+
 def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
     """For a receipt: what a search needs for each run of classes. heaps, sizes: of first, first + 1, ..."""
     runs = []
@@ -127,7 +132,7 @@ class SolveJob:
     parameters: PPDSparseParameters
     seed: int
     round: int
-    unit: int
+    unit: Unit
     previous: str
     found: tuple[FoundFile, ...]
     rough: bool
@@ -138,7 +143,7 @@ class SolveJob:
     @property
     def key(self) -> str:
         """Round and unit."""
-        return f"solve/{self.round}/{self.unit}"
+        return f"solve/{self.round}/{self.unit.name}"
 
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from."""
@@ -153,7 +158,7 @@ class _UnitSolve:
         self.job = job
         self.dataset = Dataset(job.data)
         self.n_samples = self.dataset.n_samples
-        self.first, self.last = unit_range(job.unit, self.dataset.n_labels)
+        self.first, self.last = job.unit
         self.X = self.dataset.X_rows()
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
@@ -164,10 +169,10 @@ class _UnitSolve:
         self.before = np.empty(len(self.words), np.int32)
         p, d = job.parameters, self.dataset.n_features
         occurrences = self.dataset.feature_counts() if p.approximate else None
-        self.tiles = TileSizes(self.first, self.last, d, occurrences)  # of open classes
+        self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
         self.rough_tiles = None  # of the weights that the next search draws, if there is one
         if p.delta > 0 and job.round + 1 != p.max_rounds:
-            self.rough_tiles = TileSizes(self.first, self.last, d)
+            self.rough_tiles = search_tiles(job.unit, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
@@ -215,7 +220,6 @@ class _UnitSolve:
         if self.rough_tiles is not None:
             options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
         return {
-            "unit": job.unit,
             "open": int(open_.sum()),
             "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
@@ -238,7 +242,7 @@ class _UnitSolve:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
                 lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
-                self._scratch / f"{job.unit}.pairs",
+                self._scratch / f"{job.unit.name}.pairs",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -256,7 +260,7 @@ class _UnitSolve:
 
     @property
     def _large_path(self) -> Path:
-        return self._scratch / f"{self.job.unit}.large"
+        return self._scratch / f"{self.job.unit.name}.large"
 
     def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
         """The active set of a class that is larger than memory."""

@@ -18,6 +18,7 @@ from xmc_stream.kernels.scores import DENSE_SHARE, LANES, fill, lay_out
 from xmc_stream.memory import format_size
 from xmc_stream.store.model import UNIT
 
+EIGHTH = UNIT // 8  # of a unit's classes
 ENTRY_BYTES = 6  # a weight and its slot
 _MOST_PLACES = np.iinfo(np.int32).max  # that are numbered in four bytes
 
@@ -90,13 +91,16 @@ class Run:
 class TileSizes:
     """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class.
 
-    in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its weights come. occurrences
-    (D,): entries of each feature in X; work is then the multiply-adds of scoring all of them.
+    Of several units in turn, where there are more classes.
+
+    step: classes of an eighth. in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its
+    weights come. occurrences (D,): entries of each feature in X; work is then the multiply-adds of scoring all of them.
     """
 
-    _STEP = UNIT // 8
-
-    def __init__(self, first: int, last: int, n_features: int, occurrences: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, first: int, last: int, n_features: int, occurrences: NDArray[np.int64] | None = None, step: int = EIGHTH
+    ) -> None:
+        self._step = step
         self._occurrences = occurrences
         self.work = 0
         self._first, self._last, self.next = first, last, first
@@ -111,7 +115,7 @@ class TileSizes:
         done = 0
         while done < len(lengths):
             at = self.next - self._first
-            n = min(len(lengths) - done, self._STEP - at % self._STEP)
+            n = min(len(lengths) - done, self._step - at % self._step)
             mine = self.in_tiles[at : at + n]
             if mine.any():
                 count_indices(features[ends[done] : ends[done + n]], self._counts[0])
@@ -121,7 +125,7 @@ class TileSizes:
 
     def _close_runs(self) -> None:
         for level in range(4):
-            size = self._STEP << level
+            size = self._step << level
             behind = self.next - self._first
             if behind % size and self.next != self._last:
                 return
