@@ -16,6 +16,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel
+from xmc_stream.store.packs import pack_damage
 
 _CHUNKS_PER_JOB = 32
 _MODEL_JOB_BYTES = 2**27
@@ -90,7 +91,7 @@ def check_model_jobs(model: StoredModel) -> list[CheckModelJob]:
 
 @dataclass(frozen=True)
 class CheckStateJob:
-    """All files of one store that a job of an earlier session left."""
+    """All that one job of an earlier session left: a store, or a pack."""
 
     folder: str
 
@@ -102,6 +103,8 @@ class CheckStateJob:
     def run(self) -> Receipt:
         """Check; the receipt has the first damage, or nothing."""
         folder = Path(self.folder)
+        if folder.is_file():
+            return {"folder": self.folder, "damage": pack_damage(folder)}
         inventory = take_inventory(folder)
         damage = [*inventory.damage, *(line for array in inventory.arrays for line in array.check()[1])]
         if pass_of(folder.parent.name) is not None:

@@ -34,7 +34,7 @@ from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.units import tiles_of, units_of_run
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
+from xmc_stream.store.encoding import make_folder, remove
 from xmc_stream.store.model import UNIT, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.state import (
     BIAS,
@@ -170,6 +170,7 @@ class PPDSparseRun:
                 last = last or settled
             if last:
                 break
+            make_folder(self._state(f"solve-{round_}"))
             solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough))
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
@@ -194,8 +195,10 @@ class PPDSparseRun:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
         files: list[FoundFile] = []
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
+            make_folder(self._state("solve--1"))
             starts = yield Phase("warm start: weights", self._start_jobs())
             files, _ = yield from self._search(0, False, starts)
+        make_folder(self._state("solve-0"))
         solves = yield Phase("round 1: solve", self._solve_jobs(0, files))
         self._drop_before(0)
         return solves
@@ -275,6 +278,7 @@ class PPDSparseRun:
         }
         if cut != before:
             self.ledger.add(note, cut)
+        make_folder(self._state(f"search-{round_}"))
         n_found = 0
         for b, phase in enumerate(phases):
             name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"

@@ -21,7 +21,7 @@ from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, cl
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, added_sizes
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import MatrixWriter
+from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.state import BIAS, OPEN, STATUS, FoundWriter, UnitState, new_found
 
@@ -139,7 +139,7 @@ class _PieceSearch:
         writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
-        self, writer: FoundWriter, to: MatrixWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
+        self, writer: FoundWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
         scratch: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
         """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -211,7 +210,7 @@ class _UnitSolve:
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(self.previous, low, low, high, writer)
-            shutil.rmtree(self._large_path, ignore_errors=True)
+            self._large_path.unlink(missing_ok=True)
         open_ = writer.figures[:, STATUS] == OPEN
         heaps = np.where(open_, self._room(self.sizes, job.round + 1), 0)
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
@@ -238,7 +237,8 @@ class _UnitSolve:
         classes, sizes = large[chosen], sizes[chosen]
         if not len(classes) or job.sizes.room is None:
             return classes
-        with new_unit_state(self._large_path, len(classes), self.n_samples, self.dataset.n_features) as lines:
+        n_features = self.dataset.n_features
+        with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
                 lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, make_folder, new_store, publish
 from xmc_stream.store.factors import Factor
 from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -122,9 +122,7 @@ def model_attributes(
 
 def begin_model(path: Path) -> None:
     """Make the folder in which a run builds its model, if it does not exist; nothing opens it as a model."""
-    if not path.exists():
-        (path / "units").mkdir(parents=True)
-        fsync_folder(path.parent)
+    make_folder(path / "units")
 
 
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
@@ -133,7 +131,7 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     known = {"format": FORMAT, "version": version, **attributes, LOGS: log_hashes(work)}
     zarr.open_group(work, mode="a", attributes=known)
     seal(work)
-    publish(work, path)
+    publish(work, path, apart=("units",))
 
 
 def is_model(path: Path) -> bool:
