@@ -33,7 +33,7 @@ from xmc_stream.jobs.units import cut_units
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
-from xmc_stream.store.model import StoredModel
+from xmc_stream.store.model import StoredModel, Unit
 from xmc_stream.store.state import WRITER_BYTES
 
 _MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
@@ -111,6 +111,7 @@ class Forecaster:
         self.learned = counts > 0
         self.order = RowOrder.of(n, self.X.nnz)
         self.searches = self.rounds + (warm_start is not None)
+        self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Raises MemoryLimitError as the run would."""
@@ -165,17 +166,13 @@ class Forecaster:
 
     def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
         """What each unit's solve job will say of its tiles, as foreseen."""
-        p, n = self.parameters, self.dataset.n_samples
-        kept, more = self.kept[round_], _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
-        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, round_ + 1, p.growth)
-        wanted = np.where(self.learned, 1 if check else room, 0)
-        held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))  # as `held_rows`
-        of_classes = itertools.chain((self.learned, self.weights), held)
-        steps = [np.arange(*unit, EIGHTH * len(unit.numbers)) for unit in self.units]
-        sums = np.array([np.add.reduceat(of, np.concatenate(steps), dtype=np.float64) for of in of_classes])
+        if round_ not in self._sums:
+            self._sums[round_] = self._eighths(round_, check)
+        more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
         units, low = [], 0
-        for unit, starts in zip(self.units, steps, strict=True):
-            eighths, low = sums[:, low : low + len(starts)], low + len(starts)
+        for unit in self.units:
+            starts = _eighths_of(unit)
+            eighths, low = self._sums[round_][:, low : low + len(starts)], low + len(starts)
             sizes = []
             for level in range(4):
                 firsts = starts[:: 1 << level]
@@ -191,6 +188,16 @@ class Forecaster:
             if sizes:
                 units.append(sizes)
         return units
+
+    def _eighths(self, round_: int, check: bool) -> NDArray[np.float64]:
+        """Sums over each eighth of a unit: classes learned, their weights, then `held_rows` of what is wanted and kept."""
+        p, n, kept = self.parameters, self.dataset.n_samples, self.kept[round_]
+        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, round_ + 1, p.growth)
+        wanted = np.where(self.learned, 1 if check else room, 0)
+        held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))
+        of_classes = itertools.chain((self.learned, self.weights), held)
+        starts = np.concatenate([_eighths_of(unit) for unit in self.units])
+        return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
     def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
@@ -295,6 +302,11 @@ class Forecaster:
         sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))
         model = float(self.weights.sum()) * 8 * _MORE_WEIGHTS
         return (work + _SIFTING * sifted) / (plan.threads * plan.processes) + model / 100e6 + _CONSTANT
+
+
+def _eighths_of(unit: Unit) -> NDArray[np.int64]:
+    """The first class of each eighth of a unit."""
+    return np.arange(*unit, EIGHTH * len(unit.numbers))
 
 
 def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[int]) -> NDArray[np.float64]:

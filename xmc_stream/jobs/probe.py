@@ -111,7 +111,8 @@ class ProbeJob:
             "started": started.tolist(),
             "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
             "weights": weights.tolist(),
-            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed) / max(1, int(weights.sum())),
+            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
+            / max(1, int(weights.sum())),
             "step": step,
             "score": self._score(X, dataset.Y_rows(), tile),
             "read": read,
