@@ -126,7 +126,7 @@ def check_layout(W: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
     assert not found[:, len(bias) :].any()
     assert np.array_equal(tile.bias[: len(bias)], bias)
     assert np.all(tile.bias[len(bias) :] == -np.inf)
-    assert tile_bytes(np.count_nonzero(W, axis=1).astype(np.int32), len(bias)) == tile.nbytes
+    assert tile_bytes(np.count_nonzero(W, axis=1).astype(np.int32), len(bias), len(W)) == tile.nbytes
 
 
 @given(matrices(ANY))
@@ -463,7 +463,7 @@ def test_a_tile_of_more_entries_than_four_bytes_number(monkeypatch: pytest.Monke
     large = tile_of(W, bias)
     assert (small.start.dtype, large.start.dtype) == (np.int32, np.int64)
     assert np.array_equal(large.start, small.start)
-    assert tile_bytes(np.count_nonzero(W, axis=1), 70) == large.nbytes == small.nbytes + 4 * 21
+    assert tile_bytes(np.count_nonzero(W, axis=1), 70, len(W)) == large.nbytes == small.nbytes + 4 * 21
     assert searched(p, "hinge", 0, [0, 40]) == usual
     monkeypatch.setattr(tiles, "_MOST_PLACES", len(small.weights))
     assert tile_of(W, bias).start.dtype == np.int32

@@ -20,7 +20,7 @@ from xmc_stream.memory import MemoryLimit, available_threads, format_size, peak_
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes, writing
 from xmc_stream.store.inventory import LOGS, SEAL
-from xmc_stream.store.model import StoredModel, n_units, unit_range
+from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Model(StoredModel):
         """The bias of every class (K,); a low-rank model has none."""
         if self.rank:
             return np.zeros(self.n_labels, np.float32)
-        return np.concatenate([self.unit_array(unit) for unit in range(n_units(self.n_labels))])
+        return np.concatenate([self.unit_array(unit) for unit in self.units])
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
         """All weights in memory (D x K, csc, the bias apart): for models that fit. Of a low-rank one see `factors`."""
@@ -81,8 +81,7 @@ class Model(StoredModel):
             raise InputError(f"{self.path} has factors W and H instead of weights by class: take Model.factors()")
 
         units = []
-        for unit in range(n_units(self.n_labels)):
-            first, last = unit_range(unit, self.n_labels)
+        for first, last in self.units:
             block = self.classes(first, last)
             triple = (block.values, block.indices, block.indptr)
             units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
@@ -333,7 +332,7 @@ def describe(model: Model) -> dict[str, Any]:
     from xmc_stream.engine.summary import summarise_events
 
     n_bytes = folder_bytes(model.path)
-    hidden = ("tiles", "identity", LOGS, SEAL)
+    hidden = ("tiles", "units", "identity", LOGS, SEAL)
     shown = {name: value for name, value in model.attributes.items() if name not in hidden}
     run = {**shown.pop("run", {}), "rounds": shown.get("rounds"), **summarise_events(model.path / "events.jsonl")}
     return {**shown, "bytes_on_disk": n_bytes, "size": format_size(n_bytes), "run": run}

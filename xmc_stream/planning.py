@@ -30,6 +30,7 @@ from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.rows import pass_needs, plan_pass
+from xmc_stream.jobs.units import cut_units
 from xmc_stream.jobs.warm import warm_up, warm_up_prediction
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.models import Execution, Model
@@ -69,7 +70,7 @@ def probe_training(
     """
     statistics = {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}
     plan.refuse_unless(statistics, "planning the training")
-    sizes = solve_plan(plan, dataset, parameters, warm_start is not None)
+    sizes = solve_plan(plan, dataset, parameters, warm_start is not None, cut_units(dataset))
     probe = engine.once(ProbeJob(str(dataset.path), parameters, seed, plan, sizes))
     return Forecaster(dataset, parameters, probe, warm_start)
 

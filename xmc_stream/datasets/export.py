@@ -22,7 +22,7 @@ from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
-from xmc_stream.store.model import StoredModel, is_model, n_units
+from xmc_stream.store.model import StoredModel, is_model
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
@@ -141,7 +141,7 @@ def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool
             f"{model.path} is a low-rank model, which has no sparse weights to export: take Model.factors()"
         )
     limit.check({"windows": 4 * 8 * _WINDOW}, "export")
-    units = range(n_units(model.n_labels))
+    units = model.units
     nnz = sum(model.unit_weights(unit).nnz for unit in units)
 
     def ends() -> Values:

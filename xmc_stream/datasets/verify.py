@@ -34,7 +34,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
 from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import FACTORS, StoredModel, n_units, unit_path, unit_range
+from xmc_stream.store.model import FACTORS, StoredModel, unit_path
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
@@ -226,22 +226,22 @@ class StoreCheck:
             self._factors(model)
             return
         jobs, nnz = {}, 0
-        for unit in range(n_units(model.n_labels)):
-            first, last = unit_range(unit, model.n_labels)
+        for unit in model.units:
+            n_classes = unit.last - unit.first
             folder = unit_path(self.path, unit)
             if not folder.exists():
                 self.damage.append(f"{folder} is missing")
                 continue
-            matrix = self._matrix(folder / "weights", (model.n_features, last - first), "csc_matrix")
+            matrix = self._matrix(folder / "weights", (model.n_features, n_classes), "csc_matrix")
             if matrix is not None:
-                jobs[str(unit)] = lines_jobs(matrix, self.hash_key)
+                jobs[unit.name] = lines_jobs(matrix, self.hash_key)
                 nnz += matrix.nnz
             if self._whole(folder / "bias"):
                 bias = model.unit_array(unit)
-                if len(bias) != last - first or not np.isfinite(bias).all():
-                    self.damage.append(f"{folder / 'bias'} is not a finite number for each of {last - first} classes")
+                if len(bias) != n_classes or not np.isfinite(bias).all():
+                    self.damage.append(f"{folder / 'bias'} is not a finite number for each of {n_classes} classes")
         yield from self._lines(jobs)
-        if len(jobs) == n_units(model.n_labels):
+        if len(jobs) == len(model.units):
             self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)
 
     def _factors(self, model: StoredModel) -> None:

@@ -15,7 +15,8 @@ from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import StoredModel, n_units
+from xmc_stream.store.model import StoredModel
+from xmc_stream.store.packs import pack_damage
 
 _CHUNKS_PER_JOB = 32
 _MODEL_JOB_BYTES = 2**27
@@ -72,7 +73,7 @@ class CheckModelJob:
         model, n_bytes = StoredModel(self.model), 0
         if model.rank:
             return {"checked_bytes": sum(model.factor(name).verify() for name in ("W", "H"))}
-        for unit in range(self.first, self.last):
+        for unit in model.units[self.first : self.last]:
             for array in model.unit_weights(unit).arrays():
                 if array.path is not None:
                     for k in range(array.n_chunks):
@@ -83,14 +84,14 @@ class CheckModelJob:
 
 def check_model_jobs(model: StoredModel) -> list[CheckModelJob]:
     """Jobs for all weights of a model."""
-    n = 1 if model.rank else n_units(model.n_labels)
+    n = 1 if model.rank else len(model.units)
     parts = min(n, max(1, 12 * int(model.attributes["nnz"]) // _MODEL_JOB_BYTES))
     return [CheckModelJob(str(model.path), a, b) for a, b in even_ranges(n, parts)]
 
 
 @dataclass(frozen=True)
 class CheckStateJob:
-    """All files of one store that a job of an earlier session left."""
+    """All that one job of an earlier session left: a store, or a pack."""
 
     folder: str
 
@@ -102,6 +103,8 @@ class CheckStateJob:
     def run(self) -> Receipt:
         """Check; the receipt has the first damage, or nothing."""
         folder = Path(self.folder)
+        if folder.is_file():
+            return {"folder": self.folder, "damage": pack_damage(folder)}
         inventory = take_inventory(folder)
         damage = [*inventory.damage, *(line for array in inventory.arrays for line in array.check()[1])]
         if pass_of(folder.parent.name) is not None:
@@ -158,7 +161,7 @@ def key_of_state(work: Path, folder: Path, warm_start: bool) -> str | None:
     """The job that made such a folder, if what it was made from is there to make it again."""
     kind, name = folder.parts[-2:]
     if kind == "units":
-        return f"finalise/{int(name)}"
+        return "finalise/" + "-".join(str(int(number)) for number in name.split("-"))
     if kind == "weights":
         return "weights"
     what, _, round_ = kind.partition("-")

@@ -7,6 +7,7 @@ known before the first one. Bytes that the solves gather depend on what the sear
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import (
+    LEGS,
     MIB,
     MemoryPlan,
     SearchSize,
@@ -26,11 +28,12 @@ from xmc_stream.jobs.plan import (
     search_ranges,
 )
 from xmc_stream.jobs.ppdsparse import solve_plan
-from xmc_stream.jobs.tiles import Run, tile_width
+from xmc_stream.jobs.tiles import EIGHTH, Run, tile_width, widest
+from xmc_stream.jobs.units import cut_units
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes, warm_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
-from xmc_stream.store.model import UNIT, StoredModel, n_units, unit_range
+from xmc_stream.store.model import StoredModel, Unit
 from xmc_stream.store.state import WRITER_BYTES
 
 _MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
@@ -80,6 +83,8 @@ class Forecaster:
     ) -> None:
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
+        self.units = cut_units(dataset)
+        self.starts = np.array([unit.first for unit in self.units])
         n = dataset.n_samples
         counts = dataset.label_counts()
         self.row_length = self.X.nnz / n
@@ -106,11 +111,12 @@ class Forecaster:
         self.learned = counts > 0
         self.order = RowOrder.of(n, self.X.nnz)
         self.searches = self.rounds + (warm_start is not None)
+        self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Raises MemoryLimitError as the run would."""
         d, p = self.dataset, self.parameters
-        solve = solve_plan(plan, d, p, self.warm_start is not None)
+        solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
         phases, blocks = {}, []
         if self.warm_start is not None:
             cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
@@ -142,41 +148,56 @@ class Forecaster:
     def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
         wanted = self.active[0] - self.counts
+        runs = [[Run(*run) for run in some] for some in model.attributes["tiles"]]
         units = []
-        for runs in model.attributes["tiles"]:
+        for unit in self.units:
+            mine = runs[unit.numbers[0]]
+            if len(unit.numbers) > 1:  # one tile instead of many
+                parts = [widest(runs[number], lambda run: True)[0] for number in unit.numbers]
+                of_features = 4 * (self.dataset.n_features + 1)
+                tile = sum(run.tile - of_features for run in parts) + of_features
+                mine = [Run(*unit, tile, sum(run.weights for run in parts))]
             sizes = []
-            for run in (Run(*run) for run in runs):
-                mine = slice(run.first, run.last)
-                sizes.append(SearchSize(run, held_rows(wanted[mine]), held_rows(self.counts[mine])))
+            for run in mine:
+                classes = slice(run.first, run.last)
+                sizes.append(SearchSize(run, held_rows(wanted[classes]), held_rows(self.counts[classes])))
             units.append(sizes)
         return units
 
     def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
         """What each unit's solve job will say of its tiles, as foreseen."""
-        d, units = self.dataset, []
+        if round_ not in self._sums:
+            self._sums[round_] = self._eighths(round_, check)
         more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
-        wanted = added_sizes(
-            np.ceil(self.kept[round_]).astype(np.int64), self.parameters.added, d.n_samples, self.parameters.growth
-        )  # fmt: skip
-        for unit in range(n_units(d.n_labels)):
-            first, last = unit_range(unit, d.n_labels)
+        units, low = [], 0
+        for unit in self.units:
+            starts = _eighths_of(unit)
+            eighths, low = self._sums[round_][:, low : low + len(starts)], low + len(starts)
             sizes = []
             for level in range(4):
-                step = (UNIT // 8) << level
-                for a in range(first, last, step):
-                    b = min(a + step, last)
-                    mine = np.flatnonzero(self.learned[a:b]) + a
-                    if len(mine):
-                        weights = int(self.weights[mine].sum() * more)
-                        fixed = 4 * (d.n_features + 1) + 4 * tile_width(len(mine))
-                        run = Run(a, b, int(weights * self.probe["tile_ratio"]) + fixed, weights)
-                        rows = held_rows(np.ones_like(mine) if check else wanted[mine])
-                        sizes.append(SearchSize(run, rows, held_rows(self.kept[round_][mine])))
-                if step >= last - first:
+                firsts = starts[:: 1 << level]
+                of_runs = np.add.reduceat(eighths, np.arange(0, len(starts), 1 << level), axis=1)
+                for first, last, of in zip(firsts, [*firsts[1:], unit.last], of_runs.T, strict=True):
+                    learned, weights, rows = int(of[0]), int(of[1] * more), of[2:].astype(np.int64).tolist()
+                    if learned:
+                        fixed = 4 * (self.dataset.n_features + 1) + 4 * tile_width(learned)
+                        run = Run(int(first), int(last), int(weights * self.probe["tile_ratio"]) + fixed, weights)
+                        sizes.append(SearchSize(run, rows[: len(LEGS) + 1], rows[len(LEGS) + 1 :]))
+                if len(firsts) == 1:
                     break
             if sizes:
                 units.append(sizes)
         return units
+
+    def _eighths(self, round_: int, check: bool) -> NDArray[np.float64]:
+        """Sums over each eighth of a unit: classes learned, their weights, then `held_rows` of what is wanted and kept."""
+        p, n, kept = self.parameters, self.dataset.n_samples, self.kept[round_]
+        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, round_ + 1, p.growth)
+        wanted = np.where(self.learned, 1 if check else room, 0)
+        held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))
+        of_classes = itertools.chain((self.learned, self.weights), held)
+        starts = np.concatenate([_eighths_of(unit) for unit in self.units])
+        return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
     def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
@@ -195,13 +216,12 @@ class Forecaster:
 
         Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
         """
-        d, t = self.dataset, min(plan.threads, n_units(self.dataset.n_labels))
+        d, t = self.dataset, min(plan.threads, len(self.units))
         streamed, _, largest_run = self._streamed(sizes, round_)
         active = np.where(streamed, 0.0, self.active[round_])
         found = np.where(streamed, 0.0, self.found[round_] * len(search_ranges(plan, d.n_samples)))
-        starts = np.arange(0, d.n_labels, UNIT)
-        of_unit = np.add.reduceat(active, starts)
-        found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), starts)
+        of_unit = np.add.reduceat(active, self.starts)
+        found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), self.starts)
         bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
         # the part of a batch that follows a full one, with whose rows its merging shares the memory
         second = min(1.0, max(0.0, float(bound.max()) / sizes.max_rows - 1.0)) if self.X.nnz <= sizes.max_nnz else 1.0
@@ -221,7 +241,7 @@ class Forecaster:
             "rows gathered": most(np.minimum(union * self.row_length, sizes.max_nnz)) * self.X.entry_bytes,
             "one class": t * int(of_class) + t * 8 * min(sizes.max_rows, d.n_samples),
         }
-        written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
+        written = most(np.add.reduceat(self.weights, self.starts)) * _MORE_WEIGHTS * 8
         solving["rows found"] = int(second * merging["rows found"])
         kinds = [merging, solving]
         if largest_run and sizes.room is not None:
@@ -245,7 +265,8 @@ class Forecaster:
         active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
         streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
         large = np.flatnonzero(active > self.order.large)
-        for classes in np.split(large, np.flatnonzero(np.diff(large // UNIT)) + 1):
+        of_units = np.searchsorted(self.starts, large, "right")
+        for classes in np.split(large, np.flatnonzero(np.diff(of_units)) + 1):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
@@ -258,12 +279,11 @@ class Forecaster:
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
         """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
         total = 0.0
-        starts = np.arange(0, self.dataset.n_labels, UNIT)
         n = self.dataset.n_samples
         for round_ in range(self.rounds):
             streamed, passes, _ = self._streamed(sizes, round_)
             total += passes * float(self.X.nnz * self.X.entry_bytes + 8 * n)
-            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), starts)
+            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), self.starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
@@ -282,6 +302,11 @@ class Forecaster:
         sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))
         model = float(self.weights.sum()) * 8 * _MORE_WEIGHTS
         return (work + _SIFTING * sifted) / (plan.threads * plan.processes) + model / 100e6 + _CONSTANT
+
+
+def _eighths_of(unit: Unit) -> NDArray[np.int64]:
+    """The first class of each eighth of a unit."""
+    return np.arange(*unit, EIGHTH * len(unit.numbers))
 
 
 def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[int]) -> NDArray[np.float64]:

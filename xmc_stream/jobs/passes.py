@@ -33,7 +33,7 @@ from xmc_stream.solvers.pdsparse import (
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import new_unit, unit_range
+from xmc_stream.store.model import Unit, new_unit
 from xmc_stream.store.passes import DualRows, PassState, new_leg, new_tables, stored_tables
 from xmc_stream.store.transpose import transpose
 
@@ -395,19 +395,18 @@ class UnitJob:
 
     weights: str
     n_features: int
-    n_labels: int
-    unit: int
+    unit: Unit
     out: str
 
     @property
     def key(self) -> str:
         """The unit."""
-        return f"finalise/{self.unit}"
+        return f"finalise/{self.unit.name}"
 
     def run(self) -> Receipt:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
         drop_session()
-        first, last = unit_range(self.unit, self.n_labels)
+        first, last = self.unit
         weights = SparseMatrix(Path(self.weights) / "columns")
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:

@@ -16,10 +16,11 @@ from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.passes import LegJob, ObjectiveJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.rows import Data, Which, plan_pass
+from xmc_stream.jobs.units import tiles_of, units_of_run
 from xmc_stream.solvers.pdsparse import PDSparseParameters, more_labels, n_groups
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.model import n_units, unit_path
+from xmc_stream.store.model import starts_of, unit_path
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
@@ -141,11 +142,9 @@ class PDSparseRun:
         max_bytes = max(16 * MIB, self.plan.budget // 2)
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
         d = self.dataset
-        units = [
-            UnitJob(str(weights), d.n_features, d.n_labels, unit, str(unit_path(self.work, unit)))
-            for unit in range(n_units(d.n_labels))
-        ]
-        receipts = yield Phase("finalise", units)
+        units = units_of_run(d, self.ledger)
+        jobs = [UnitJob(str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units]
+        receipts = yield Phase("finalise", jobs)
         drop_session()
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective
@@ -153,7 +152,8 @@ class PDSparseRun:
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
-            "tiles": [receipt["runs"] for receipt in receipts],
+            "tiles": tiles_of(receipts),
+            **starts_of(units),
             "objective": objective,
             "duality_gap": gap / objective if objective else 0.0,
             "lam": lam,

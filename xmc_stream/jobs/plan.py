@@ -343,8 +343,7 @@ def _cut_blocks(
     load = _Load()  # of the last block
     for sizes in units:
         of = {size.run: size for size in sizes}
-        fitting = {run for run, size in of.items() if fit(_Load().plus(size))}
-        for run in widest(of, fitting.__contains__):
+        for run in widest(of, lambda run: fit(_Load().plus(of[run]))):  # noqa: B023 - called at once
             piece = of[run]
             alone, together = _Load().plus(piece), load.plus(piece)
             if blocks and fit(together):

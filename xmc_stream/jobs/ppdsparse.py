@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,11 @@ from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import SolveJob, update_figures
 from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
+from xmc_stream.jobs.units import tiles_of, units_of_run
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import remove
-from xmc_stream.store.model import UNIT, n_units, new_unit, unit_path, unit_range
+from xmc_stream.store.encoding import make_folder, remove
+from xmc_stream.store.model import UNIT, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.state import (
     BIAS,
     DUAL,
@@ -48,6 +50,7 @@ from xmc_stream.store.state import (
     UnitState,
 )
 
+_CLASS_BYTES = 320  # of a class in a solve job: two times its figures, and some 25 numbers
 _USED_SHARE = 8  # rough searches go on while one in so many of the rows they bring in is of use
 
 
@@ -60,8 +63,7 @@ class FinaliseJob:
 
     parameters: PPDSparseParameters
     n_features: int
-    n_labels: int
-    unit: int
+    unit: Unit
     state: str
     found: tuple[FoundFile, ...]
     out: str
@@ -69,12 +71,12 @@ class FinaliseJob:
     @property
     def key(self) -> str:
         """The unit."""
-        return f"finalise/{self.unit}"
+        return f"finalise/{self.unit.name}"
 
     def run(self) -> Receipt:
         """Write; the receipt sums objective, gap and size."""
         drop_tiles()
-        first, last = unit_range(self.unit, self.n_labels)
+        first, last = self.unit
         state = UnitState(Path(self.state))
         figures = state.figures
         update_figures(figures, self.found, first, self.parameters)
@@ -110,17 +112,18 @@ class FinaliseJob:
         }
 
 
-def solve_plan(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool) -> SolvePlan:
+def solve_plan(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit]
+) -> SolvePlan:
     """What a solve job may hold. Raises MemoryLimitError where that is too little."""
     n_features = dataset.n_features
     most = np.array([dataset.most_positives()])  # an active set grows with the positives
     largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
-    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start
+    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
+    extra += _CLASS_BYTES * max(0, *(unit.last - unit.first - UNIT for unit in units))
     order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(
-        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, n_units(dataset.n_labels)
-    )
+    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units))
 
 
 @dataclass
@@ -140,6 +143,11 @@ class PPDSparseRun:
     ledger: Ledger
     warm_start: str = ""
     blocks: tuple[int, ...] = ()
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """What the classes are cut into."""
+        return units_of_run(self.dataset, self.ledger)
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
@@ -162,6 +170,7 @@ class PPDSparseRun:
                 last = last or settled
             if last:
                 break
+            make_folder(self._state(f"solve-{round_}"))
             solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough))
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
@@ -172,21 +181,24 @@ class PPDSparseRun:
         return {
             "rounds": round_,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
-            "tiles": [receipt["runs"] for receipt in receipts],
+            "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
             "duality_gap": max(receipt["gap_worst"] for receipt in receipts),
             "duality_gap_mean": math.fsum(receipt["gap_sum"] for receipt in receipts) / max(learned, 1),
             "violation": max(receipt["violation"] for receipt in receipts),
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
+            **starts_of(self.units),
         }
 
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
         files: list[FoundFile] = []
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
+            make_folder(self._state("solve--1"))
             starts = yield Phase("warm start: weights", self._start_jobs())
             files, _ = yield from self._search(0, False, starts)
+        make_folder(self._state("solve-0"))
         solves = yield Phase("round 1: solve", self._solve_jobs(0, files))
         self._drop_before(0)
         return solves
@@ -203,40 +215,39 @@ class PPDSparseRun:
         return all(self.ledger.get(job.key) is not None for job in jobs)
 
     def _start_jobs(self) -> list[StartJob]:
-        sizes = solve_plan(self.plan, self.dataset, self.parameters, bool(self.warm_start))
+        sizes = solve_plan(self.plan, self.dataset, self.parameters, bool(self.warm_start), self.units)
         return [
             StartJob(
                 str(self.dataset.path), self.warm_start, self.parameters, unit,
-                str(self._state("solve--1", str(unit))), sizes,
+                str(self._state("solve--1", unit.name)), sizes,
             )
-            for unit in range(n_units(self.dataset.n_labels))
+            for unit in self.units
         ]  # fmt: skip
 
     def _solve_jobs(self, round_: int, files: list[FoundFile], rough: bool = False) -> list[SolveJob]:
         d = self.dataset
-        sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start))
+        sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start), self.units)
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
-                str(self._state(f"solve-{round_ - 1}", str(unit))) if round_ or self.warm_start else "",
-                self._of_unit(files, unit), rough, str(self._state(f"solve-{round_}", str(unit))), self.plan, sizes,
+                str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
+                self._of_unit(files, unit), rough, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
             )
-            for unit in range(n_units(d.n_labels))
+            for unit in self.units
         ]  # fmt: skip
 
     def _finalise_jobs(self, round_: int, files: list[FoundFile]) -> list[FinaliseJob]:
-        d = self.dataset
         return [
             FinaliseJob(
-                self.parameters, d.n_features, d.n_labels, unit, str(self._state(f"solve-{round_ - 1}", str(unit))),
+                self.parameters, self.dataset.n_features, unit, str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
-            for unit in range(n_units(d.n_labels))
+            for unit in self.units
         ]  # fmt: skip
 
     @staticmethod
-    def _of_unit(files: list[FoundFile], unit: int) -> tuple[FoundFile, ...]:
-        return tuple(file for file in files if file.first < (unit + 1) * UNIT and file.last > unit * UNIT)
+    def _of_unit(files: list[FoundFile], unit: Unit) -> tuple[FoundFile, ...]:
+        return tuple(file for file in files if file.first < unit.last and file.last > unit.first)
 
     def _search(
         self, round_: int, rough: bool, solves: list[Receipt]
@@ -267,6 +278,7 @@ class PPDSparseRun:
         }
         if cut != before:
             self.ledger.add(note, cut)
+        make_folder(self._state(f"search-{round_}"))
         n_found = 0
         for b, phase in enumerate(phases):
             name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"
@@ -304,8 +316,8 @@ class PPDSparseRun:
         d = self.dataset
         for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
             pieces = tuple(
-                Piece(run.first, run.last, str(self._state(f"solve-{round_ - 1}", str(run.first // UNIT))), run.tile)
-                for run in (piece.run for piece in block)
+                Piece(run.first, run.last, unit.first, str(self._state(f"solve-{round_ - 1}", unit.name)), run.tile)
+                for run, unit in ((piece.run, unit_of(self.units, piece.run.first)) for piece in block)
             )
             leg = search_leg(self.plan, block, d.n_features, d.n_samples)
             blocks.append((pieces, sum(piece.tile_bytes for piece in pieces), leg))

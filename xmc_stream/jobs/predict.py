@@ -20,7 +20,7 @@ from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream, stream_bytes
-from xmc_stream.store.model import UNIT, StoredModel
+from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
@@ -220,8 +220,8 @@ def use_tile(model: StoredModel, run: Run, sizes: PredictPlan) -> Iterator[Tile]
 
 
 def _make_tile(model: StoredModel, run: Run) -> Tile:
-    unit = run.first // UNIT
-    mine = slice(run.first - unit * UNIT, run.last - unit * UNIT)
+    unit = model.unit_of(run.first)
+    mine = slice(run.first - unit.first, run.last - unit.first)
     block = model.unit_weights(unit).block(mine.start, mine.stop)
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
 

@@ -105,13 +105,14 @@ class ProbeJob:
         indptr = np.concatenate([[0], np.cumsum(weights)])
         values = np.concatenate([part[1] for part in parts])
         tile = make_tile(indptr, features, values, figures[:, 0].astype(np.float32), dataset.n_features)
-        fixed = tile_bytes(np.zeros(dataset.n_features), len(classes))
+        fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
         return {
             "counts": counts[classes].tolist(),
             "started": started.tolist(),
             "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
             "weights": weights.tolist(),
-            "tile_ratio": (tile_bytes(of_feature, len(classes)) - fixed) / max(1, int(weights.sum())),
+            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
+            / max(1, int(weights.sum())),
             "step": step,
             "score": self._score(X, dataset.Y_rows(), tile),
             "read": read,

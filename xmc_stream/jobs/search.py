@@ -21,9 +21,8 @@ from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, cl
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import MatrixWriter
+from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
-from xmc_stream.store.model import UNIT
 from xmc_stream.store.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
@@ -31,10 +30,11 @@ _WINDOW = 1 << 19  # entries of active sets read at a time
 
 @dataclass(frozen=True)
 class Piece:
-    """Classes [first, last) of one unit, the state of the unit, and the bytes of their tile (or a bound)."""
+    """Classes [first, last) of one unit, the unit's first, its state, and the bytes of their tile (or a bound)."""
 
     first: int
     last: int
+    unit: int
     state: str
     tile_bytes: int
 
@@ -48,7 +48,7 @@ class _PieceSearch:
     def __init__(self, piece: Piece, job: SearchJob, n_samples: int, bounds: NDArray[np.int64]) -> None:
         self.piece, self.job = piece, job
         n_rows, leg, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
-        low = piece.first % UNIT
+        low = piece.first - piece.unit
         state = UnitState(Path(piece.state))
         mine = slice(low, low + piece.last - piece.first)
         open_ = state.figures[mine, STATUS] == OPEN
@@ -140,7 +140,7 @@ class _PieceSearch:
         writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
-        self, writer: FoundWriter, to: MatrixWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
+        self, writer: FoundWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
         scratch: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
         """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""
@@ -165,7 +165,7 @@ class _PieceSearch:
     def make_tile(self, n_features: int) -> Tile:
         """Weights of the open classes, by feature; a rough search draws some of them."""
         weights = SparseMatrix(Path(self.piece.state) / "weights")
-        low, job = self.piece.first % UNIT, self.job
+        low, job = self.piece.first - self.piece.unit, self.job
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)

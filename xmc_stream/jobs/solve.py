@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.pairs import DiskPairs, disk_pairs
 from xmc_stream.jobs.plan import MIB, MemoryPlan, SolvePlan, choose_streamed, held_rows
 from xmc_stream.jobs.stream import LargeClasses
-from xmc_stream.jobs.tiles import TileSizes, drop_tiles
+from xmc_stream.jobs.tiles import EIGHTH, TileSizes, drop_tiles
 from xmc_stream.kernels.active import (
     count_before,
     drop_idle,
@@ -42,7 +41,7 @@ from xmc_stream.solvers.ppdsparse import (
 from xmc_stream.solvers.stream import Weights
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
-from xmc_stream.store.model import unit_range
+from xmc_stream.store.model import Unit
 from xmc_stream.store.state import (
     BIAS,
     DONE,
@@ -102,6 +101,11 @@ def update_figures(
     return n_found
 
 
+def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
+    """Sizes of a unit's tiles for searches, which hold open classes alone: one tile is enough for a wide unit too."""
+    return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+
+
 def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
     """For a receipt: what a search needs for each run of classes. heaps, sizes: of first, first + 1, ..."""
     runs = []
@@ -123,7 +127,7 @@ class SolveJob:
     parameters: PPDSparseParameters
     seed: int
     round: int
-    unit: int
+    unit: Unit
     previous: str
     found: tuple[FoundFile, ...]
     rough: bool
@@ -134,7 +138,7 @@ class SolveJob:
     @property
     def key(self) -> str:
         """Round and unit."""
-        return f"solve/{self.round}/{self.unit}"
+        return f"solve/{self.round}/{self.unit.name}"
 
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from."""
@@ -149,7 +153,7 @@ class _UnitSolve:
         self.job = job
         self.dataset = Dataset(job.data)
         self.n_samples = self.dataset.n_samples
-        self.first, self.last = unit_range(job.unit, self.dataset.n_labels)
+        self.first, self.last = job.unit
         self.X = self.dataset.X_rows()
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
@@ -160,10 +164,10 @@ class _UnitSolve:
         self.before = np.empty(len(self.words), np.int32)
         p, d = job.parameters, self.dataset.n_features
         occurrences = self.dataset.feature_counts() if p.approximate else None
-        self.tiles = TileSizes(self.first, self.last, d, occurrences)  # of open classes
+        self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
         self.rough_tiles = None  # of the weights that the next search draws, if there is one
         if p.delta > 0 and job.round + 1 != p.max_rounds:
-            self.rough_tiles = TileSizes(self.first, self.last, d)
+            self.rough_tiles = search_tiles(job.unit, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
@@ -204,7 +208,7 @@ class _UnitSolve:
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(self.previous, low, low, high, writer)
-            shutil.rmtree(self._large_path, ignore_errors=True)
+            self._large_path.unlink(missing_ok=True)
             open_ = writer.figures[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, self.growth), 0)
             writer.figures[:, ROOM] = heaps
@@ -214,7 +218,6 @@ class _UnitSolve:
         if self.rough_tiles is not None:
             options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
         return {
-            "unit": job.unit,
             "open": int(open_.sum()),
             "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
@@ -233,11 +236,12 @@ class _UnitSolve:
         classes, sizes = large[chosen], sizes[chosen]
         if not len(classes) or job.sizes.room is None:
             return classes
-        with new_unit_state(self._large_path, len(classes), self.n_samples, self.dataset.n_features) as lines:
+        n_features = self.dataset.n_features
+        with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
                 lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
-                self._scratch / f"{job.unit}.pairs",
+                self._scratch / f"{job.unit.name}.pairs",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -255,7 +259,7 @@ class _UnitSolve:
 
     @property
     def _large_path(self) -> Path:
-        return self._scratch / f"{self.job.unit}.large"
+        return self._scratch / f"{self.job.unit.name}.large"
 
     def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
         """The active set of a class that is larger than memory."""

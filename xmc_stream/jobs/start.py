@@ -9,11 +9,11 @@ import numpy as np
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, SolvePlan
-from xmc_stream.jobs.solve import search_sizes, set_empty
-from xmc_stream.jobs.tiles import TileSizes, drop_tiles
+from xmc_stream.jobs.solve import search_sizes, search_tiles, set_empty
+from xmc_stream.jobs.tiles import drop_tiles
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, warm_sizes
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.model import StoredModel, unit_range
+from xmc_stream.store.model import StoredModel, Unit
 from xmc_stream.store.state import BIAS, INSIDE, ROOM, new_unit_state
 
 
@@ -27,27 +27,28 @@ class StartJob:
     data: str
     model: str
     parameters: PPDSparseParameters
-    unit: int
+    unit: Unit
     out: str
     sizes: SolvePlan
 
     @property
     def key(self) -> str:
         """The unit."""
-        return f"start/{self.unit}"
+        return f"start/{self.unit.name}"
 
     def run(self) -> Receipt:
         """Write; the receipt has the sizes that the search is planned from."""
         drop_tiles()
         dataset, model = Dataset(self.data), StoredModel(self.model)
         n_samples, n_features = dataset.n_samples, dataset.n_features
-        first, last = unit_range(self.unit, dataset.n_labels)
-        Y, weights = dataset.Y_columns(), model.unit_weights(self.unit)
+        first, last = self.unit
+        Y, n_bytes = dataset.Y_columns(), 0
         counts = np.diff(Y.indptr.read(first, last + 1))
-        tiles = TileSizes(first, last, n_features)
+        tiles = search_tiles(self.unit, n_features)
         tiles.in_tiles[:] = counts > 0
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
-            writer.figures[:, BIAS] = model.unit_array(self.unit)
+            biases = [model.unit_array(unit)[low:high] for unit, low, high in model.parts(first, last)]
+            writer.figures[:, BIAS] = np.concatenate(biases)
             writer.figures[:, INSIDE] = np.inf  # unknown: no class is done
             writer.figures[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
             set_empty(writer.figures, counts == 0)
@@ -56,14 +57,17 @@ class StartJob:
             for begin in range(int(ends[0]), int(ends[-1]), MIB // 16):
                 rows = Y.indices.read(begin, min(begin + MIB // 16, int(ends[-1])))
                 writer.active.append(nothing, rows, np.zeros(len(rows)))
-            for w in weights.blocks(max(4 * MIB, 16 * n_features)):
-                lengths = np.diff(w.indptr)
-                learned = counts[w.start : w.start + w.n] > 0
-                kept = np.repeat(learned, lengths)
-                writer.weights.append(lengths * learned, w.indices[kept], w.values[kept])
-                tiles.add(lengths * learned, w.indices[kept])
+            for unit, low, high in model.parts(first, last):
+                weights = model.unit_weights(unit)
+                for w in weights.blocks(max(4 * MIB, 16 * n_features), low, high):
+                    at = unit.first + w.start - first
+                    lengths = np.diff(w.indptr)
+                    learned = counts[at : at + w.n] > 0
+                    kept = np.repeat(learned, lengths)
+                    writer.weights.append(lengths * learned, w.indices[kept], w.values[kept])
+                    tiles.add(lengths * learned, w.indices[kept])
+                n_bytes += weights.bytes_read
         return {
-            "unit": self.unit,
             "runs": search_sizes(tiles, first, heaps, counts),
-            "bytes_read": Y.bytes_read + weights.bytes_read,
+            "bytes_read": Y.bytes_read + n_bytes,
         }

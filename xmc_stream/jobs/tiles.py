@@ -18,6 +18,8 @@ from xmc_stream.kernels.scores import DENSE_SHARE, LANES, fill, lay_out
 from xmc_stream.memory import format_size
 from xmc_stream.store.model import UNIT
 
+EIGHTH = UNIT // 8  # of a unit's classes
+_FEW = 16  # one in so many features, counted through, is listed
 ENTRY_BYTES = 6  # a weight and its slot
 _MOST_PLACES = np.iinfo(np.int32).max  # that are numbered in four bytes
 
@@ -42,12 +44,12 @@ def tile_width(n_classes: int) -> int:
     return -(-n_classes // LANES) * LANES
 
 
-def tile_bytes(feature_counts: NDArray[Any], n_classes: int) -> int:
-    """Exact bytes of a tile whose features occur in so many of its classes."""
+def tile_bytes(feature_counts: NDArray[Any], n_classes: int, n_features: int) -> int:
+    """Exact bytes of a tile whose features occur in so many of its classes; those that do not may be left out."""
     width = tile_width(n_classes)
-    counts = feature_counts.astype(np.int64)
+    counts = feature_counts[feature_counts > 0].astype(np.int64)
     total = int(np.where(counts * DENSE_SHARE >= width, width, counts).sum())
-    return total * ENTRY_BYTES + _place_type(total).itemsize * (len(counts) + 1) + 4 * width
+    return total * ENTRY_BYTES + _place_type(total).itemsize * (n_features + 1) + 4 * width
 
 
 def _place_type(n_entries: int) -> np.dtype[np.signedinteger[Any]]:
@@ -87,21 +89,65 @@ class Run:
     weights: int
 
 
+class _FeatureCounts:
+    """How often each feature occurs: while few have come, they are listed, so that what is done does not grow with D."""
+
+    def __init__(self, n_features: int) -> None:
+        self._n_features = n_features
+        self._few: list[NDArray[Any]] = []
+        self._room = n_features // _FEW
+        self._all: NDArray[np.int32] | None = None
+
+    def add(self, features: NDArray[Any]) -> None:
+        """Features that occur, each as often as it does."""
+        self._room -= len(features)
+        if self._room >= 0:
+            self._few.append(features.copy())
+        else:
+            count_indices(features, self._every())
+
+    def merge(self, other: _FeatureCounts) -> None:
+        """Add what another one has counted."""
+        for features in other._few:
+            self.add(features)
+        if other._all is not None:
+            self._room = -1
+            self._every()[:] += other._all
+
+    def _every(self) -> NDArray[np.int32]:
+        if self._all is None:
+            self._all = np.zeros(self._n_features, np.int32)
+        for features in self._few:
+            count_indices(features, self._all)
+        self._few.clear()
+        return self._all
+
+    def counted(self) -> tuple[NDArray[Any] | slice, NDArray[Any]]:
+        """Some features, all that occur among them, and how often each of them does."""
+        if self._all is not None:
+            return slice(None), self._all
+        return np.unique(np.concatenate([np.zeros(0, np.int32), *self._few]), return_counts=True)
+
+
 class TileSizes:
     """Exact sizes of the tiles of a unit and of its halves, quarters and eighths, counted as weights come by class.
 
-    in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its weights come. occurrences
-    (D,): entries of each feature in X; work is then the multiply-adds of scoring all of them.
+    Of several units in turn, where there are more classes.
+
+    step: classes of an eighth. in_tiles: of each class of the unit, whether a tile holds it; to be filled in before its
+    weights come. occurrences (D,): entries of each feature in X; work is then the multiply-adds of scoring all of them.
     """
 
-    _STEP = UNIT // 8
-
-    def __init__(self, first: int, last: int, n_features: int, occurrences: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self, first: int, last: int, n_features: int, occurrences: NDArray[np.int64] | None = None, step: int = EIGHTH
+    ) -> None:
+        self._step = step
         self._occurrences = occurrences
         self.work = 0
         self._first, self._last, self.next = first, last, first
         self.in_tiles = np.ones(last - first, np.bool_)
-        self._counts = np.zeros((4, n_features), np.int32)  # of features, in the present run of each size
+        self._n_features = n_features
+        self._counts = [_FeatureCounts(n_features) for _ in range(4)]  # in the present run of each size
         self._classes = [0, 0, 0, 0]
         self.runs: list[Run] = []  # those that hold any class, the smaller ones first
 
@@ -111,31 +157,32 @@ class TileSizes:
         done = 0
         while done < len(lengths):
             at = self.next - self._first
-            n = min(len(lengths) - done, self._STEP - at % self._STEP)
+            n = min(len(lengths) - done, self._step - at % self._step)
             mine = self.in_tiles[at : at + n]
             if mine.any():
-                count_indices(features[ends[done] : ends[done + n]], self._counts[0])
+                self._counts[0].add(features[ends[done] : ends[done + n]])
                 self._classes[0] += int(mine.sum())
             done, self.next = done + n, self.next + n
             self._close_runs()
 
     def _close_runs(self) -> None:
         for level in range(4):
-            size = self._STEP << level
+            size = self._step << level
             behind = self.next - self._first
             if behind % size and self.next != self._last:
                 return
-            counts, classes = self._counts[level], self._classes[level]
+            run, classes = self._counts[level], self._classes[level]
             if classes:
-                first = self._first + (behind - 1) // size * size
+                features, counts = run.counted()
                 weights = int(counts.sum(dtype=np.int64))
-                self.runs.append(Run(first, self.next, tile_bytes(counts, classes), weights))
-            if level == 3 and self._occurrences is not None:
-                self.work += int(counts @ self._occurrences)
+                first = self._first + (behind - 1) // size * size
+                self.runs.append(Run(first, self.next, tile_bytes(counts, classes, self._n_features), weights))
+                if level == 3 and self._occurrences is not None:
+                    self.work += int(counts @ self._occurrences[features])
             if level < 3:
-                self._counts[level + 1] += counts
+                self._counts[level + 1].merge(run)
                 self._classes[level + 1] += classes
-            counts[:] = 0
+            self._counts[level] = _FeatureCounts(self._n_features)
             self._classes[level] = 0
 
 

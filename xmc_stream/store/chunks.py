@@ -46,6 +46,7 @@ class ChunkedArray:
         self._array: Any = array
         self.dtype = array.dtype
         self.path: Path | None
+        self._places = array.places if isinstance(array, PlainArray) else None
         if isinstance(array, PlainArray):
             self.size, self.chunk, self.path = array.size, array.chunk, array.path
         else:
@@ -66,7 +67,11 @@ class ChunkedArray:
         """The file of chunk k of a plain local array."""
         if self.path is None:
             raise StoreError(f"{self._array.store_path} is compressed or not local: it has no plain chunk files")
-        return self.path / "c" / str(k)
+        return self.path / "c" / str(k) if self._places is None else self.path
+
+    def _begin(self, k: int) -> int:
+        """Where chunk k begins in its file."""
+        return 0 if self._places is None else self._places[k]
 
     def check_sizes(self) -> None:
         """Look at all chunk files. Raises StoreError for one that is missing or not of its full size."""
@@ -78,6 +83,8 @@ class ChunkedArray:
         expected = self.chunk * self.dtype.itemsize + _CHECKSUM_BYTES
         try:
             size = os.stat(opened).st_size
+            if self._places is not None:  # behind the chunks stands the index, which was read
+                size = expected
         except FileNotFoundError:
             raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
         if size != expected:
@@ -136,8 +143,8 @@ class ChunkedArray:
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
-            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE, self._staging,
-            out.view(np.uint8),
+            self._open(k), starts + self._begin(k) // itemsize, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE,
+            self._staging, out.view(np.uint8),
         ):  # fmt: skip
             raise StoreError(
                 f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "
@@ -153,12 +160,13 @@ class ChunkedArray:
         while self.path is not None and _TAKES_ADVICE and start < stop:
             k, offset = divmod(start, self.chunk)
             take = min(stop - start, self.chunk - offset)
-            begin, end = offset * self.dtype.itemsize, (offset + take) * self.dtype.itemsize
+            begin, end = (self._begin(k) + items * self.dtype.itemsize for items in (offset, offset + take))
             for at in range(begin, end, _PIECE):
                 os.posix_fadvise(self._open(k), at, min(_PIECE, end - at), os.POSIX_FADV_WILLNEED)
             start += take
 
     def _open(self, k: int) -> int:
+        k = k if self._places is None else 0  # a pack is one file
         fd = self._files.get(k)
         if fd is None:
             while len(self._files) >= _OPEN_FILES:
@@ -173,7 +181,7 @@ class ChunkedArray:
         return fd
 
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
-        fd = self._open(k)
+        fd, offset = self._open(k), offset + self._begin(k)
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
             try:
@@ -202,6 +210,7 @@ class ChunkedArray:
         self._check_size(k, path)
         try:
             with open(path, "rb") as file:
+                file.seek(self._begin(k))
                 left = self.chunk * self.dtype.itemsize
                 while left:
                     stop_if_unwanted()

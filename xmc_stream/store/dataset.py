@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +137,17 @@ class Dataset:
         counts = open_array(self.path / "statistics/label_counts")
         windows = range(0, counts.size, _COUNTS)
         return max((int(counts.read(a, min(a + _COUNTS, counts.size)).max()) for a in windows), default=0)
+
+    def positives_of_runs(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each n labels, the last run may have fewer: how many have positives, and how many positives; by windows."""
+        counts = open_array(self.path / "statistics/label_counts")
+        windows = range(0, counts.size, max(1, _COUNTS // n) * n)
+        learned, positives = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for a, b in itertools.pairwise([*windows, counts.size]):
+            some, starts = counts.read(a, b), np.arange(0, b - a, n)
+            learned.append(np.add.reduceat(some > 0, starts, dtype=np.int64))
+            positives.append(np.add.reduceat(some, starts))
+        return np.concatenate(learned), np.concatenate(positives)
 
     def feature_names(self) -> Names | None:
         """What the features are called, where that is known."""

@@ -11,10 +11,10 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 import google_crc32c
 import numpy as np
@@ -128,8 +128,53 @@ def _close(files: list[BinaryIO]) -> None:
             file.close()
 
 
-class MatrixWriter:
-    """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here).
+class Appending(Protocol):
+    """What writes an array."""
+
+    def append(self, values: NDArray[Any]) -> None: ...
+
+
+class LineWriter:
+    """Appends the rows of a new CSR matrix, or the columns of a CSC matrix (called lines here), to its three arrays.
+
+    data None: every value is one. lines, nnz: so far.
+    """
+
+    def __init__(self, indptr: Appending, indices: Appending, data: Appending | None) -> None:
+        self._indptr, self._indices, self._data = indptr, indices, data
+        self._indptr.append(np.zeros(1, np.int64))
+        self.lines = 0
+        self.nnz = 0
+
+    def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
+        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn.
+
+        The indices and values of a long line may follow in pieces, with no lengths.
+        """
+        ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
+        self._indptr.append(ends)
+        self._indices.append(indices)
+        if self._data is not None and data is not None:
+            self._data.append(data)
+        self.lines += len(lengths)
+        self.nnz += len(indices)
+
+    def copy(self, source: SparseMatrix, start: int, stop: int) -> None:
+        """Add lines [start, stop) of a stored matrix, in pieces of a few hundred kilobytes, however long a line is."""
+        for line in range(start, stop, _PIECE):
+            ends = source.indptr.read(line, min(line + _PIECE, stop) + 1)
+            self._indptr.append(ends[1:] - ends[0] + self.nnz)
+            for first in range(int(ends[0]), int(ends[-1]), _PIECE):
+                last = min(first + _PIECE, int(ends[-1]))
+                self._indices.append(source.indices.read(first, last))
+                if self._data is not None and source.data is not None:
+                    self._data.append(source.data.read(first, last))
+            self.lines += len(ends) - 1
+            self.nnz += int(ends[-1] - ends[0])
+
+
+class MatrixWriter(LineWriter):
+    """Appends the lines of a new matrix of a group.
 
     shape: the number of lines may be None where it is not known before the end. data_dtype None: every value is one
     and costs no bytes. fingerprint (after close) hashes shape and values.
@@ -151,58 +196,28 @@ class MatrixWriter:
         self._n_lines: int | None = n_lines
         self._bound = bound
         self._chunk_bytes = chunk_bytes
-        self._indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
-        self._indptr.append(np.zeros(1, np.int64))
-        self._indices = ArrayWriter(group, "indices", index_dtype(bound), chunk_bytes)
-        self._data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
-        self.lines = 0
-        self.nnz = 0
+        indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
+        indices = ArrayWriter(group, "indices", index_dtype(bound), chunk_bytes)
+        data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
+        self._arrays = [indptr, indices] if data is None else [indptr, indices, data]
         self.fingerprint = ""
-
-    def append(self, lengths: NDArray[Any], indices: NDArray[Any], data: NDArray[Any] | None = None) -> None:
-        """Add lines: lengths (n,), and the indices (sorted, unique in a line) and values of all of them in turn.
-
-        The indices and values of a long line may follow in pieces, with no lengths.
-        """
-        ends = self.nnz + np.cumsum(lengths, dtype=np.int64)
-        self._indptr.append(ends)
-        self._indices.append(indices)
-        if self._data is not None and data is not None:
-            self._data.append(data)
-        self.lines += len(lengths)
-        self.nnz += len(indices)
+        super().__init__(indptr, indices, data)
 
     def link(self, source: SparseMatrix) -> None:
         """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
         for start in range(1, source.n_lines + 1, CHUNK_STEP):
             ends = source.indptr.read(start, min(start + CHUNK_STEP, source.n_lines + 1))
             self._indptr.append(ends + self.nnz)
-        self._indices.link(source.indices)
-        if self._data is not None and source.data is not None:
-            self._data.link(source.data)
+        for mine, theirs in zip(self._arrays[1:], source.arrays()[1:], strict=True):
+            mine.link(theirs)
         self.lines += source.n_lines
         self.nnz += source.nnz
-
-    def copy(self, source: SparseMatrix, start: int, stop: int) -> None:
-        """Add lines [start, stop) of a stored matrix, in pieces of a few hundred kilobytes, however long a line is."""
-        for line in range(start, stop, _PIECE):
-            ends = source.indptr.read(line, min(line + _PIECE, stop) + 1)
-            self._indptr.append(ends[1:] - ends[0] + self.nnz)
-            for first in range(int(ends[0]), int(ends[-1]), _PIECE):
-                last = min(first + _PIECE, int(ends[-1]))
-                self._indices.append(source.indices.read(first, last))
-                if self._data is not None and source.data is not None:
-                    self._data.append(source.data.read(first, last))
-            self.lines += len(ends) - 1
-            self.nnz += int(ends[-1] - ends[0])
 
     def close(self) -> None:
         """Write what is buffered and the attributes that make the group a matrix."""
         if self._n_lines not in (None, self.lines):
             raise StoreError(f"{self._folder}: {self.lines} lines were written where {self._n_lines} were promised")
-        hashes = [self._indptr.close(), self._indices.close()]
-        if self._data is not None:
-            hashes.append(self._data.close())
+        hashes = [array.close() for array in self._arrays]
         shape = (self.lines, self._bound) if self._encoding == "csr_matrix" else (self._bound, self.lines)
         self.fingerprint = finish_matrix(self._folder, self._encoding, shape, self.nnz, hashes, self._chunk_bytes)
 
@@ -240,9 +255,11 @@ def folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def fsync_tree(path: Path) -> None:
-    """Make every file and folder under `path` durable."""
-    for folder, _, files in os.walk(path):
+def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
+    """Make every file and folder under `path` durable, but those in its folders `apart`."""
+    for folder, folders, files in os.walk(path):
+        if folder == str(path):
+            folders[:] = [name for name in folders if name not in apart]
         for name in [*files, "."]:
             fd = os.open(os.path.join(folder, name), os.O_RDONLY)
             try:
@@ -260,10 +277,21 @@ def fsync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def publish(work: Path, path: Path) -> None:
-    """Give a finished work folder its name, all of it durable before and after; what had the name is removed."""
+def make_folder(path: Path) -> None:
+    """Make a folder, durably, and those on the way to it, if they are not there."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_folder(path.parent)
+
+
+def publish(work: Path, path: Path, apart: Collection[str] = ()) -> None:
+    """Give a finished work folder its name, all of it durable before and after; what had the name is removed.
+
+    apart: folders in it whose stores are durable.
+    """
     stop_if_unwanted()
-    fsync_tree(work)
+    fsync_tree(work, apart)
     if path.exists():
         old = path.with_name(path.name + ".old")
         shutil.rmtree(old, ignore_errors=True)

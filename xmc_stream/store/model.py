@@ -1,14 +1,16 @@
-"""A trained linear model on disk: sparse weights in units of 1,024 classes by absolute id, mapped when opened."""
+"""A trained linear model on disk: sparse weights in units of classes by absolute id, mapped when opened."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_folder, new_store, publish
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, make_folder, new_store, publish
 from xmc_stream.store.factors import Factor
 from xmc_stream.store.inventory import LOGS, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -25,25 +27,57 @@ from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import attributes_of
 
 FORMAT = "xmc_stream model"
-VERSION = 1
-UNIT = 1024  # classes in a unit; the last one of a model may have fewer
+VERSION = 2
+_PLAIN = 1  # the version of a model whose units all have UNIT classes
+UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 FACTORS = "factors"  # where a low-rank model has W (D x r) and H (K x r), in place of units
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
 
-def n_units(n_labels: int) -> int:
-    """Units of a model of so many classes."""
-    return -(-n_labels // UNIT)
+class Unit(NamedTuple):
+    """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
+
+    A wide one has several times UNIT classes, few of them with positives: see `jobs.units`.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def numbers(self) -> range:
+        """Which runs of UNIT classes it has."""
+        return range(self.first // UNIT, -(-self.last // UNIT))
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs and names of folders: "5", of a wide one "5-36"."""
+        return "-".join(str(number) for number in sorted({self.numbers[0], self.numbers[-1]}))
 
 
-def unit_range(unit: int, n_labels: int) -> tuple[int, int]:
-    """The classes [first, last) of a unit."""
-    return unit * UNIT, min((unit + 1) * UNIT, n_labels)
+def units_from(starts: Sequence[int], n_labels: int) -> list[Unit]:
+    """Units that begin at some classes, ascending from 0."""
+    return [Unit(*bounds) for bounds in itertools.pairwise([*starts, n_labels])]
 
 
-def unit_path(model: Path, unit: int) -> Path:
+def plain_units(n_labels: int) -> list[Unit]:
+    """All classes in units of UNIT."""
+    return units_from(range(0, n_labels, UNIT), n_labels)
+
+
+def starts_of(units: Sequence[Unit]) -> dict[str, list[int]]:
+    """For the attributes of a model, or a ledger: where the units begin, if any is wide."""
+    wide = any(len(unit.numbers) > 1 for unit in units)
+    return {"units": [unit.first for unit in units]} if wide else {}
+
+
+def unit_of(units: Sequence[Unit], label: int) -> Unit:
+    """The unit, of units in ascending order, that has a class."""
+    return units[bisect_right(units, label, key=lambda unit: unit.first) - 1]
+
+
+def unit_path(model: Path, unit: Unit) -> Path:
     """Where a unit of a model lies."""
-    return model / "units" / f"{unit:05d}"
+    return model / "units" / "-".join(f"{int(number):05d}" for number in unit.name.split("-"))
 
 
 @dataclass
@@ -88,17 +122,16 @@ def model_attributes(
 
 def begin_model(path: Path) -> None:
     """Make the folder in which a run builds its model, if it does not exist; nothing opens it as a model."""
-    if not path.exists():
-        (path / "units").mkdir(parents=True)
-        fsync_folder(path.parent)
+    make_folder(path / "units")
 
 
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
-    known = {"format": FORMAT, "version": VERSION, **attributes, LOGS: log_hashes(work)}
+    version = VERSION if "units" in attributes else _PLAIN
+    known = {"format": FORMAT, "version": version, **attributes, LOGS: log_hashes(work)}
     zarr.open_group(work, mode="a", attributes=known)
     seal(work)
-    publish(work, path)
+    publish(work, path, apart=("units",))
 
 
 def is_model(path: Path) -> bool:
@@ -113,7 +146,8 @@ def is_model(path: Path) -> bool:
 class StoredModel:
     """An opened model: attributes at once, weights when asked for.
 
-    n_features D, n_labels K. Raises StoreError where there is no model, or one of a newer version.
+    n_features D, n_labels K. units: of its weights; a low-rank one has none. Raises StoreError where there is no model,
+    or one of a newer version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -130,6 +164,11 @@ class StoredModel:
             raise StoreError(f"{path} was written by a newer xmc_stream (format {self.attributes['version']}): update")
         self.n_features = int(self.attributes["n_features"])
         self.n_labels = int(self.attributes["n_labels"])
+        self.units = [] if self.rank else plain_units(self.n_labels)
+        if "units" in self.attributes:
+            self.units = units_from(self.attributes["units"], self.n_labels)
+            if self.units[0].first or any(unit.first % UNIT or unit.last <= unit.first for unit in self.units):
+                raise StoreError(f"{path} does not say which classes its units have: the store is damaged; train again")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -144,13 +183,25 @@ class StoredModel:
         """What the labels are called, where that is known."""
         return open_names(self.path, "labels")
 
-    def unit_weights(self, unit: int) -> SparseMatrix:
+    def unit_of(self, label: int) -> Unit:
+        """The unit that has a class."""
+        return unit_of(self.units, label)
+
+    def unit_weights(self, unit: Unit) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""
         return SparseMatrix(unit_path(self.path, unit) / "weights")
 
-    def unit_array(self, unit: int, name: str = "bias") -> NDArray[Any]:
+    def unit_array(self, unit: Unit, name: str = "bias") -> NDArray[Any]:
         """The bias, or another array with an entry for each class of a unit."""
         return read_small(unit_path(self.path, unit), name)
+
+    def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
+        """The units that have classes [first, last), and which of theirs these are, counted from their first."""
+        while first < last:
+            unit = self.unit_of(first)
+            end = min(last, unit.last)
+            yield unit, first - unit.first, end - unit.first
+            first = end
 
     @property
     def rank(self) -> int:
@@ -163,8 +214,8 @@ class StoredModel:
 
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit, behind a memory map."""
-        matrix = self.unit_weights(first // UNIT)
-        low, high = first % UNIT, first % UNIT + last - first
+        unit = self.unit_of(first)
+        matrix, low, high = self.unit_weights(unit), first - unit.first, last - unit.first
         indptr = matrix.indptr.read(low, high + 1)
         a, b = int(indptr[0]), int(indptr[-1])
         data = None if matrix.data is None else matrix.data.map()[a:b]
@@ -180,11 +231,13 @@ class StoredModel:
                 for start in range(0, factor.n, UNIT):
                     digest.update(factor.read(start, min(start + UNIT, factor.n)).data)
             return digest.hexdigest()
-        for unit in range(n_units(self.n_labels)):
-            matrix = self.unit_weights(unit)
-            digest.update(np.diff(matrix.indptr.read(0, matrix.n_lines + 1)).astype("<i8").data)
-            digest.update(self.unit_array(unit).astype("<f4").data)
-            for block in matrix.blocks(max(1 << 24, 16 * self.n_features)):  # a class always fits
-                digest.update(block.indices.astype("<i8").data)
-                digest.update(block.values.data)
+        for unit in self.units:
+            matrix, bias = self.unit_weights(unit), self.unit_array(unit)
+            for low in range(0, matrix.n_lines, UNIT):  # whatever the units are
+                high = min(low + UNIT, matrix.n_lines)
+                digest.update(np.diff(matrix.indptr.read(low, high + 1)).astype("<i8").data)
+                digest.update(bias[low:high].astype("<f4").data)
+                for block in matrix.blocks(max(1 << 24, 16 * self.n_features), low, high):  # a class always fits
+                    digest.update(block.indices.astype("<i8").data)
+                    digest.update(block.values.data)
         return digest.hexdigest()

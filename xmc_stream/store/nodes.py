@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import zarr
 
+from xmc_stream.store.packs import member
+
 _NAME = "zarr.json"
 _GRID = {"name": "regular"}
 _KEYS = {"name": "default", "configuration": {"separator": "/"}}
@@ -48,13 +50,17 @@ class Group:
 
 @dataclass(frozen=True)
 class PlainArray:
-    """A 1-D array in a local folder: chunk k is the file c/k, raw little-endian values and their crc32c."""
+    """A 1-D array in a local folder: chunk k is the file c/k, raw little-endian values and their crc32c.
+
+    places: where the chunks begin in the file `path`, a pack, if that is where they are.
+    """
 
     path: Path
     dtype: np.dtype[Any]
     size: int
     chunk: int
     fill_value: float
+    places: tuple[int, ...] | None = None
 
     def write(self) -> None:
         """Describe it in its folder, which is made if it is not there."""
@@ -88,6 +94,9 @@ def plain_array(path: Path) -> PlainArray | None:
     about = _read(path, "array")
     if about is None:
         return None
+    if "places" in about:
+        size, dtype = about["shape"][0], np.dtype(about["data_type"])
+        return PlainArray(Path(about["pack"]), dtype, size, about["chunk"], 0.0, tuple(about["places"]))
     try:
         names = [codec["name"] for codec in about["codecs"]]
         endian = about["codecs"][0].get("configuration", {}).get("endian", "little")
@@ -113,6 +122,11 @@ def attributes_of(path: Path) -> dict[str, Any]:
 def _read(path: Path, kind: str) -> dict[str, Any] | None:
     try:
         about = json.loads((path / _NAME).read_bytes())
+    except NotADirectoryError:  # it may lead into a pack
+        found = member(path)
+        if found is None:
+            return None
+        about = {**found[1], "pack": str(found[0])}
     except (OSError, ValueError):
         return None
     whole = isinstance(about, dict) and about.get("zarr_format") == 3 and about.get("node_type") == kind

@@ -14,14 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.store.chunks import clip_ranges, read_small
-from xmc_stream.store.encoding import (
-    SCRATCH_CHUNK_BYTES,
-    ArrayWriter,
-    MatrixWriter,
-    new_store,
-)
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.nodes import Group
+from xmc_stream.store.nodes import plain_array
+from xmc_stream.store.packing import CHUNK_BYTES, PackedMatrixWriter, PackWriter, new_pack
 
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
@@ -29,31 +24,29 @@ _WINDOW = 1 << 17  # entries of one class read at a time
 # columns of a state's figures, one row a class; ROOM: how many rows the next search may bring
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, N_FIGURES = range(9)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; within the tolerance; without positives
-WRITER_BYTES = 6 * 2 * SCRATCH_CHUNK_BYTES  # two matrices of three arrays: a chunk and its checksummed copy each
+WRITER_BYTES = 12 * CHUNK_BYTES  # two matrices of three arrays: a chunk each, and as much for large classes
 
 
 class UnitStateWriter:
     """active: classes x N (csr), its values alpha; weights: D x classes (csc); figures: classes x N_FIGURES."""
 
-    def __init__(self, group: Group, n_classes: int, n_samples: int, n_features: int) -> None:
-        chunk = SCRATCH_CHUNK_BYTES
-        shape = (n_classes, n_samples)
-        self.active = MatrixWriter(group.create_group("active"), "csr_matrix", shape, np.float64, chunk)
-        self.weights = MatrixWriter(
-            group.create_group("weights"), "csc_matrix", (n_features, n_classes), np.float32, chunk
-        )
+    def __init__(self, pack: PackWriter, n_classes: int, n_samples: int, n_features: int) -> None:
+        self.active = PackedMatrixWriter(pack, "active", "csr_matrix", (n_classes, n_samples), np.float64)
+        self.weights = PackedMatrixWriter(pack, "weights", "csc_matrix", (n_features, n_classes), np.float32)
         self.figures = np.zeros((n_classes, N_FIGURES))
 
 
 @contextmanager
-def new_unit_state(path: Path, n_classes: int, n_samples: int, n_features: int) -> Iterator[UnitStateWriter]:
-    """A unit's state after a round, under its name when the block ends well."""
-    with new_store(path, {}) as group:
-        writer = UnitStateWriter(group, n_classes, n_samples, n_features)
+def new_unit_state(
+    path: Path, n_classes: int, n_samples: int, n_features: int, durable: bool = True
+) -> Iterator[UnitStateWriter]:
+    """A unit's state after a round, a pack, under its name when the block ends well."""
+    with new_pack(path, durable) as pack:
+        writer = UnitStateWriter(pack, n_classes, n_samples, n_features)
         yield writer
         writer.active.close()
         writer.weights.close()
-        _write(group, "figures", writer.figures.ravel())
+        pack.write("figures", writer.figures.ravel())
 
 
 class UnitState:
@@ -80,12 +73,11 @@ class FoundWriter:
     score outside the active set, if found.
     """
 
-    def __init__(self, group: Group, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
-        chunk = SCRATCH_CHUNK_BYTES
-        self.rows = MatrixWriter(group.create_group("rows"), "csr_matrix", (n_classes, n_samples), np.float32, chunk)
+    def __init__(self, pack: PackWriter, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
+        self.rows = PackedMatrixWriter(pack, "rows", "csr_matrix", (n_classes, n_samples), np.float32)
         self.legs = None
         if len(flushed):
-            self.legs = MatrixWriter(group.create_group("legs"), "csr_matrix", (None, n_samples), np.float32, chunk)
+            self.legs = PackedMatrixWriter(pack, "legs", "csr_matrix", (None, n_samples), np.float32)
         self.counts = np.zeros(n_classes, np.int64)
         self.losses = np.zeros(n_classes)
         self.best = np.full(n_classes, -np.inf)
@@ -93,16 +85,16 @@ class FoundWriter:
 
 @contextmanager
 def new_found(path: Path, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> Iterator[FoundWriter]:
-    """What a search job found for a run of classes, under its name when the block ends well."""
-    with new_store(path, {}) as group:
-        writer = FoundWriter(group, n_classes, n_samples, flushed)
+    """What a search job found for a run of classes, a pack, under its name when the block ends well."""
+    with new_pack(path) as pack:
+        writer = FoundWriter(pack, n_classes, n_samples, flushed)
         yield writer
         writer.rows.close()
         if writer.legs is not None:
             writer.legs.close()
-            _write(group, "flushed", flushed)
+            pack.write("flushed", flushed)
         for name, values in (("counts", writer.counts), ("losses", writer.losses), ("best", writer.best)):
-            _write(group, name, values)
+            pack.write(name, values)
 
 
 class Found:
@@ -113,7 +105,7 @@ class Found:
         self._rows = SparseMatrix(path / "rows")
         self._flushed = np.zeros(0, np.int64)
         self._legs = None
-        if (path / "legs").exists():
+        if plain_array(path / "flushed") is not None:
             self._legs = SparseMatrix(path / "legs")
             self._flushed = read_small(path, "flushed")
 
@@ -153,9 +145,3 @@ class Found:
             if matrix.data is not None:
                 matrix.data.read_ranges(*part, scores)
             yield rows, scores
-
-
-def _write(group: Group, name: str, values: NDArray[Any]) -> None:
-    writer = ArrayWriter(group, name, values.dtype, SCRATCH_CHUNK_BYTES)
-    writer.append(values)
-    writer.close()

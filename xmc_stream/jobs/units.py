@@ -1,0 +1,50 @@
+"""Which classes are one unit: 1,024, or more where few of them have positives, as a job and its files cost much the same.
+
+This is a matter of the data alone, so that every session of a run, under whatever limit, cuts the classes alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from xmc_stream.jobs.job import Ledger, Receipt
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT, Unit, plain_units, starts_of, units_from
+
+WIDEST = 32  # times UNIT: classes of a unit; a job has numbers of each in memory
+_POSITIVES = 1 << 14  # of a wide unit's classes together: well under a second of work, so that threads share it evenly
+_NOTE = "units"  # in a ledger, where a unit is wide
+
+
+def cut_units(dataset: Dataset) -> list[Unit]:
+    """All classes in units: neighbours go together while UNIT of their classes have positives at most, and those are few."""
+    learned, positives = dataset.positives_of_runs(UNIT)
+    starts: list[int] = []
+    room = n_learned = n_positives = 0  # of the last unit
+    for number, (mine, sum_of_mine) in enumerate(zip(learned.tolist(), positives.tolist(), strict=True)):
+        n_learned, n_positives, room = n_learned + mine, n_positives + sum_of_mine, room - 1
+        if room < 0 or n_learned > UNIT or n_positives > _POSITIVES:
+            starts.append(number * UNIT)
+            room, n_learned, n_positives = WIDEST - 1, mine, sum_of_mine
+    return units_from(starts, dataset.n_labels)
+
+
+def tiles_of(receipts: Iterable[Receipt]) -> list[list[Any]]:
+    """For a model's attributes: the runs of tiles that its units' receipts name, those of each UNIT classes by themselves."""
+    runs = (run for receipt in receipts for run in receipt["runs"])
+    return [list(some) for _, some in itertools.groupby(runs, lambda run: run[0] // UNIT)]
+
+
+def units_of_run(dataset: Dataset, ledger: Ledger) -> list[Unit]:
+    """The units of a run: those it has begun with, which are noted in its ledger where one is wide."""
+    note = ledger.get(_NOTE)
+    if note is not None:
+        return units_from(note["units"], dataset.n_labels)
+    units, plain = cut_units(dataset), plain_units(dataset.n_labels)
+    kinds = ("start", "solve/0", "finalise")
+    if units == plain or any(ledger.get(f"{kind}/{unit.name}") for unit in plain for kind in kinds):
+        return plain  # of a run that has begun without a note
+    ledger.add(_NOTE, starts_of(units))
+    return units

@@ -1,0 +1,156 @@
+"""Writing packs: several arrays that grow beside each other, into one file (see `packs`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.encoding import Encoding, LineWriter, fsync_folder, index_dtype, naming, remove
+from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
+
+CHUNK_BYTES = 2**20  # held of each array
+_STEP = 8  # chunks begin at multiples of it: of all sizes of items
+
+
+class PackWriter:
+    """A pack under construction, in a file that is open for writing."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._at = 0
+        self.index: Index = {}
+
+    def put(self, chunk: NDArray[np.uint8]) -> int:
+        """Write a chunk and its checksum; returns where it begins."""
+        place = -(-self._at // _STEP) * _STEP
+        self._file.write(bytes(place - self._at))
+        self._file.write(chunk.data)
+        self._file.write(google_crc32c.extend(0, chunk).to_bytes(CHECKSUM_BYTES, "little"))
+        self._at = place + len(chunk) + CHECKSUM_BYTES
+        return place
+
+    def group(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Describe a group."""
+        self.index[name] = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+
+    def write(self, name: str, values: NDArray[Any]) -> None:
+        """A whole array."""
+        writer = PackedArrayWriter(self, name, values.dtype)
+        writer.append(values)
+        writer.close()
+
+    def close(self) -> None:
+        """Write the index."""
+        text = json.dumps(self.index).encode()
+        self._file.write(text)
+        self._file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
+        self._file.write(google_crc32c.value(text).to_bytes(CHECKSUM_BYTES, "little"))
+        self._file.flush()
+
+
+class PackedArrayWriter:
+    """Appends to a new 1-D array of unknown length in a pack. A chunk is held until it is full."""
+
+    def __init__(self, pack: PackWriter, name: str, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._pack, self._name = pack, name
+        self._chunk = np.empty(CHUNK_BYTES, np.uint8)
+        self._filled = 0
+        self._places: list[int] = []
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Add values (any number) of a kind that the array's type holds."""
+        stop_if_unwanted()
+        view = np.ascontiguousarray(values, dtype=self._dtype).view(np.uint8)
+        while len(view):
+            if self._filled == CHUNK_BYTES:
+                self._places.append(self._pack.put(self._chunk))
+                self._filled = 0
+            n = min(len(view), CHUNK_BYTES - self._filled)
+            self._chunk[self._filled : self._filled + n] = view[:n]
+            self._filled, view = self._filled + n, view[n:]
+
+    def close(self) -> None:
+        """Write the last chunk, one of several padded with zeros."""
+        itemsize = self._dtype.itemsize
+        n_bytes = CHUNK_BYTES * len(self._places) + self._filled
+        chunk = self._chunk[: self._filled]
+        if self._places:
+            self._chunk[self._filled :] = 0
+            chunk = self._chunk
+        if n_bytes:
+            self._places.append(self._pack.put(chunk))
+        self._pack.index[self._name] = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "data_type": self._dtype.name,
+            "shape": [n_bytes // itemsize],
+            "chunk": max(len(chunk) // itemsize, 1),
+            "places": self._places,
+        }
+        self._chunk = chunk[:0]
+
+
+class PackedMatrixWriter(LineWriter):
+    """Appends the lines of a new matrix in a pack: `LineWriter`. shape: the number of lines may be None, as it is not known."""
+
+    def __init__(
+        self, pack: PackWriter, name: str, encoding: Encoding,
+        shape: tuple[int | None, int] | tuple[int, int | None], data_dtype: DTypeLike,
+    ) -> None:  # fmt: skip
+        n_lines, bound = shape if encoding == "csr_matrix" else shape[::-1]
+        if bound is None:
+            raise ValueError("the length of a line must be known")
+        kinds = {"indptr": np.dtype(np.int64), "indices": index_dtype(bound), "data": np.dtype(data_dtype)}
+        self._arrays = [PackedArrayWriter(pack, f"{name}/{array}", kind) for array, kind in kinds.items()]
+        self._pack, self._name, self._encoding = pack, name, encoding
+        self._n_lines, self._bound = n_lines, bound
+        super().__init__(*self._arrays)
+
+    def close(self) -> None:
+        """Write what is held, and what makes it a matrix."""
+        if self._n_lines not in (None, self.lines):
+            raise StoreError(f"{self._name}: {self.lines} lines were written where {self._n_lines} were promised")
+        for array in self._arrays:
+            array.close()
+        shape = [self.lines, self._bound] if self._encoding == "csr_matrix" else [self._bound, self.lines]
+        self._pack.group(self._name, {"encoding-type": self._encoding, "encoding-version": "0.1.0", "shape": shape})
+
+
+@contextmanager
+def new_pack(path: Path, durable: bool = True) -> Iterator[PackWriter]:
+    """A new pack under a work name, renamed to `path` when the block ends well, else removed; what had the name is replaced.
+
+    A killed process leaves `NAME.partial`, which nobody reads and the next writer of that name replaces. durable: the file
+    before it has its name, and its name when the block has ended.
+    """
+    work = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with naming(path):
+            with open(work, "wb") as file:
+                pack = PackWriter(file)
+                yield pack
+                stop_if_unwanted()
+                pack.close()
+                if durable:
+                    os.fsync(file.fileno())
+            if path.is_dir():  # of an earlier release
+                remove(path)
+            work.replace(path)
+            if durable:
+                fsync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            work.unlink()
+        raise
