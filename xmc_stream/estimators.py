@@ -101,8 +101,8 @@ class PPDSparse(_Estimator):
 
     Per class:  F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),  a bias apart from the l1 term
 
-    Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, max_rounds (None for no cap),
-    epochs, last_epochs, added, prune, delta, min_value (see `solvers.ppdsparse`), seed. Of its execution, without
+    Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, rounds, max_rounds (None for no
+    cap), epochs, last_epochs, added, prune, delta, min_value (see `solvers.ppdsparse`), seed. Of its execution, without
     influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client
     or address), progress.
 
@@ -119,7 +119,8 @@ class PPDSparse(_Estimator):
         loss: str = "squared_hinge",
         bias: bool = True,
         tol: float = 0.01,
-        max_rounds: int | None = 3,
+        rounds: int = 3,
+        max_rounds: int | None = 6,
         epochs: int = 2,
         last_epochs: int = 6,
         added: int = 50,
@@ -138,6 +139,7 @@ class PPDSparse(_Estimator):
         self.loss = loss
         self.bias = bias
         self.tol = tol
+        self.rounds = rounds
         self.max_rounds = max_rounds
         self.epochs = epochs
         self.last_epochs = last_epochs
@@ -153,7 +155,7 @@ class PPDSparse(_Estimator):
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:
-        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, max_rounds 5, prune 0.01, unless given."""
+        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, rounds 5, max_rounds 5, prune 0.01, unless given."""
         return cls(**{**DISMEC, **parameters})
 
     def fit(

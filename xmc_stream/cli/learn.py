@@ -86,10 +86,13 @@ def train(
     \b
     Parameters of ppdsparse (--set NAME=VALUE):
       lam=0.01        weight of the l1 term            tau=1          weight of the l2 term
-      C=1             weight of the loss               loss=squared_hinge  or hinge
-      bias=true       a bias for each class            tol=0.01       violation at which a class is done
-      max_rounds=3    solves of a class, or none       epochs=2       passes over the active set in a round
-      last_epochs=6   and in the last round            added=50       a round adds max(|A|, added) violators
+      C=1             weight of the loss; 2 here is 1 in LIBLINEAR, DiSMEC and PPDSparse's own program, whose squared
+                      hinge has no half
+      loss=squared_hinge  or hinge                     bias=true      a bias for each class
+      tol=0.01        violation at which a class is done
+      rounds=3        solves of every class            epochs=2       passes over the active set in a round
+      max_rounds=6    solves of a class that is far from its optimum after that; none: until all are within tol
+      last_epochs=6   passes in the last rounds        added=50       a round adds max(|A|, added) violators
       prune=0         the finished model leaves out weights |w| < prune; objective and gap are those before
 
     
@@ -97,7 +100,7 @@ def train(
       delta=0         try 2: scores from 2 |w|_1^2 / delta^2 random draws of the weights of a class
       min_value=0     try 0.1 for rows of length one: scores from entries |x| > min_value
 
-    dismec is ppdsparse with lam=0, C=2, max_rounds=5, prune=0.01, unless --set says otherwise.
+    dismec is ppdsparse with lam=0, C=2, rounds=5, max_rounds=5, prune=0.01, unless --set says otherwise.
 
     \b
     Parameters of pdsparse:
@@ -152,7 +155,7 @@ def train(
 def _of_classes(figures: dict[str, Any]) -> list[str]:
     return [
         f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
-        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped at the cap on rounds"
+        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped short of tol"
     ]
 
 

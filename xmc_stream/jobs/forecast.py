@@ -81,6 +81,7 @@ class Forecaster:
     def __init__(
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: StoredModel | None = None
     ) -> None:
+        parameters = parameters if warm_start is None else parameters.warm()
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)
@@ -88,7 +89,7 @@ class Forecaster:
         n = dataset.n_samples
         counts = dataset.label_counts()
         self.row_length = self.X.nnz / n
-        self.rounds = parameters.max_rounds or _ROUNDS_SHOWN
+        self.rounds = parameters.common_rounds or _ROUNDS_SHOWN
         started = counts + start_sizes(counts, n)
         self.weights = np.minimum(_spread(counts, probe["counts"], probe["weights"]), dataset.n_features)
         share = _spread(counts, probe["counts"], probe["kept"]) / np.maximum(
@@ -104,7 +105,9 @@ class Forecaster:
         self.found = [brought]  # rows that the search before it brings, of one job
         for round_ in range(1, self.rounds):
             before = self.kept[-1].astype(np.int64)
-            room = np.where(counts > 0, added_sizes(before, parameters.added, n, parameters.growth), 0)
+            room = np.where(
+                counts > 0, added_sizes(before, parameters.added, n, parameters.growth_after(round_ - 1)), 0
+            )
             self.found.append(room.astype(np.float64))
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
@@ -192,7 +195,7 @@ class Forecaster:
     def _eighths(self, round_: int, check: bool) -> NDArray[np.float64]:
         """Sums over each eighth of a unit: classes learned, their weights, then `held_rows` of what is wanted and kept."""
         p, n, kept = self.parameters, self.dataset.n_samples, self.kept[round_]
-        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, round_ + 1, p.growth)
+        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, p.growth_after(round_))
         wanted = np.where(self.learned, 1 if check else room, 0)
         held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))
         of_classes = itertools.chain((self.learned, self.weights), held)

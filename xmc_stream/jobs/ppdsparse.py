@@ -28,14 +28,14 @@ from xmc_stream.jobs.plan import (
     search_ranges,
 )
 from xmc_stream.jobs.search import Piece, SearchJob
-from xmc_stream.jobs.solve import SolveJob, update_figures
+from xmc_stream.jobs.solve import SolveJob, open_gap, update_figures
 from xmc_stream.jobs.start import StartJob
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.units import tiles_of, units_of_run
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, start_sizes
+from xmc_stream.solvers.ppdsparse import WORTH, PPDSparseParameters, RowOrder, start_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
-from xmc_stream.store.model import UNIT, Unit, new_unit, starts_of, unit_of, unit_path
+from xmc_stream.store.model import UNIT, StoredModel, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.state import (
     BIAS,
     DUAL,
@@ -43,7 +43,6 @@ from xmc_stream.store.state import (
     INSIDE,
     KEPT,
     LOSS,
-    OPEN,
     OUTSIDE,
     STATUS,
     WRITER_BYTES,
@@ -62,6 +61,7 @@ class FinaliseJob:
     """
 
     parameters: PPDSparseParameters
+    round: int
     n_features: int
     unit: Unit
     state: str
@@ -79,7 +79,7 @@ class FinaliseJob:
         first, last = self.unit
         state = UnitState(Path(self.state))
         figures = state.figures
-        update_figures(figures, self.found, first, self.parameters)
+        update_figures(figures, self.found, first, self.parameters, self.round)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
@@ -104,7 +104,7 @@ class FinaliseJob:
             "nnz": writer.weights.nnz,
             "runs": [astuple(run) for run in tiles.runs],
             "learned": int(learned.sum()),
-            "open": int((figures[:, STATUS] == OPEN).sum()),
+            "open": int((writer.figures["violation"][learned] > self.parameters.tol).sum()),
             "objective": float(objective.sum()),
             "gap_worst": float(relative.max(initial=0.0)),
             "gap_sum": float(relative.sum()),
@@ -144,6 +144,10 @@ class PPDSparseRun:
     warm_start: str = ""
     blocks: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.warm_start:
+            self.parameters = self.parameters.warm()
+
     @cached_property
     def units(self) -> list[Unit]:
         """What the classes are cut into."""
@@ -151,23 +155,24 @@ class PPDSparseRun:
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
+        p = self.parameters
         solves = yield from self._first_solve()
-        rough = self.parameters.approximate
+        rough = p.approximate
         for round_ in itertools.count(1):
-            last = round_ == self.parameters.max_rounds
-            rough = rough and not last
+            last = round_ == p.max_rounds
+            rough = rough and (p.common_rounds is None or round_ < p.common_rounds)
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
                 files: list[FoundFile] = []  # searched and solved in an earlier session
-            elif finished:
+            elif finished or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
                 files, n_found = yield from self._search(round_, rough, solves)
                 if rough and n_found == 0:  # whether nothing is left, an exact search says
                     rough = False
                     files, n_found = yield from self._search(round_, rough, solves)
-                settled = n_found == 0 and all(receipt["inside"] <= self.parameters.tol for receipt in solves)
-                last = last or settled
+                settled = n_found == 0 and all(receipt["inside"] <= p.tol for receipt in solves)
+                last = last or settled or not self._worth_more(round_, files)
             if last:
                 break
             make_folder(self._state(f"solve-{round_}"))
@@ -190,6 +195,31 @@ class PPDSparseRun:
             "n_empty": self.dataset.n_labels - learned,
             **starts_of(self.units),
         }
+
+    def _worth_more(self, round_: int, files: list[FoundFile]) -> bool:
+        """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
+        p = self.parameters
+        if p.common_rounds is None or round_ < p.common_rounds or round_ == p.max_rounds:
+            return True
+        note = f"gap/{round_}"
+        if (known := self.ledger.get(note)) is None:
+            sums = []
+            for unit in self.units:
+                figures = UnitState(self._state(f"solve-{round_ - 1}", unit.name)).figures
+                update_figures(figures, self._of_unit(files, unit), unit.first, p, round_)
+                sums.append(open_gap(figures, p.C))
+            gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
+            known = {"worth": gap > WORTH * objective}
+            self.ledger.add(note, known)
+        return bool(known["worth"])
+
+    @cached_property
+    def _start_slope(self) -> float:
+        """See `PPDSparseParameters.start_slope`."""
+        if not self.warm_start:
+            return 0.0
+        of_model = StoredModel(self.warm_start).attributes["params"]
+        return self.parameters.start_slope(float(of_model.get("C", self.parameters.C)))
 
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
@@ -232,6 +262,7 @@ class PPDSparseRun:
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
                 self._of_unit(files, unit), rough, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
+                self._start_slope,
             )
             for unit in self.units
         ]  # fmt: skip
@@ -239,7 +270,8 @@ class PPDSparseRun:
     def _finalise_jobs(self, round_: int, files: list[FoundFile]) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, self.dataset.n_features, unit, str(self._state(f"solve-{round_ - 1}", unit.name)),
+                self.parameters, round_, self.dataset.n_features, unit,
+                str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
             for unit in self.units
@@ -266,7 +298,7 @@ class PPDSparseRun:
             if len(known) == len(before["keys"]):
                 files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
                 return files, sum(receipt["found"] for receipt in known)
-        check = round_ == self.parameters.max_rounds
+        check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
         blocks = self._cut_classes(round_, check, rough, solves)
         phases = [self._search_jobs(round_, check, rough, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from xmc_stream.kernels.active import (
 from xmc_stream.kernels.dcd import start_alpha
 from xmc_stream.kernels.sample import sparsify
 from xmc_stream.solvers.ppdsparse import (
+    FAR,
+    PATIENCE,
     ActiveSets,
     PPDSparseParameters,
     RowOrder,
@@ -50,6 +53,7 @@ from xmc_stream.store.state import (
     INSIDE,
     KEPT,
     LOSS,
+    MARK,
     OPEN,
     OUTSIDE,
     ROOM,
@@ -74,11 +78,13 @@ def update_figures(
     files: tuple[FoundFile, ...],
     first: int,
     parameters: PPDSparseParameters,
+    round_: int,
     rough: bool = False,
 ) -> NDArray[np.int64]:
-    """Enter what a search saw of the classes first, first + 1, ...: losses, violations outside; who is done.
+    """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
-    figures (n, N_FIGURES) is changed in the rows of open classes. Losses are added in the order of the files. Returns
+    figures (n, N_FIGURES) is changed in the rows of open classes. Losses are whole multiples of a power of two
+    (`kernels.scores.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
     how many rows were found for each class. A rough search enters nothing.
     """
     n = len(figures)
@@ -96,9 +102,23 @@ def update_figures(
     open_ = figures[:, STATUS] == OPEN
     figures[open_, LOSS] = losses[open_]
     figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
-    settled = ~parameters.violates(best) & (figures[:, INSIDE] <= parameters.tol)
-    figures[open_ & settled, STATUS] = DONE
+    done = ~parameters.violates(best) & (figures[:, INSIDE] <= parameters.tol)
+    objective = figures[:, KEPT] + parameters.C * figures[:, LOSS]
+    gap = objective + figures[:, DUAL]
+    if parameters.common_rounds is not None:
+        done |= (gap <= FAR * objective) & (round_ >= parameters.common_rounds)
+    elif round_ and round_ % PATIENCE == 0:
+        done |= (gap > figures[:, MARK] / 2) & (figures[:, MARK] > 0)
+        figures[:, MARK] = gap
+    figures[open_ & done, STATUS] = DONE
     return n_found
+
+
+def open_gap(figures: NDArray[np.float64], C: float) -> tuple[float, float]:
+    """The gaps of the classes that are open, summed, and the objective of all; figures that a search was entered in."""
+    objective = figures[:, KEPT] + C * figures[:, LOSS]
+    gap = (objective + figures[:, DUAL])[figures[:, STATUS] == OPEN]
+    return math.fsum(gap), math.fsum(objective)
 
 
 def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
@@ -120,7 +140,7 @@ class SolveJob:
     """One round of one unit.
 
     previous: the unit's state after the round before; in round 0 that of a warm start, or "". rough: a rough search
-    found what was found.
+    found what was found. start_slope: of a warm start's alpha, see `PPDSparseParameters`.
     """
 
     data: str
@@ -134,6 +154,7 @@ class SolveJob:
     out: str
     plan: MemoryPlan
     sizes: SolvePlan
+    start_slope: float
 
     @property
     def key(self) -> str:
@@ -166,14 +187,13 @@ class _UnitSolve:
         occurrences = self.dataset.feature_counts() if p.approximate else None
         self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
         self.rough_tiles = None  # of the weights that the next search draws, if there is one
-        if p.delta > 0 and job.round + 1 != p.max_rounds:
+        if p.delta > 0 and (p.common_rounds is None or job.round + 1 < p.common_rounds):
             self.rough_tiles = search_tiles(job.unit, d)
         self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
         self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
-        self.growth = np.full(self.last - self.first, float(p.growth))
         self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
         self.line_of = np.zeros(0, np.int64)
 
@@ -188,7 +208,7 @@ class _UnitSolve:
                 self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
-                n_found = update_figures(writer.figures, job.found, self.first, job.parameters, job.rough)
+                n_found = update_figures(writer.figures, job.found, self.first, p, job.round, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
                 self.n_active = sizes + np.minimum(self.previous.figures[:, ROOM].astype(np.int64), n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
@@ -210,7 +230,7 @@ class _UnitSolve:
                     self._copy(self.previous, low, low, high, writer)
             self._large_path.unlink(missing_ok=True)
             open_ = writer.figures[:, STATUS] == OPEN
-            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, self.growth), 0)
+            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
             writer.figures[:, ROOM] = heaps
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:
@@ -240,7 +260,7 @@ class _UnitSolve:
         with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
-                lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None,
+                lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None, job.start_slope,
                 self._scratch / f"{job.unit.name}.pairs",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
@@ -444,7 +464,7 @@ class _UnitSolve:
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
                 w.indptr, w.indices, w.values, biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine],
-                block.indptr, block.indices, block.values, dense, p.start_slope, p.upper, sets.alpha[mine],
+                block.indptr, block.indices, block.values, dense, self.job.start_slope, p.upper, sets.alpha[mine],
             )  # fmt: skip
 
 

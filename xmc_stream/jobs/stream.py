@@ -29,7 +29,7 @@ class LargeClasses:
     """Solves large classes of a unit, a run of them at a time, and writes their lines of a unit's state in order.
 
     active_set: of a class, in memory. disk_pairs: of a class that is too large for that, in a folder. weights: those of
-    a warm start of some classes, or None.
+    a warm start of some classes, or None. start_slope: of its alpha.
     """
 
     def __init__(
@@ -44,11 +44,13 @@ class LargeClasses:
         active_set: Callable[[int], ActiveSets],
         disk_pairs: Callable[[int, Path], DiskPairs],
         weights: Callable[[NDArray[np.int64]], Iterator[Weights]] | None,
+        start_slope: float,
         scratch: Path,
     ) -> None:
         self.parameters, self.seed, self.round, self.order = parameters, seed, round_, order
         self.X, self.room, self.rough, self.scratch = X, room, rough, scratch
         self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
+        self.start_slope = start_slope
         self.fresh = self.used = 0
         self.passes = 0
         self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
@@ -126,7 +128,7 @@ class LargeClasses:
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
             ahead, min(self.room.threads, len(classes)),
         )  # fmt: skip
-        inside = solver.solve(self.round, self._weights(classes) if self._weights else None)
+        inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slope)
         self.passes += solver.passes
         if isinstance(pairs, SlabPairs):
             pairs.collect()

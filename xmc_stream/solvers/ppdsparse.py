@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from xmc_stream.kernels.permutation import key_of, visiting_order
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
-DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "max_rounds": 5, "prune": 0.01}
+DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
 _OPTIONS = ("prune", "delta", "min_value")
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 4 << 20  # a class whose active rows take more, on average, is large
@@ -35,7 +35,14 @@ RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at mo
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
-WARM_GROWTH = 4
+# Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
+# their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
+FAR, WORTH = 0.02, 0.005
+_FAR_GROWTH = 4
+# A warm start brings as many rows at once as a cold one does in its rounds, and solves them in one.
+_WARM_GROWTH = 4
+# Without a cap, a class whose gap has not halved in so many rounds is left as it is.
+PATIENCE = 5
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,13 @@ class PPDSparseParameters:
 
     lam >= 0: l1 weight. tau > 0: l2 weight. C > 0: weight of the loss. loss: "squared_hinge" or "hinge". bias: whether
     there is a bias feature. tol: largest |dG/da_i| over all rows at which a class is done (at least 1e-5: scores are
-    float32). max_rounds: solves of a class at most, None for no cap. epochs, last_epochs: passes over the active set
-    in a round, and in the last one that max_rounds allows. added: a round may add max(|A|, added) violators. Without a
-    cap, which takes as many searches as the tolerance needs, a round does more, so that they are fewer: it adds up to
-    twice as many rows, those within 0.1 of violating too, and passes up to 5 epochs times over the active set (until no
-    active row violates).
+    float32). rounds: solves of every class, unless it is done before. max_rounds: solves of a class at most, None for
+    no cap: classes whose duality gap is still above 2 % of their objective go on so far, if that is worth it (their gaps
+    are more than 0.5 % of the objective of all). epochs, last_epochs: passes over the active set in a round, and from
+    the last of `rounds` on. added: a round may add max(|A|, added) violators, four times as many beyond `rounds`.
+    Without a cap, which takes as many searches as the tolerance needs, a round does more, so that they are fewer: it
+    adds up to twice as many rows, those within 0.1 of violating too, and passes up to 5 epochs times over the active
+    set (until no active row violates); a class whose gap has not halved in five rounds is left as it is.
 
     Off at 0: prune: the finished model leaves out weights |w_j| < prune, the bias never. delta: between rounds a search
     scores with R = ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights. min_value: it only sees entries
@@ -63,7 +72,8 @@ class PPDSparseParameters:
     loss: str = "squared_hinge"
     bias: bool = True
     tol: float = 0.01
-    max_rounds: int | None = 3
+    rounds: int = 3
+    max_rounds: int | None = 6
     epochs: int = 2
     last_epochs: int = 6
     added: int = 50
@@ -78,7 +88,7 @@ class PPDSparseParameters:
         _number(self, "tol", 1e-5, "[1e-5, inf)")
         for name in _OPTIONS:
             _number(self, name, 0.0, "[0, inf)")
-        for name in ("epochs", "last_epochs", "added"):
+        for name in ("rounds", "epochs", "last_epochs", "added"):
             _whole(self, name)
         if self.max_rounds is not None:
             _whole(self, "max_rounds")
@@ -120,25 +130,36 @@ class PPDSparseParameters:
         """Upper bound of a dual variable."""
         return math.inf if self.loss == "squared_hinge" else self.C
 
-    @property
-    def start_slope(self) -> float:
-        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded.
+    def start_slope(self, C: float) -> float:
+        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded; C: of its model.
 
-        Of the squared hinge it is the solution's. The hinge's is C wherever the margin falls short, and anything in
-        [0, C] where it is 1: a steep ramp, as many stand there and rounding throws them to either side.
+        Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
+        at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
+        margin falls short, and anything in [0, C] where it is 1: a steep ramp, as many stand there and rounding throws
+        them to either side.
         """
-        return self.C if self.loss == "squared_hinge" else 10.0 * self.C
+        return min(C, self.C) * (1.0 if self.loss == "squared_hinge" else 10.0)
 
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0), at most."""
-        if self.max_rounds is None:
+        if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
-        return self.last_epochs if round_ + 1 == self.max_rounds else self.epochs
+        return self.last_epochs if round_ + 1 >= self.common_rounds else self.epochs
 
     @property
-    def growth(self) -> int:
-        """Times max(|A|, added) that a round may add."""
-        return _GROWTH if self.max_rounds is None else 1
+    def common_rounds(self) -> int | None:
+        """Rounds of every class, None for no cap: `rounds`, or max_rounds where these are fewer."""
+        return None if self.max_rounds is None else min(self.rounds, self.max_rounds)
+
+    def growth_after(self, round_: int) -> int:
+        """Times max(|A|, added) that the search after a round (the first is 0) may bring."""
+        if self.common_rounds is None:
+            return _GROWTH
+        return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
+
+    def warm(self) -> PPDSparseParameters:
+        """Those of a run that begins from a model's weights: all that a cold one has before is in its first round."""
+        return replace(self, rounds=1, last_epochs=self.epochs + self.last_epochs)
 
     @property
     def near(self) -> float:
@@ -180,7 +201,7 @@ def added_sizes(
 
 def warm_sizes(n_positives: NDArray[np.int64], added: int, n_samples: int) -> NDArray[np.int64]:
     """Negatives that the search of a warm start may bring: what a cold start has after three rounds, about."""
-    wanted = WARM_GROWTH * np.maximum(start_sizes(n_positives, n_samples), added)
+    wanted = _WARM_GROWTH * np.maximum(start_sizes(n_positives, n_samples), added)
     return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
 
 

@@ -132,10 +132,12 @@ class StreamSolver:
         for _ in range(threads):
             self._scratch.put(tuple(np.empty(self._rows, np.int64) for _ in range(4)))
 
-    def solve(self, round_: int, weights: Iterator[Weights] | None = None) -> NDArray[np.float64]:
+    def solve(
+        self, round_: int, weights: Iterator[Weights] | None = None, start_slope: float = 0.0
+    ) -> NDArray[np.float64]:
         """One round of all classes; returns the largest violation inside each active set.
 
-        weights: of a warm start, a class after the other (features, values, bias), which give alpha.
+        weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slope.
         """
         p, n = self.parameters, self.pairs.n_classes
         with (
@@ -144,7 +146,7 @@ class StreamSolver:
             ThreadPoolExecutor(1) as self._planner,
         ):
             if weights is not None:
-                self._start(weights)
+                self._start(weights, start_slope)
             self._work(self._ranges(False), self._add)
             if not p.bias:
                 self.v0[:] = 0.0
@@ -173,7 +175,7 @@ class StreamSolver:
             self._work(self._ranges(True), look)
         return inside
 
-    def _start(self, weights: Iterator[Weights]) -> None:
+    def _start(self, weights: Iterator[Weights], slope: float) -> None:
         """alpha from the margins that given weights leave; they stand in v meanwhile."""
         p = self.parameters
         bias = np.zeros(self.pairs.n_classes)
@@ -184,7 +186,7 @@ class StreamSolver:
             pairs, block = part.pairs, part.block
             start_range(
                 *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of,
-                block.indptr, block.indices, block.values, self.v, bias, p.start_slope, p.upper,
+                block.indptr, block.indices, block.values, self.v, bias, slope, p.upper,
             )  # fmt: skip
 
         self._work(self._ranges(True), start_alpha, change=True)

@@ -21,9 +21,9 @@ from xmc_stream.store.packing import CHUNK_BYTES, PackedMatrixWriter, PackWriter
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
 
-# columns of a state's figures, one row a class; ROOM: how many rows the next search may bring
-BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, N_FIGURES = range(9)
-OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; within the tolerance; without positives
+# columns of a state's figures, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
+BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_FIGURES = range(10)
+OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; without positives
 WRITER_BYTES = 12 * CHUNK_BYTES  # two matrices of three arrays: a chunk each, and as much for large classes
 
 
