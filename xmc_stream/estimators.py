@@ -155,7 +155,10 @@ class PPDSparse(_Estimator):
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:
-        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, rounds 5, max_rounds 5, prune 0.01, unless given."""
+        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, rounds and max_rounds 5, prune 0.01.
+
+        What is given stands in its place.
+        """
         return cls(**{**DISMEC, **parameters})
 
     def fit(

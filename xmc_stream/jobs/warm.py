@@ -220,7 +220,8 @@ class WarmUp:
             lambda c, folder: disk_pairs(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
-            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, path / "pairs",
+            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, 1.0,
+            path / "pairs",
         )  # fmt: skip
         slabs = SlabPairs(path / "slabs", 1, n, 1)
         slabs.put(0, active, False)

@@ -286,7 +286,8 @@ def search(
     active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
     [best_begin[s], best_end[s]) for them, more than that or as many as there are rows, best_size used, rows ascending;
     the score a row must exceed to be taken; and the loss summed over all rows less `bias_losses` for each, C left out
-    (NO_LOSS: not), each rounded by `loss_grid`, so that sums do not depend on how the rows are cut. scratch: as long as a slot has places.
+    (NO_LOSS: not), each rounded by `loss_grid`: no cut of the rows shows in the sums. scratch: as long as a slot has
+    places.
     """
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
