@@ -21,12 +21,13 @@ from xmc_stream.jobs.job import Job, Notes, run_here
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.ppdsparse import PPDSparseRun
 from xmc_stream.jobs.tiles import TileSizes, tile_width
-from xmc_stream.jobs.units import WIDEST, cut_units, units_of_run
+from xmc_stream.jobs.units import cut_units, units_of_run
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import UNIT, StoredModel, begin_model, plain_units
 
-D, PLAN = 40, MemoryPlan(2**40, 2**30, 1)
+K, D, WIDEST = 6_000, 40, 4
+PLAN = MemoryPlan(2**40, 2**30, 1)
 
 
 def of_labels(path: Path, labels: list[list[int]], n_labels: int, seed: int = 0) -> Path:
@@ -52,8 +53,14 @@ def scattered(path: Path, n_labels: int, n: int = 300, seed: int = 0) -> Path:
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 rows, 60 of 40,000 labels occur."""
-    return scattered(tmp_path_factory.mktemp("sparse") / "d.xmc", 40_000)
+    """300 rows, 60 of 6,000 labels occur."""
+    return scattered(tmp_path_factory.mktemp("sparse") / "d.xmc", K)
+
+
+@pytest.fixture(autouse=True)
+def _narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units of four times UNIT classes at most, so that few classes are several units."""
+    monkeypatch.setattr(units, "WIDEST", WIDEST)
 
 
 @pytest.fixture
@@ -124,10 +131,10 @@ def fitted(data: Path, model: Path, **options: Any) -> xs.PPDSparse:
 )
 def test_wide_units_show_in_no_answer(sparse: Path, tmp_path: Path, plain: Any, options: dict[str, Any]) -> None:
     wide = fitted(sparse, tmp_path / "wide", **options).model_
-    assert [len(unit.numbers) for unit in wide.units] == [WIDEST, 40 - WIDEST]
+    assert [len(unit.numbers) for unit in wide.units] == [4, 2]
     plain()
     usual = fitted(sparse, tmp_path / "plain", **options).model_
-    assert len(usual.units) == 40
+    assert len(usual.units) == 6
     assert wide.digest() == usual.digest()
     for name in ("objective", "duality_gap", "violation", "nnz", "n_open", "n_empty", "rounds"):
         assert wide.attributes[name] == pytest.approx(usual.attributes[name], rel=1e-12), name
@@ -135,7 +142,7 @@ def test_wide_units_show_in_no_answer(sparse: Path, tmp_path: Path, plain: Any, 
     assert (wide.attributes["version"], usual.attributes["version"]) == (2, 1)
     assert wide.bias().tolist() == usual.bias().tolist()
     assert (wide.to_scipy() != usual.to_scipy()).nnz == 0
-    for first, last in ((0, 1024), (31 * UNIT, 32 * UNIT), (39 * UNIT, 40_000), (1030, 5000)):
+    for first, last in ((0, 1024), (3 * UNIT, 4 * UNIT), (5 * UNIT, K), (1030, 4000)):
         block = wide.classes(first, last)
         assert block.indices.tolist() == usual.to_scipy()[:, first:last].indices.tolist()
     data = xs.open_dataset(sparse)
@@ -148,7 +155,7 @@ def test_wide_units_show_in_no_answer(sparse: Path, tmp_path: Path, plain: Any, 
 
 
 def test_a_warm_start_from_units_cut_otherwise(sparse: Path, tmp_path: Path, plain: Any) -> None:
-    more = scattered(tmp_path / "more.xmc", 40_000, n=350, seed=1)
+    more = scattered(tmp_path / "more.xmc", K, n=350, seed=1)
     models = {"wide": fitted(sparse, tmp_path / "wide").model_}
     ends = [fitted_from(more, tmp_path / "a", models["wide"])]
     plain()
@@ -169,14 +176,14 @@ def test_pdsparse_writes_wide_units(sparse: Path, tmp_path: Path, plain: Any) ->
     wide = xs.PDSparse(**settings).fit(xs.open_dataset(sparse), model=tmp_path / "wide").model_
     plain()
     usual = xs.PDSparse(**settings).fit(xs.open_dataset(sparse), model=tmp_path / "plain").model_
-    assert (len(wide.units), len(usual.units)) == (2, 40)
+    assert (len(wide.units), len(usual.units)) == (2, 6)
     assert wide.digest() == usual.digest()
 
 
 def test_a_model_with_units_that_cannot_be_is_refused(sparse: Path, tmp_path: Path) -> None:
     path = fitted(sparse, tmp_path / "m").model_.path
     about = json.loads((path / "zarr.json").read_text())
-    for wrong in ([0, 5], [UNIT, 2 * UNIT], [0, 2 * UNIT, UNIT], [0, 50 * UNIT]):
+    for wrong in ([0, 5], [UNIT, 2 * UNIT], [0, 2 * UNIT, UNIT], [0, 6 * UNIT]):
         about["attributes"]["units"] = wrong
         (path / "zarr.json").write_text(json.dumps(about))
         with pytest.raises(StoreError, match="does not say which classes its units have"):
@@ -284,7 +291,7 @@ def weights(work: Path, cut: list[Any]) -> list[Any]:
     return [np.concatenate([getattr(block, name) for block in blocks]).tolist() for name in ("indices", "values")]
 
 
-@pytest.mark.parametrize("last", ["solve/0/3", "cut/1", "solve/1/39", "solve/2/0", "finalise/7"])
+@pytest.mark.parametrize("last", ["solve/0/3", "cut/1", "solve/1/5", "solve/2/0", "finalise/2"])
 def test_a_run_that_began_in_plain_units_goes_on_in_them(
     sparse: Path, tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
@@ -295,15 +302,15 @@ def test_a_run_that_began_in_plain_units_goes_on_in_them(
     assert "units" not in notes
     run = PPDSparseRun(Dataset(sparse), tmp_path / "old", PPDSparseParameters(), 0, PLAN, notes)
     figures = run_here(run.loop(), notes)
-    assert run.units == plain_units(40_000)
+    assert run.units == plain_units(K)
     begin_model(tmp_path / "new")
     notes = Notes()
     run = PPDSparseRun(Dataset(sparse), tmp_path / "new", PPDSparseParameters(), 0, PLAN, notes)
     assert figures["objective"] == pytest.approx(run_here(run.loop(), notes)["objective"], rel=1e-12)
-    assert weights(tmp_path / "old", plain_units(40_000)) == weights(tmp_path / "new", run.units)
+    assert weights(tmp_path / "old", plain_units(K)) == weights(tmp_path / "new", run.units)
 
 
-@pytest.mark.parametrize("last", ["solve/0/0-31", "cut/1", "solve/2/32-39", "finalise/0-31"])
+@pytest.mark.parametrize("last", ["solve/0/0-3", "cut/1", "solve/2/4-5", "finalise/0-3"])
 def test_a_run_goes_on_in_the_units_it_began_with(sparse: Path, tmp_path: Path, plain: Any, last: str) -> None:
     begin_model(tmp_path / "m")
     notes = run_until(sparse, tmp_path / "m", Notes(), last)
@@ -328,4 +335,4 @@ def test_jobs_have_names_of_their_own(sparse: Path, tmp_path: Path) -> None:
     begin_model(tmp_path / "m")
     loop = PPDSparseRun(Dataset(sparse), tmp_path / "m", PPDSparseParameters(), 0, PLAN, Notes()).loop()
     jobs: list[Job] = list(next(loop).jobs)
-    assert [job.key for job in jobs] == ["solve/0/0-31", "solve/0/32-39"]
+    assert [job.key for job in jobs] == ["solve/0/0-3", "solve/0/4-5"]
