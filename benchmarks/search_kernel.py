@@ -30,7 +30,7 @@ from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, place
 from xmc_stream.models import Model, load_model
 from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.model import UNIT, n_units, unit_range
+from xmc_stream.store.model import UNIT, Unit
 
 
 @numba.njit(nogil=True)
@@ -83,8 +83,8 @@ def median_seconds(call: Callable[[], Any], repeats: int) -> float:
 class UnitSearch:
     """What a search of one unit over all rows needs, as a search job makes it; active sets left out."""
 
-    def __init__(self, data: Dataset, model: Model, unit: int) -> None:
-        self.first, last = unit_range(unit, model.n_labels)
+    def __init__(self, data: Dataset, model: Model, unit: Unit) -> None:
+        self.first, last = unit
         block = model.classes(self.first, last)
         self.counts = np.bincount(block.indices, minlength=data.n_features)
         self.tile: Tile = make_tile(block.indptr, block.indices, block.values, model.unit_array(unit), data.n_features)
@@ -141,7 +141,7 @@ def main(data: Path, folder: Path, repeats: int) -> None:
     useful = 0
     seconds = {"search": 0.0, "top 5": 0.0}
     occurrences = dataset.feature_counts()
-    for unit in range(n_units(model.n_labels)):
+    for unit in model.units:
         piece = UnitSearch(dataset, model, unit)
         useful += int((occurrences * piece.counts).sum())
         seconds["search"] += median_seconds(lambda piece=piece: piece.run(x, y), repeats)  # type: ignore[misc]

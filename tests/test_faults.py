@@ -457,9 +457,9 @@ def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: 
     with pytest.raises(StoreError, match=f"{chunk} has [0-9]+ bytes instead of"):
         slow_fit(data, model)
     state = tmp_path / "m.partial" / "state"
-    flip(state / "solve-1" / "0" / "weights" / "data" / "c" / "0")
+    flip(state / "solve-1" / "0")
     found = sorted((state / "search-1").iterdir())[0]
-    truncate(found / "rows" / "indices" / "c" / "0")
+    truncate(found)
     before = sum(1 for _ in read_events(tmp_path / "m.partial" / "events.jsonl"))
     assert slow_fit(small, model).model_.digest() == whole
     events = list(read_events(model / "events.jsonl"))[before:]
@@ -475,11 +475,11 @@ def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: 
 def test_damage_of_what_cannot_be_made_again(small: Path, tmp_path: Path) -> None:
     model, work = tmp_path / "m", tmp_path / "m.partial"
     assert kill_when(small, model, "search/2/", 0.0)
-    chunk = work / "state" / "solve-1" / "0" / "active" / "data" / "c" / "0"
-    flip(chunk)
-    with pytest.raises(StoreError, match=f"{chunk} fails its checksum: the run cannot go on from it: remove {work}"):
+    state = work / "state" / "solve-1" / "0"
+    flip(state)
+    with pytest.raises(StoreError, match=f"{state} fails its checksum: the run cannot go on from it: remove {work}"):
         slow_fit(small, model)
-    flip(chunk)
+    flip(state)
     ledger = work / "ledger.jsonl"
     flip(ledger)
     with pytest.raises(StoreError, match=f"{ledger}:1: the line fails its checksum: remove {work}"):

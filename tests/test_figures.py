@@ -29,7 +29,7 @@ from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.store.dataset import new_dataset
-from xmc_stream.store.model import UNIT, begin_model, finish_model, n_units, new_unit, unit_path, unit_range
+from xmc_stream.store.model import UNIT, begin_model, finish_model, new_unit, plain_units, unit_path
 
 FULL = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int32)
@@ -220,8 +220,8 @@ def many_labels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     work = folder / "work"
     begin_model(work)
     tiles = []
-    for unit in range(n_units(K)):
-        first, last = unit_range(unit, K)
+    for unit in plain_units(K):
+        first, last = unit
         features = np.arange(first, last) * 7 % D
         with new_unit(unit_path(work, unit), D, last - first) as writer:
             writer.bias[:] = -1

@@ -30,6 +30,7 @@ from xmc_stream.jobs.plan import (
 from xmc_stream.jobs.ppdsparse import solve_plan
 from xmc_stream.jobs.probe import ProbeJob
 from xmc_stream.jobs.tiles import Run
+from xmc_stream.jobs.units import cut_units
 from xmc_stream.models import Execution
 from xmc_stream.planning import plan_line, plan_lines, plan_training
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
@@ -173,7 +174,7 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     """Forecast against the first round as the solve jobs report it."""
     dataset, parameters = Dataset(small), PPDSparseParameters()
     plan = MemoryPlan(2**31, 512 * MIB, 1)
-    solve = solve_plan(plan, dataset, parameters, False)
+    solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
     job = ProbeJob(str(small), parameters, 0, plan, solve)
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time

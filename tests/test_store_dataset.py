@@ -21,7 +21,16 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import StoredModel, begin_model, finish_model, n_units, new_unit, unit_path, unit_range
+from xmc_stream.store.model import (
+    StoredModel,
+    Unit,
+    begin_model,
+    finish_model,
+    new_unit,
+    plain_units,
+    starts_of,
+    unit_path,
+)
 from xmc_stream.store.predictions import (
     CHUNK_ROWS,
     Predictions,
@@ -355,17 +364,21 @@ def W() -> Any:
     return random_matrix(CLASSES, D, 0.2, 2).T
 
 
-def make_model(path: Path, W: Any, bias: Any, attributes: dict[str, Any] | None = None) -> StoredModel:
+def make_model(
+    path: Path, W: Any, bias: Any, attributes: dict[str, Any] | None = None, units: list[Unit] | None = None
+) -> StoredModel:
     work = path.with_name(path.name + ".partial")
     begin_model(work)
-    for unit in range(n_units(W.shape[1])):
-        first, last = unit_range(unit, W.shape[1])
+    units = units or plain_units(W.shape[1])
+    for unit in units:
+        first, last = unit
         part = W[:, first:last]
         with new_unit(unit_path(work, unit), W.shape[0], last - first) as writer:
             writer.weights.append(np.diff(part.indptr), part.indices, part.data)
             writer.bias[:] = bias[first:last]
             writer.figures["loss"] = np.arange(first, last) / 3
-    finish_model(work, path, {**MODEL, "n_features": W.shape[0], "n_labels": W.shape[1], **(attributes or {})})
+    sizes = {"n_features": W.shape[0], "n_labels": W.shape[1], **starts_of(units)}
+    finish_model(work, path, {**MODEL, **sizes, **(attributes or {})})
     return StoredModel(path)
 
 
@@ -378,7 +391,9 @@ def test_a_model_gives_back_the_weights_bias_and_figures_of_its_units(tmp_path: 
     model = make_model(tmp_path / "m", W, bias)
     assert (model.n_features, model.n_labels) == W.shape
     assert {key: model.attributes[key] for key in MODEL} == MODEL
-    for unit, (first, last) in enumerate([(0, 1024), (1024, CLASSES)]):
+    assert model.units == [(0, 1024), (1024, CLASSES)]
+    for unit in model.units:
+        first, last = unit
         equal(loaded(model.unit_weights(unit)), W[:, first:last])
         np.testing.assert_array_equal(model.unit_array(unit), bias[first:last])
         np.testing.assert_array_equal(model.unit_array(unit, "loss"), np.arange(first, last) / 3)
@@ -394,10 +409,12 @@ def test_a_digest_is_of_weights_and_parameters_and_not_of_layout_or_ledger(tmp_p
     expected = make_model(tmp_path / "a", wide, bias).digest()
     model = make_model(tmp_path / "b", wide, bias, {"seconds": 9, "identity": "other", "duality_gap": 0.5})
     part = wide[:, :1024]
-    with new_matrix(unit_path(model.path, 0) / "weights", "csc_matrix", part.shape, chunk_bytes=2**16) as writer:
+    with new_matrix(
+        unit_path(model.path, model.units[0]) / "weights", "csc_matrix", part.shape, chunk_bytes=2**16
+    ) as writer:
         writer.append(np.diff(part.indptr), part.indices, part.data)
     (model.path / "ledger.jsonl").write_text("another run\n")
-    assert model.unit_weights(0).indices.n_chunks == 2
+    assert model.unit_weights(model.units[0]).indices.n_chunks == 2
     assert StoredModel(model.path).digest() == expected
 
 
@@ -441,15 +458,15 @@ def test_a_digest_is_taken_of_classes_of_any_length(tmp_path: Path) -> None:
 
 def test_a_missing_bias_is_refused_and_not_taken_for_zeros(tmp_path: Path, W: Any, bias: Any) -> None:
     model = make_model(tmp_path / "m", W, bias)
-    os.unlink(unit_path(model.path, 1) / "bias" / "c" / "0")
+    os.unlink(unit_path(model.path, model.units[1]) / "bias" / "c" / "0")
     with pytest.raises(StoreError, match="bias"):
-        StoredModel(model.path).unit_array(1)
+        StoredModel(model.path).unit_array(model.units[1])
 
 
 def test_an_unfinished_or_foreign_or_newer_model_is_refused_in_one_line(tmp_path: Path, W: Any, bias: Any) -> None:
     begin_model(tmp_path / "begun.partial")
     zarr.create_group(tmp_path / "group")
-    zarr.open_group(make_model(tmp_path / "newer", W, bias).path).update_attributes({"version": 2})
+    zarr.open_group(make_model(tmp_path / "newer", W, bias).path).update_attributes({"version": 3})
     reasons = {"begun": "not finished", "nothing": "train", "group": "not a model", "newer": "newer"}
     for name, reason in reasons.items():
         with pytest.raises(StoreError) as caught:

@@ -14,18 +14,19 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, Unit, plain_units, starts_of, units_from
 
 WIDEST = 32  # times UNIT: classes of a unit; a job has numbers of each in memory
-_POSITIVES = 1 << 14  # of a wide unit's classes together: well under a second of work, so that threads share it evenly
+_LEARNED = UNIT // 2  # classes of a wide unit that have positives
+_POSITIVES = 1 << 14  # that they have together: well under a second of work, so that threads share it evenly
 _NOTE = "units"  # in a ledger, where a unit is wide
 
 
 def cut_units(dataset: Dataset) -> list[Unit]:
-    """All classes in units: neighbours go together while UNIT of their classes have positives at most, and those are few."""
+    """All classes in units: neighbours go together while few of their classes have positives, and few each."""
     learned, positives = dataset.positives_of_runs(UNIT)
     starts: list[int] = []
     room = n_learned = n_positives = 0  # of the last unit
     for number, (mine, sum_of_mine) in enumerate(zip(learned.tolist(), positives.tolist(), strict=True)):
         n_learned, n_positives, room = n_learned + mine, n_positives + sum_of_mine, room - 1
-        if room < 0 or n_learned > UNIT or n_positives > _POSITIVES:
+        if room < 0 or n_learned > _LEARNED or n_positives > _POSITIVES:
             starts.append(number * UNIT)
             room, n_learned, n_positives = WIDEST - 1, mine, sum_of_mine
     return units_from(starts, dataset.n_labels)

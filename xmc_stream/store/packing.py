@@ -52,9 +52,8 @@ class PackWriter:
     def close(self) -> None:
         """Write the index."""
         text = json.dumps(self.index).encode()
-        self._file.write(text)
-        self._file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
-        self._file.write(google_crc32c.value(text).to_bytes(CHECKSUM_BYTES, "little"))
+        text += len(text).to_bytes(LENGTH_BYTES, "little")
+        self._file.write(text + google_crc32c.value(text).to_bytes(CHECKSUM_BYTES, "little"))
         self._file.flush()
 
 

@@ -6,7 +6,7 @@ takes one. It is read as a folder is: `nodes` describes what lies at PACK/active
 Chunks of 1 MiB (an array that has one only: of its size) stand in the order in which they were full, each with its
 crc32c behind it, at multiples of eight. Behind the last one stands the index, a JSON object: of each member what its
 zarr.json would say, of an array also where its chunks begin (`places`). Then, little-endian, the length of the index
-(8 bytes) and its crc32c (4 bytes). This reads packs; `packing` writes them.
+(8 bytes) and the crc32c of index and length (4 bytes). This reads packs; `packing` writes them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def read_index(pack: Path) -> Index:
         end = file.read(_END)
         length = int.from_bytes(end[:LENGTH_BYTES], "little")
         if len(end) < _END or length > size - _END:
-            raise _damaged(pack)
+            raise _unreadable(pack)
         file.seek(size - _END - length)
         text = file.read(length)
-    if google_crc32c.value(text) != int.from_bytes(end[LENGTH_BYTES:], "little"):
-        raise _damaged(pack)
+    if google_crc32c.value(text + end[:LENGTH_BYTES]) != int.from_bytes(end[LENGTH_BYTES:], "little"):
+        raise _unreadable(pack)
     index: Index = json.loads(text)
     return index
 
@@ -68,11 +68,13 @@ def pack_damage(pack: Path) -> str:
                     file.seek(place)
                     chunk = file.read(about["chunk"] * np.dtype(about["data_type"]).itemsize)
                     if google_crc32c.value(chunk) != int.from_bytes(file.read(CHECKSUM_BYTES), "little"):
-                        return str(_damaged(pack))
+                        return f"{pack} fails its checksum"
+    except StoreError:
+        return f"{pack} fails its checksum"
     except OSError as error:
-        return str(error) if isinstance(error, StoreError) else f"{pack} cannot be read ({error.strerror})"
+        return f"{pack} cannot be read ({error.strerror})"
     return ""
 
 
-def _damaged(pack: Path) -> StoreError:
-    return StoreError(f"{pack} fails its checksum: it is cut short or was changed")
+def _unreadable(pack: Path) -> StoreError:
+    return StoreError(f"{pack} fails its checksum: it was cut short or changed while the run was at it; run it again")
