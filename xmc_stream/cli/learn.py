@@ -228,6 +228,8 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.
 
+    PREDICTIONS is what predict wrote: a zarr group, a .npz or a .txt file; .jsonl is for people to read.
+
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
     macro_F1_present over those that occur in DATA, in per cent.
 
