@@ -59,7 +59,7 @@ def evaluate(
     limit = execution.limit()
     path = Path(predictions)
     weights = None if train is None else _weights(train, dataset, propensity, limit)
-    metrics = RankingMetrics(tuple(ks), weights)
+    metrics = RankingMetrics(ks, weights)
     with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as barred:

@@ -189,8 +189,8 @@ def predict(
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
 
-    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text), whose labels are
-    not read. OUT.jsonl has the names of labels where the model knows them.
+    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text); it needs no labels,
+    and any that it has count for nothing. OUT.jsonl has the names of labels where the model knows them.
     """
     from xmc_stream.models import Execution, load_model, samples
     from xmc_stream.models import predict as predict_to
