@@ -67,6 +67,9 @@ class Model(StoredModel):
             f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{rank}, {a['nnz']} weights)"
         )
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.path.absolute(),)
+
     def bias(self) -> NDArray[np.float32]:
         """The bias of every class (K,); a low-rank model has none."""
         if self.rank:
