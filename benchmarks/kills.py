@@ -185,7 +185,7 @@ def disturbed(step: Step, folder: Path, rng: random.Random, after: float, phase:
             if step.read(folder) != step.result:
                 done.why = "what the kill left opens and is another"
                 return done
-            break  # it was killed when all was done: a command begun again would say that it exists
+            break  # it was killed when all was done
         except (XmcStreamError, OSError):
             if (folder / step.target).exists():
                 done.why = "what the kill left has its name and does not open"
@@ -195,7 +195,7 @@ def disturbed(step: Step, folder: Path, rng: random.Random, after: float, phase:
         after = rng.uniform(0, step.seconds)
     child = start(step, folder, rng.choice(EXECUTIONS))
     child.wait()
-    # a whole dataset or prediction is not made again: the command says that it exists
+    # whole predictions are not made again: the command says that they exist
     if child.returncode and not (folder / step.target).exists():
         done.why = (folder / "said").read_text().strip()
         return done

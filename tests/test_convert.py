@@ -258,7 +258,8 @@ def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
 def test_an_existing_dataset_is_replaced_only_when_told_and_when_all_is_well(tmp_path: Path) -> None:
     target = tmp_path / "d.xmc"
     first = convert(write(tmp_path / "a.txt", TEXT), target).fingerprint
-    assert "exists" in refused(target, tmp_path / "a.txt")
+    assert "exists" in refused(target, write(tmp_path / "other.txt", TEXT))
+    assert "exists" in refused(target, tmp_path / "a.txt", normalize="l2")
     refused(target, write(tmp_path / "bad.txt", b"1 1 1\n0 5:1\n"), overwrite=True)
     assert open_dataset(target).fingerprint == first
     assert convert(write(tmp_path / "b.txt", b"1 4 3\n0 3:1\n"), target, overwrite=True).n_samples == 1

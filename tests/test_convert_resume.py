@@ -19,16 +19,18 @@ from test_convert_parts import INPUTS, cut_into, files_of
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.jobs import PartJob
 from xmc_stream.convert.plan import plan_writing
+from xmc_stream.datasets.split import split
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, ResumeError, StoreError
 from xmc_stream.store.dataset import open_dataset
 
 PART = 500
 
-# kills itself before or behind the note that a job is done; or lets no file grow beyond some bytes
+# kills itself before or behind the note that a job is done, or while the work folder of what is named is removed; or lets
+# no file grow beyond some bytes
 CHILD = """
 import os, resource, signal, sys
-from xmc_stream.convert import convert, text
+from xmc_stream.convert import convert, run, text
 from xmc_stream.engine.ledger import Ledger
 source, target, part, when, key = sys.argv[1:]
 text._PART = int(part)
@@ -39,7 +41,18 @@ def killing(self, name, receipt):
     if name == key:
         os.kill(os.getpid(), signal.SIGKILL)
     add(self, name, receipt)
-if when == "full":
+def removing(ledger):
+    work = ledger.path.parent
+    if key != "nothing":
+        run._clear(work, ledger.path)
+    if key in ("ledger", "folder"):
+        ledger.path.unlink()
+    if key == "folder":
+        work.rmdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+if when == "removed":
+    run.remove_work = removing
+elif when == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), int(key)))
 else:
     Ledger.add = killing
@@ -120,6 +133,61 @@ def test_what_has_its_name_already_is_not_made_again(source: Path, tmp_path: Pat
     assert figures["n_samples"] == dataset.n_samples == 59
     assert parts_read == []
     assert not work.exists()
+
+
+@pytest.mark.parametrize("removed", ["nothing", "pieces", "ledger", "folder"])
+def test_killed_when_it_has_its_name_it_is_done(
+    source: Path, tmp_path: Path, removed: str, parts_read: list[int]
+) -> None:
+    target, mask = tmp_path / "d.xmc", write(tmp_path / "mask", b"0 0\n1 1\n")
+    killed(source, target, "removed", removed)
+    before = files_of(target)
+    for _ in range(2):
+        _, figures = convert_report(source, target)
+        assert figures["resumed"]
+        assert (figures["n_samples"], figures["bytes_in"]) == (59, source.stat().st_size)
+    assert "libsvm text, converted before from the same input" in figures["said"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "d.xmc", "mask"]
+    options: list[dict[str, Any]] = [
+        {"normalize": "l2"}, {"columns": True}, {"base": 0}, {"observed": mask}, {"like": target}, {"n_labels": 90},
+    ]  # fmt: skip
+    for other in options:
+        assert "exists: give another name, or --overwrite" in refused(target, source, **other)
+    os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
+    assert "exists: give another name, or --overwrite" in refused(target, source)
+    os.utime(source, ns=(0, source.stat().st_mtime_ns - 1))
+    assert parts_read == []
+    assert files_of(target) == before
+    _, figures = convert_report(source, target, overwrite=True)  # which asks for it
+    assert not figures["resumed"]
+    assert parts_read
+    assert files_of(target) == before
+
+
+def test_what_came_of_a_conversion_is_not_taken_for_it(source: Path, tmp_path: Path) -> None:
+    whole = convert(source, tmp_path / "d.xmc")
+    split(whole, tmp_path / "train.xmc", tmp_path / "valid.xmc", fraction=0.3)
+    assert whole.n_samples > open_dataset(tmp_path / "train.xmc").n_samples
+    for name in ("train.xmc", "valid.xmc"):
+        assert "exists: give another name, or --overwrite" in refused(tmp_path / name, source)
+
+
+def test_what_is_read_once_is_never_the_same_again(tmp_path: Path) -> None:
+    pipe, target = tmp_path / "pipe", tmp_path / "d.xmc"
+    os.mkfifo(pipe)
+    for again in (False, True):
+        threading.Thread(target=pipe.write_bytes, args=(TEXT,), daemon=True).start()
+        if again:
+            assert "exists: give another name, or --overwrite" in refused(target, pipe)
+        else:
+            convert(pipe, target)
+
+
+def test_a_mask_that_a_kill_left_out_is_stored_by_the_same_command(source: Path, tmp_path: Path) -> None:
+    target, mask = tmp_path / "d.xmc", write(tmp_path / "mask", b"0 0\n1 1\n58 2\n")
+    convert(source, target, observed=mask)
+    shutil.rmtree(target / "observed")
+    assert convert(source, target, observed=mask).observed_rows().nnz == 3
     assert "exists" in refused(target, source)
 
 

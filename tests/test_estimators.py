@@ -1,18 +1,26 @@
-"""Estimators as scikit-learn's tools treat them: parameters read, set and copied."""
+"""Estimators as scikit-learn's tools treat them: parameters read, set and copied; pickled, and loaded again."""
 
 from __future__ import annotations
 
+import gc
 import inspect
+import pickle
+import shutil
+import tempfile
+from copy import deepcopy
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import joblib
+import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 from test_pdsparse import LIMIT, problem
 
 import xmc_stream as xs
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, StoreError
 
 BOTH = pytest.mark.parametrize("kind", [xs.PPDSparse, xs.PDSparse])
 
@@ -68,3 +76,80 @@ def test_several_lam_survive_a_clone_and_are_one_parameter_of_a_grid(lam: Any) -
     assert [(one.parameters().lams, one.C) for one in grid] == [
         (lams, C) for C in (1.0, 2.0) for lams in ((0.05, 1.0), (0.1,))
     ]
+
+
+def through_pickle(clf: Any, folder: Path) -> Any:
+    return pickle.loads(pickle.dumps(clf))
+
+
+def through_joblib(clf: Any, folder: Path) -> Any:
+    joblib.dump(clf, folder / "clf.joblib")
+    return joblib.load(folder / "clf.joblib")
+
+
+COPIES = pytest.mark.parametrize("copied", [through_pickle, through_joblib, lambda clf, folder: deepcopy(clf)])
+
+
+@COPIES
+@pytest.mark.parametrize("kind", [xs.PPDSparse, xs.LEML])
+def test_a_copy_of_a_fitted_estimator_brings_its_temporary_model_along(kind: Any, copied: Any, tmp_path: Path) -> None:
+    X, Y = problem()
+    clf = kind(memory_limit=LIMIT, **({"rank": 4} if kind is xs.LEML else {})).fit(X, Y)
+    labels, scores = clf.predict_topk(X, 3)
+    digest, folder, params = clf.model_.digest(), clf.model_.path, clf.get_params()
+    copy = copied(clf, tmp_path)
+    assert copy.model_.path != folder
+    del clf
+    gc.collect()
+    assert not folder.exists()
+    assert (copy.get_params(), copy.model_.digest()) == (params, digest)
+    got = copy.predict_topk(X, 3)
+    assert np.array_equal(got[0], labels)
+    assert np.array_equal(got[1], scores)
+    assert xs.verify(copy.model_.path)["sound"]
+    again = copied(copy, tmp_path)  # as of what was loaded
+    del copy
+    assert again.model_.digest() == digest
+
+
+def test_temporary_folders_go_with_what_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    X, Y = problem()
+    clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y)
+    assert len(list(tmp_path.glob("xmc_stream-*"))) == 1  # of the model: that of the data has gone
+    first = clf.model_.path
+    clf.fit(X, Y)
+    gc.collect()
+    assert not first.exists()
+    model = clf.model_
+    del clf
+    gc.collect()
+    assert model.predict_topk(X, 1)[0].shape == (X.shape[0], 1)  # lives on without its estimator
+    del model
+    gc.collect()
+    with pytest.raises(InputError, match="rows"):
+        xs.PPDSparse(memory_limit=LIMIT).fit(X, Y[1:])
+    assert not list(tmp_path.glob("xmc_stream-*"))
+
+
+@COPIES
+def test_a_copy_of_an_estimator_with_a_model_of_its_own_place_refers_to_it(copied: Any, tmp_path: Path) -> None:
+    X, Y = problem()
+    clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y, model=tmp_path / "m")
+    copy = copied(clf, tmp_path)
+    assert copy.model_.path == tmp_path / "m"
+    assert np.array_equal(copy.predict_topk(X, 3)[1], clf.predict_topk(X, 3)[1])
+    assert type(copied(clf.model_, tmp_path)) is xs.Model
+
+
+def test_a_model_that_is_gone_is_named_when_its_pickle_is_made_or_read(tmp_path: Path) -> None:
+    X, Y = problem()
+    clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y, model=tmp_path / "m")
+    parcel = pickle.dumps(clf)
+    (tmp_path / "m").rename(tmp_path / "other")
+    with pytest.raises(StoreError, match=r"/m is not a model: train it first"):
+        pickle.loads(parcel)
+    clf.fit(X, Y)
+    shutil.rmtree(clf.model_.path)
+    with pytest.raises(StoreError, match="No such file or directory: mend that and fit again"):
+        pickle.dumps(clf)

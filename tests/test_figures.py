@@ -194,6 +194,11 @@ def test_any_cut_limit_and_threads_give_the_same_figures(small: Path, trained: P
     assert stored == {name: value for name, value in whole.items() if name not in FULL}
 
 
+def test_one_k_is_a_sequence_too(small: Path, trained: Path) -> None:
+    with pytest.raises(InputError, match=r"The 'ks' of RankingMetrics must be integers\. Got 5 instead\."):
+        xs.evaluate(trained, xs.open_dataset(small), ks=5)  # type: ignore[arg-type]
+
+
 def test_data_of_other_labels_and_thresholds_that_are_none_are_refused(
     small: Path, trained: Path, tmp_path: Path
 ) -> None:

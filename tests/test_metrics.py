@@ -112,12 +112,23 @@ def test_figures_worked_out_by_hand() -> None:
         "PSP@1": 1200 / 14,  # (4 + 0 + 0 + 8) / (4 + 2 + 0 + 8)
         "PSP@3": 1600 / 21,  # ((4+1) + 2 + 0 + (8+1)) / ((4+1) + 2 + 0 + (8+4+2)), both with 1/3 before
         "PSnDCG@1": 1200 / 14,  # as PSP@1: rank 1 has discount 1
-        # over the first |y| ranks only: row 0: 4 (its hit at rank 3 > 2 is out), row 1: 0 (rank 2 > 1), row 3: 8 + LOG
+        # each row by what a hit at every rank up to min(3, |y|) gives: row 0: 1 + LOG, row 1: 1, row 3: 1 + LOG + 1/2
+        # hits: row 0: 4 + 1/2 (of a rank below |y|), row 1: 2 LOG (likewise), row 3: 8 + LOG
         # the best: row 0: 4 + LOG, row 1: 2, row 3: 8 + 4 LOG + 2/2
-        "PSnDCG@3": 100 * (12 + LOG) / (15 + 5 * LOG),
+        "PSnDCG@3": 100
+        * (4.5 / (1 + LOG) + 2 * LOG + (8 + LOG) / (1.5 + LOG))
+        / ((4 + LOG) / (1 + LOG) + 2 + (9 + 4 * LOG) / (1.5 + LOG)),
     }
     assert got == pytest.approx(expected, rel=1e-13)
     assert list(got) == list(expected)
+
+
+def test_with_one_label_a_row_a_hit_further_down_still_counts() -> None:
+    # ranks of the true label: 1, 3, 2, none; 1/p = 1, 2, 4, 8
+    got = measured([[0, 1, 2], [0, 2, 1], [3, 2, 0], [0, 1, 2]], [{0}, {1}, {2}, {3}], 3, (1, 2, 3), INVERSE).result()
+    assert got["PSP@1"] == got["PSnDCG@1"] == 100 * 1 / 15
+    assert got["PSnDCG@2"] == pytest.approx(100 * (1 + 4 * LOG) / 15)
+    assert got["PSnDCG@3"] == pytest.approx(100 * (1 + 4 * LOG + 2 / 2) / 15)
 
 
 def test_the_ks_keep_their_order_and_need_no_more_columns_than_the_largest() -> None:

@@ -93,6 +93,20 @@ def test_texts_are_predicted_from_python(trained_on_text: Path) -> None:
     assert names is not None
     assert [names.read(i, i + 1)[0] for i in labels[:2, 0].tolist()] == ["Label 7 é", "Label 3 é"]
     assert scores.shape == (3, 1)
+    assert np.array_equal(model.predict_topk(("words of mark7 mark7",), k=1)[0], labels[:1])
+
+
+def test_a_string_is_no_list_of_letters(trained_on_text: Path) -> None:
+    model = xs.load_model(trained_on_text / "m.model")
+    for given in ("words of mark7 mark7", "", str(trained_on_text / "train.xmc"), trained_on_text / "train.xmc"):
+        with pytest.raises(
+            InputError, match=r"^got .* give texts as a list, also a single one, and a dataset by open_data"
+        ):
+            model.predict_topk(given)
+    with pytest.raises(
+        InputError, match=r"text_fields must be a tuple of names, got the string 'text': write \('text',\)"
+    ):
+        TextOptions(text_fields="text")  # type: ignore[arg-type]
 
 
 def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None:

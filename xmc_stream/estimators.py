@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -21,7 +23,48 @@ from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.encoding import writing
 from xmc_stream.training import train
+
+
+class _TemporaryModel(Model):
+    """The model in a temporary folder, which lives as long as this object; pickled or copied, its files come along."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "model")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def __reduce__(self) -> Any:
+        with writing(self.path, "fit again"):
+            files = {str(file.relative_to(self.path)): file.read_bytes() for file in _files(self.path)}
+        return _unpacked, (files,)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Every file below a folder. Raises OSError where there is none."""
+    folder.stat()
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _unpacked(files: dict[str, bytes]) -> _TemporaryModel:
+    """A model of these files in a temporary folder of its own."""
+    with _new_folder() as folder, writing(folder, "load it again"):
+        for name, content in files.items():
+            path = folder / "model" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return _TemporaryModel(folder)
+
+
+@contextmanager
+def _new_folder() -> Iterator[Path]:
+    """A temporary folder for a model, which is gone when the block fails."""
+    folder = Path(tempfile.mkdtemp(prefix="xmc_stream-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class _Estimator:
@@ -34,7 +77,6 @@ class _Estimator:
     threads: int | None
     scheduler: Any
     progress: bool
-    _folder = ""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name, as scikit-learn's tools ask for them."""
@@ -64,20 +106,23 @@ class _Estimator:
             raise InputError(
                 f"The 'seed' parameter of {type(self).__name__} must be an int in [0, inf). Got {self.seed!r} instead."
             )
-        if model is None or Y is not None:
-            # lives as long as the estimator
-            self._folder = tempfile.mkdtemp(prefix="xmc_stream-")
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        if Y is not None:
-            dataset = convert(X, f"{self._folder}/data.xmc", labels=Y, memory_limit=self.memory_limit)
-        else:
-            dataset = X if isinstance(X, Dataset) else open_dataset(X)
-        path = Path(f"{self._folder}/model" if model is None else model).absolute()
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
         start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
-        self.model_, self.report_ = train(
-            dataset, path, parameters, self.seed, execution, overwrite, force, check, start
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(prefix="xmc_stream-", ignore_cleanup_errors=True) as scratch:
+            if Y is not None:
+                dataset = convert(X, f"{scratch}/data.xmc", labels=Y, memory_limit=self.memory_limit)
+            else:
+                dataset = X if isinstance(X, Dataset) else open_dataset(X)
+
+            def trained(path: Path) -> tuple[Model, dict[str, Any]]:
+                return train(dataset, path, parameters, self.seed, execution, overwrite, force, check, start)
+
+            if model is not None:
+                self.model_, self.report_ = trained(Path(model).absolute())
+            else:
+                with _new_folder() as folder:
+                    _, self.report_ = trained(folder / "model")
+                    self.model_ = _TemporaryModel(folder)
         return self
 
     def plan(self, X: Any) -> dict[str, Any]:
@@ -175,9 +220,10 @@ class PPDSparse(_Estimator):
     ) -> PPDSparse:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
-        killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
-        resume on another processor type or package versions. check: compare the data with their checksums first.
+        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
+        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
+        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
+        the data with their checksums first.
         warm_start: a model of as many features and labels (or its path) to begin from instead of from nothing.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
@@ -246,9 +292,10 @@ class PDSparse(_Estimator):
     ) -> PDSparse:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
-        killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
-        resume on another processor type or package versions. check: compare the data with their checksums first.
+        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
+        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
+        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
+        the data with their checksums first.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
         return self._fit(X, Y, model, overwrite, force, check, None, None)
@@ -322,9 +369,10 @@ class LEML(_Estimator):
     ) -> LEML:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator. A run that was
-        killed goes on when the same call is made again. overwrite: replace a model of other data or parameters. force:
-        resume on another processor type or package versions. check: compare the data with their checksums first.
+        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
+        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
+        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
+        the data with their checksums first.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
         return self._fit(X, Y, model, overwrite, force, check, None, None)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (
@@ -47,9 +48,10 @@ def evaluate(
     Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
     fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
     predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0.
-    predictions: what `predict` wrote, or a model (on a cluster, the folder for temporary files must be a shared one).
-    propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs are taken out of the
-    predictions, where those behind move up, and out of the true labels. check: compare a model with its checksums first.
+    predictions: what `predict` wrote to a store, a .npz or a .txt file, or a model (on a cluster, the folder for temporary
+    files must be a shared one). propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs
+    are taken out of the predictions, where those behind move up, and out of the true labels. check: compare a model with
+    its checksums first.
     Raises InputError where rows do not match, k is larger than what was predicted, or the filter leaves fewer; StoreError
     where the model is damaged; MemoryLimitError where the limit cannot work.
     """
@@ -57,16 +59,16 @@ def evaluate(
     limit = execution.limit()
     path = Path(predictions)
     weights = None if train is None else _weights(train, dataset, propensity, limit)
-    metrics = RankingMetrics(tuple(ks), weights)
+    metrics = RankingMetrics(ks, weights)
     with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as barred:
             figures: dict[str, Any] = {}
             if is_model(path):
                 path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch, check)
-                stored = Predictions(path)
+                stored: Rankings = Predictions(path)
             else:
-                stored = Predictions(path)
+                stored = open_predictions(path)
                 limit.check(comparing_needs(stored.k), "evaluating predictions")
             if stored.n_samples != dataset.n_samples:
                 raise InputError(
@@ -102,7 +104,7 @@ def plan_comparison(
 ) -> dict[str, Any]:
     """What `evaluate` would do with stored predictions; keys as in `plan --json`."""
     limit = execution.limit()
-    stored = Predictions(predictions)
+    stored = open_predictions(Path(predictions))
     n_bytes = stream_bytes([dataset.Y_rows()], [(0, dataset.n_samples)])
     parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k)}
     parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
@@ -157,7 +159,7 @@ def _predict(
 
 
 def _blocks(
-    stored: Predictions, dataset: Dataset, barred: SparseMatrix | None, depth: int, progress: bool
+    stored: Rankings, dataset: Dataset, barred: SparseMatrix | None, depth: int, progress: bool
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Predicted labels, and indptr and indices of the true ones, of consecutive rows, without barred pairs.
 
@@ -184,7 +186,7 @@ def _blocks(
 
 
 def _refuse_if_short(
-    stored: Predictions, labels: NDArray[Any], left: NDArray[Any], depth: int, n_labels: int, start: int
+    stored: Rankings, labels: NDArray[Any], left: NDArray[Any], depth: int, n_labels: int, start: int
 ) -> None:
     """Raise InputError for rows that would have had `depth` labels left, had more been predicted."""
     if depth > stored.k or stored.k >= n_labels:

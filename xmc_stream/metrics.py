@@ -110,12 +110,12 @@ class RankingSums:
 class RankingMetrics:
     """P@k, nDCG@k, R@k and, with inverse propensities, PSP@k and PSnDCG@k over a stream of rows, in percent.
 
-    With h_r = 1 where the label of rank r is a true one, y a row's set of true labels, m = min(k, |y|):
+    With h_r = 1 where the label of rank r is a true one, y a row's set of true labels, I = sum_{r<=min(k,|y|)} 1 / log2(r+1):
       P@k    = mean over rows of (1/k) sum_{r<=k} h_r
-      nDCG@k = mean over rows of [sum_{r<=k} h_r / log2(r+1)] / [sum_{r<=m} 1 / log2(r+1)]
+      nDCG@k = mean over rows of (1/I) sum_{r<=k} h_r / log2(r+1)
       R@k    = mean over rows of [sum_{r<=k} h_r] / max(|y|, 1)
-      PSP@k  = [sum over rows of (1/k) sum_{r<=k} h_r / p_r] / [the same for the row's best possible ranking]
-      PSnDCG@k = [sum over rows of sum_{r<=m} h_r / (p_r log2(r+1))] / [the same for the row's best possible ranking]
+      PSP@k  = [sum over rows of (1/k) sum_{r<=k} h_r / p_r] / [the same for the rows' best possible rankings]
+      PSnDCG@k = [sum over rows of (1/I) sum_{r<=k} h_r / (p_r log2(r+1))] / [the same for the rows' best possible rankings]
     Every row counts; one without true labels adds 0. The best possible ranking is the true labels by falling 1/p.
 
     ks: the k wanted, each at least 1, none twice. inverse_propensity: float [n_labels], 1/p, each in [1, 65536].
@@ -160,9 +160,8 @@ class RankingMetrics:
             gains = np.where(hits, self._inverse[top], 0.0)  # a padding label picks the last entry, never used
             best = _best_gains(self._inverse[indices], indptr, rank_exists)
             terms["PSP"], terms["best PSP"] = self._up_to_ks(gains), self._up_to_ks(best)
-            # a hit below rank |y| earns nothing here: the ideal has no term to set against it
-            terms["PSnDCG"] = self._up_to_ks(np.where(rank_exists, gains, 0.0) * self._discounts)
-            terms["best PSnDCG"] = self._up_to_ks(best * self._discounts)
+            terms["PSnDCG"] = self._up_to_ks(gains * self._discounts) / ideal
+            terms["best PSnDCG"] = self._up_to_ks(best * self._discounts) / ideal
         units = {name: _exact_sums(term) for name, term in terms.items()}
         self.sums = self.sums.merge(RankingSums(self.ks, self.sums.propensity, len(top), units))
 

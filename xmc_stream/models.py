@@ -67,6 +67,9 @@ class Model(StoredModel):
             f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{rank}, {a['nnz']} weights)"
         )
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.path.absolute(),)
+
     def bias(self) -> NDArray[np.float32]:
         """The bias of every class (K,); a low-rank model has none."""
         if self.rank:
@@ -109,6 +112,10 @@ class Model(StoredModel):
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
             path = Path(folder)
             execution = execution or Execution()
+            if isinstance(data, str | Path):
+                raise InputError(
+                    f"got {str(data)[:40]!r}: give texts as a list, also a single one, and a dataset by open_dataset(path)"
+                )
             if isinstance(data, Dataset):
                 dataset = data
             elif isinstance(data, Sequence) and all(isinstance(text, str) for text in data):
@@ -163,13 +170,14 @@ def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, executio
 def samples(data: Path, model: Model, folder: Path, execution: Execution) -> Iterator[Dataset]:
     """The dataset at `data`; anything else is converted for the model, somewhere in `folder`, while the block lasts.
 
-    Labels in it are not read. Raises InputError naming file and line.
+    Labels need not be there, and any that are count for nothing. Raises InputError naming file and line.
     """
-    if data.is_dir():
+    from xmc_stream.convert import convert
+    from xmc_stream.convert.formats import formats
+
+    if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
         yield open_dataset(data)
         return
-    from xmc_stream.convert import convert
-    from xmc_stream.convert.vectorizer import TextOptions
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
@@ -177,7 +185,7 @@ def samples(data: Path, model: Model, folder: Path, execution: Execution) -> Ite
             data,
             Path(scratch) / f"{data.name}.xmc",
             like=model.path,
-            text=TextOptions(label_field=""),
+            unlabelled=True,
             memory_limit=execution.memory_limit,
             threads=execution.threads,
             scheduler=execution.scheduler,

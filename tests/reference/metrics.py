@@ -43,11 +43,11 @@ def ranking_figures(
         for ranking, y in rows:
             gains = [inverse[label] if label in y else 0.0 for label in ranking[:k]]
             best = sorted((inverse[label] for label in y), reverse=True)[:k]
-            terms = min(k, len(y))
+            ideal = dcg([1] * min(k, len(y))) if y else 1.0
             psp.append(sum(gains) / k)
             best_psp.append(sum(best) / k)
-            psndcg.append(dcg(gains[:terms]))
-            best_psndcg.append(dcg(best[:terms]))
+            psndcg.append(dcg(gains) / ideal)
+            best_psndcg.append(dcg(best) / ideal)
         figures[f"PSP@{k}"] = 100 * math.fsum(psp) / math.fsum(best_psp) if any(true) else 0.0
         figures[f"PSnDCG@{k}"] = 100 * math.fsum(psndcg) / math.fsum(best_psndcg) if any(true) else 0.0
     return figures

@@ -217,7 +217,8 @@ def _summary_lines(path: Path, figures: dict[str, Any]) -> list[str]:
         ("on disk", f"{format_size(f.pop('bytes_on_disk'))}: {parts}"),
     ]
     skipped = f.pop("skipped_rows", None)
-    lines += [(name, plain(value)) for name, value in f.items() if name not in ("kind", "format", "metadata_sha256")]
+    hidden = ("kind", "format", "metadata_sha256", "conversion")
+    lines += [(name, plain(value)) for name, value in f.items() if name not in hidden]
     if skipped:
         lines += [("skipped", ":".join(map(str, row[:2])) + f": {row[2]}") for row in skipped[:10]]
         lines += [("", f"and {len(skipped) - 10:,} more, in --json")] if len(skipped) > 10 else []

@@ -192,8 +192,8 @@ def predict(
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
 
-    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text), whose labels are
-    not read. OUT.jsonl has the names of labels where the model knows them.
+    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text); it needs no labels,
+    and any that it has count for nothing. OUT.jsonl has the names of labels where the model knows them.
     """
     from xmc_stream.models import Execution, load_model, samples
     from xmc_stream.models import predict as predict_to
@@ -230,6 +230,8 @@ def evaluate(
     debug: bool,
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.
+
+    PREDICTIONS is what predict wrote: a zarr group, a .npz or a .txt file; .jsonl is for people to read.
 
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
     macro_F1_present over those that occur in DATA, in per cent.

@@ -7,9 +7,11 @@ here, nor is anything that depends on how a dataset lies on disk.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _NORMALIZE = ("none", "l2")
 _VERSION = 1  # of the work folder of a conversion
+MARK = "conversion"  # the attribute of a dataset that tells which conversion it came of
 
 
 def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
@@ -38,8 +41,8 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     progress: bars on a terminal. threads, scheduler: as for training. columns: X by columns too. format: its name.
     observed: a file of lines `row label`, from zero, the pairs whose labels are known (`Dataset.with_observed`).
     Further ones are those of `Options`, how the input is read.
-    The same call goes on where a killed one was. Raises InputError naming file and line, MemoryLimitError, or StoreError
-    where `target` cannot be written.
+    The same call goes on where a killed one was, and has nothing to do where that came to its end. Raises InputError naming
+    file and line, MemoryLimitError, or StoreError where `target` cannot be written.
     """
     return convert_report(source, target, **options)[0]
 
@@ -80,13 +83,16 @@ def convert_report(
             "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
             "normalize": normalize, "columns": columns,
             "like": None if train is None else [str(asdict(train)), file_identity(train.path / "zarr.json")],
+            "observed": None if observed is None else file_identity(Path(observed)),
         }  # fmt: skip
-        done = _published(target, identity)
+        done = _published(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
             with running(opened, limit, threads, scheduler, progress) as (engine, plan):
                 limit.check(plan.needs, "convert", plan.budget)
-                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, progress)
+                # of what is read once, nothing tells whether it was the same
+                mark = {} if opened.alone else {MARK: _digest(identity)}
+                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, progress, mark)
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()
@@ -181,7 +187,7 @@ def _paths(given: Any, what: str) -> tuple[Path, ...]:
 
 def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """What a conversion said that was killed when its dataset had its name already; its work folder is removed."""
-    from xmc_stream.convert.run import WHOLE, work_folder
+    from xmc_stream.convert.run import WHOLE, remove_work, work_folder
     from xmc_stream.engine.ledger import Ledger
     from xmc_stream.errors import ResumeError
 
@@ -192,11 +198,33 @@ def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
         with Ledger(work / "ledger", identity) as ledger:
             whole = ledger.get(WHOLE)
             if whole is not None:
-                shutil.rmtree(work)
+                remove_work(ledger)
                 return {**whole, "resumed": True}
     except ResumeError:
         pass
     return None
+
+
+def _finished(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """What is said of a dataset that came of the same conversion; what a kill left of its work folder is removed."""
+    from xmc_stream.convert.run import work_folder
+    from xmc_stream.errors import StoreError
+    from xmc_stream.store.dataset import Dataset
+
+    try:
+        attributes = Dataset(target).attributes
+    except StoreError:
+        return None
+    if attributes.get(MARK) != _digest(identity):
+        return None
+    with suppress(OSError):
+        work_folder(target).rmdir()  # empty, if it is there
+    said = f"{attributes['source_format']}, converted before from the same input"
+    return {"said": said, "resumed": True, "bytes_read": 0}
+
+
+def _digest(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 __all__ = ["convert", "convert_report"]

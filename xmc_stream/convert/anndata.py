@@ -41,14 +41,14 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     """Features of AnnData files; labels of the same, or of other files of matrices. Raises InputError."""
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
-    if options.labels:
+    if options.labels or options.unlabelled:
         from xmc_stream.convert.labels import label_sides
 
         if options.label_key:
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
             )
-        y, place = label_sides(paths, options), ""
+        y, place = label_sides(x, paths, options), ""
     else:
         keys = [_label_element(path, options.label_key) for path in paths]
         y = [_labels(path, key, like, options.drop_unseen) for path, key in zip(paths, keys, strict=True)]

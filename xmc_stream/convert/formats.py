@@ -46,12 +46,11 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
 
 def _refuse_idle(path: Path, format: str, options: Options) -> None:
     """Raise InputError for an option that has nothing to do with the format: it may be a mistake of either."""
-    from xmc_stream.convert.vectorizer import TextOptions
-
+    if options.unlabelled and options.labels:
+        raise InputError(f"{path}: labels are named, and are to be left out: leave one of them out yourself")
     if format != "anndata" and (options.layer is not None or options.label_key is not None):
         raise InputError(f"{path} is {format}: --layer and --label-key are of AnnData, leave them out")
-    of_text = options.text not in (None, TextOptions(label_field=""))  # the latter is what predict says of any input
-    if format not in ("jsonl", "parquet") and of_text:
+    if format not in ("jsonl", "parquet") and options.text is not None:
         raise InputError(f"{path} is {format}: options of raw text go with jsonl and parquet, leave them out")
 
 

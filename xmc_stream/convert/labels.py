@@ -1,4 +1,4 @@
-"""Files of labels that stand beside features of another kind, known by their content."""
+"""Files of labels that stand beside features of another kind, known by their content; and rows without labels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from xmc_stream.convert import npz, numpy_arrays
 from xmc_stream.convert.compression import compression_of
@@ -20,8 +22,10 @@ from xmc_stream.errors import InputError
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
 
 
-def label_sides(paths: Sequence[Path], options: Options) -> list[Side]:
-    """Y of each of the files of features. Raises InputError where they lack, or are of no kind known."""
+def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options) -> list[Side]:
+    """Y of each of the files of features, X. Raises InputError where they lack, or are of no kind known."""
+    if options.unlabelled:
+        return [NoLabels(side.name, side.kind, side.n_rows) for side in x]
     if not options.labels:
         raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (labels=, --labels)")
     if len(options.labels) != len(paths):
@@ -66,6 +70,33 @@ def _text(path: Path, options: Options) -> Side:
     lines = LinesPart(lines.text, buffers, lines.sides, lines.bounds, None, lines.dialect)
     entries = None if file.most is None else file.most // 4 + 1  # "0:1 "
     return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.held, lines)
+
+
+@dataclass(frozen=True)
+class NoLabels:
+    """Y of rows without labels, and its reader. name, kind: of their X."""
+
+    name: str
+    kind: str
+    n_rows: int
+    n_columns: int = 0
+    entries: int = 0
+    load_bytes: int = 0
+    files: Sequence[Path] = ()
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(0, self.n_rows)]
+
+    def reader(self) -> Reader:
+        return self
+
+    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+        """Rows [start, stop), each with nothing."""
+        for row in range(start, stop, size.block):
+            yield np.zeros(min(size.block, stop - row) + 1, np.int64), np.empty(0, np.int32), None
 
 
 @dataclass(frozen=True)

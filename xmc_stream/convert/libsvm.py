@@ -87,6 +87,7 @@ class LibsvmText:
         self.n_features = _size("features", options.n_features, like.n_features if like else None)
         self.n_labels = _size("labels-count", options.n_labels, like.n_labels if like else None)
         self._like = like
+        self._unlabelled = options.unlabelled
         self._files = files = [_Input.of(path) for path in paths]
         self._dialect = Dialect(
             libsvm=True,
@@ -113,7 +114,7 @@ class LibsvmText:
 
     def _part(self, text: TextRange) -> LinesPart:
         bounds = tuple(UNKNOWN if size is None else size for size in (self.n_features, self.n_labels))
-        return LinesPart(text, self._buffers, ("X", "Y"), bounds, self._like, self._dialect)
+        return LinesPart(text, self._buffers, ("X", "Y"), bounds, self._like, self._dialect, self._unlabelled)
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""

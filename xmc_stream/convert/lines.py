@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from xmc_stream.convert.parser import LISTED, XMLREPO, Dialect, Parser
+import numpy as np
+
+from xmc_stream.convert.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
 from xmc_stream.convert.sides import positives
 from xmc_stream.convert.source import Like, Rows
 from xmc_stream.convert.text import Buffers, TextRange
@@ -17,7 +19,7 @@ class LinesPart:
     """Lines of X and Y together, or of one of them.
 
     sides: ("X", "Y"), ("X",), or ("Y",) where lines are `l:v l:v ...` and a label of the value zero is none. bounds: of
-    the ids of both sides, or of the one.
+    the ids of both sides, or of the one. unlabelled: labels in the lines are passed over, whatever their ids.
     """
 
     text: TextRange
@@ -26,12 +28,16 @@ class LinesPart:
     bounds: tuple[int, ...]
     like: Like | None
     dialect: Dialect = XMLREPO
+    unlabelled: bool = False
 
     def parser(self, name: str, first_line: Any = 1) -> Parser:
         """What reads the lines."""
         noun = "label" if self.sides == ("Y",) else "feature"
         n_labels = self.bounds[1] if len(self.bounds) == 2 else None
-        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun, self.dialect)
+        dialect = self.dialect
+        if self.unlabelled:
+            n_labels, dialect = UNKNOWN, replace(dialect, y_base=0)
+        return Parser(name, self.bounds[0], n_labels, self.like, first_line, noun, dialect)
 
     def blocks(self, notes: dict[str, Any]) -> Iterator[tuple[Rows, ...]]:
         """The rows; notes: bytes_read, and those of the parser. Raises InputError with file and line, MemoryLimitError."""
@@ -41,7 +47,9 @@ class LinesPart:
             for piece in file.pieces():
                 for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(piece):
                     notes["bytes_read"] = file.bytes_read
-                    if len(self.sides) == 2:
+                    if self.unlabelled:
+                        yield (x_indptr, x_indices, x_data), (np.zeros_like(x_indptr), y_indices[:0], None)
+                    elif len(self.sides) == 2:
                         yield (x_indptr, x_indices, x_data), (y_indptr, y_indices, None)
                     elif self.sides == ("X",):
                         yield ((x_indptr, x_indices, x_data),)
@@ -49,6 +57,8 @@ class LinesPart:
                         yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
                 file.lines = parser.lines
             notes |= parser.notes()
+            if self.unlabelled:
+                notes["y_ids"] = None
 
 
 def counted(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     """Features in .npz files and labels in any files of matrices. Raises InputError."""
     from xmc_stream.convert.labels import label_sides
 
-    return Matrices([open_side(path) for path in paths], label_sides(paths, options), options, like)
+    x = [open_side(path) for path in paths]
+    return Matrices(x, label_sides(x, paths, options), options, like)
 
 
 @dataclass(frozen=True)

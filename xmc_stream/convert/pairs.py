@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.parser import shown
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _LINE = re.compile(rb"[ \t]*(\d{1,18})[ \t]+(\d{1,18})[ \t]*\r?\n?")
 _LONGEST_LINE = 1000
-_SHOWN = 40  # characters of a line in a message
 _PAIR_BYTES = 20  # of an array that grows, and its copy; later a mark and a copy without what comes twice
 _STEP = 1 << 16  # pairs read between two looks at the limit; rows written at a time
 
@@ -62,13 +62,13 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
     """row * n_labels + label of each line."""
     budget = limit.budget()
     keys = array("q")
-    for number, line in _lines(source):
+    for number, line in numbered_lines(source, _LONGEST_LINE):
         if not line.strip():
             continue
         match = _LINE.fullmatch(line) if len(line) < _LONGEST_LINE else None
         if match is None:
-            shown = line[:_SHOWN].rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-            raise InputError(f"{source}:{number}: {shown!r} is not a pair 'row label' of numbers from zero: correct it")
+            said = shown(line.rstrip(b"\r\n"))
+            raise InputError(f"{source}:{number}: {said} is not a pair 'row label' of numbers from zero: correct it")
         row, label = int(match[1]), int(match[2])
         if row >= n_samples or label >= n_labels:
             kind, value, bound = ("row", row, n_samples) if row >= n_samples else ("label", label, n_labels)
@@ -82,13 +82,13 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
     return np.frombuffer(keys, np.int64)
 
 
-def _lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line, longer ones in pieces that are no pairs."""
+def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
+    """Number and bytes of each line of a text, plain or gzip; longer ones in pieces. Raises InputError naming the line."""
     number = 1
     with _opened(source) as text:
         while True:
             try:
-                line = text.readline(_LONGEST_LINE)
+                line = text.readline(longest)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 what = "end early" if isinstance(error, EOFError) else "are damaged"
                 raise InputError(f"{source}:{number}: the gzip data {what} here: fetch the file again") from None

@@ -170,6 +170,8 @@ class TextSource:
             )
         given = options.text or TextOptions()
         text = like_options(stored_options(like.path, like.name), given, like.name) if like else given
+        if options.unlabelled:
+            text = replace(text, label_field="")
         self.text, self._chosen = _resolved(text, first, str(paths[0]), like is not None)
         self._name, self._paths, self._records = name, paths, records
         self._options, self._like = options, like

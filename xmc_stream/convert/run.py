@@ -32,11 +32,12 @@ class ConversionRun:
     """The jobs of a conversion into `work`, which holds the finished dataset as `store` at the end.
 
     normalize: None to take what the source or `like` has; columns: whether X is written by columns too; budget, threads:
-    bytes and jobs at a time that the plan has.
+    bytes and jobs at a time that the plan has; mark: an attribute for the dataset.
     """
 
     def __init__(
-        self, source: Source, work: Path, like: Like | None, normalize: str | None, columns: bool, budget: int, threads: int
+        self, source: Source, work: Path, like: Like | None, normalize: str | None, columns: bool, budget: int,
+        threads: int, mark: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._source = source
         self._work = work
@@ -46,6 +47,7 @@ class ConversionRun:
         self._columns = columns
         self._budget = budget
         self._threads = threads
+        self._mark = mark
         self.part_jobs = [PartJob(i, part, str(work / "pieces")) for i, part in enumerate(source.parts())]
 
     def loop(self) -> Loop:
@@ -99,7 +101,7 @@ class ConversionRun:
             if folder.exists():  # else a run that was killed has moved it
                 (self.store / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(folder, self.store / name)
-        attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize}
+        attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize, **self._mark}
         if self._like:
             attributes["like"] = Path(self._like.name).name
         assembly.finish(self.store, {**sizes, **attributes})
@@ -163,7 +165,7 @@ def running(
 
 def run_conversion(
     source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
-    plan: ConversionPlan, engine: Engine | None, progress: bool,
+    plan: ConversionPlan, engine: Engine | None, progress: bool, mark: Mapping[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
     work = work_folder(target)
@@ -173,7 +175,7 @@ def run_conversion(
             if not ledger.resumed:
                 _clear(work, ledger.path)
             try:
-                run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads)
+                run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
                 if engine is None or source.alone:
                     _read_here(run.part_jobs, ledger, source.bytes_in, progress)
                 result = run_here(run.loop(), ledger) if engine is None else engine.run(run.loop(), ledger)
@@ -185,7 +187,7 @@ def run_conversion(
                 result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
             ledger.add(WHOLE, result)
             publish(run.store, target)
-            shutil.rmtree(work)
+            remove_work(ledger)
             return {**result, "resumed": ledger.resumed}
     except (OSError, JobError) as failure:
         cause = failure.__cause__ if isinstance(failure, JobError) else failure
@@ -222,6 +224,12 @@ def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int, progress: bo
                 ledger.add(job.key, receipt)
             behind += receipt["bytes_read"]
             bar.update(behind - bar.n)
+
+
+def remove_work(ledger: Ledger) -> None:
+    """Remove a conversion's work folder, its ledger last: as long as anything is left, that says what it was."""
+    _clear(ledger.path.parent, ledger.path)
+    shutil.rmtree(ledger.path.parent)
 
 
 def _clear(work: Path, ledger: Path) -> None:

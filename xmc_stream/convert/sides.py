@@ -320,7 +320,7 @@ class Matrices:
         kinds = list(dict.fromkeys(side.kind for side in x)), list(dict.fromkeys(side.kind for side in y))
         self.attributes: dict[str, Any] = {
             "source": _names(x),
-            "source_labels": _names(y),
+            **({} if options.unlabelled else {"source_labels": _names(y)}),
             "source_format": ", ".join(kinds[0]),
         }
         if kinds[0] != kinds[1]:

@@ -50,7 +50,8 @@ class Options:
     that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
     labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
     say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
-    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features.
+    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features; unlabelled: the rows get no
+    labels, there need be none, and any that stand in the source itself are passed over.
     """
 
     labels: tuple[Path, ...] = ()
@@ -63,6 +64,7 @@ class Options:
     layer: str | None = None
     label_key: str | None = None
     text: TextOptions | None = None
+    unlabelled: bool = False
 
 
 class Part(Protocol):

@@ -57,6 +57,10 @@ class TextOptions:
         except re.error as error:
             raise InputError(f"token_pattern {self.token_pattern!r} is not a regular expression: {error}") from None
         for fits, message in (
+            (
+                not isinstance(self.text_fields, str),
+                f"text_fields must be a tuple of names, got the string {self.text_fields!r}: write ({self.text_fields!r},)",
+            ),
             (self.analyzer in _ANALYZERS, f"analyzer must be one of {', '.join(_ANALYZERS)}, got {self.analyzer!r}"),
             (1 <= low <= high, f"ngrams must be two sizes as 1,2, the smaller first, got {low},{high}"),
             (self.stop_words in (None, "english"), f"stop_words must be english or none, got {self.stop_words!r}"),

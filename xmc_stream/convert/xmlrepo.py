@@ -19,6 +19,7 @@ import numpy as np
 from xmc_stream.convert.compression import SUFFIXES
 from xmc_stream.convert.lines import LinesPart, counted
 from xmc_stream.convert.parser import Dialect, bom_length, shown
+from xmc_stream.convert.sides import Rules, SidePart, Size
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
 from xmc_stream.convert.text import Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.errors import InputError
@@ -58,7 +59,7 @@ class XMLRepoText:
     """One set in one or several texts, whose headers are read.
 
     options.labels: the files of the labels where `paths` hold features alone; by default `NAME_X_Y.txt` beside
-    `NAME_X_Xf.txt`, compressed or not. like: where D and K come from instead of the headers.
+    `NAME_X_Xf.txt`, compressed or not; options.unlabelled: none. like: where D and K come from instead of the headers.
     Raises InputError where a file or its header cannot be read, files contradict each other, or labels are given or lack
     against the header.
     """
@@ -74,6 +75,7 @@ class XMLRepoText:
                     "same D and K"
                 )
         self._sides = {"X": inputs, "Y": []} if apart else {"XY": inputs}
+        self._unlabelled = options.unlabelled
         self.n_features: int | None = first.n_columns
         self.n_labels: int | None = first.n_more
         self.attributes: dict[str, Any] = {"source": [path.name for path in paths] if len(paths) > 1 else paths[0].name}
@@ -82,11 +84,14 @@ class XMLRepoText:
                 raise InputError(
                     f"{first.name} holds features alone: bad rows cannot be left out, they have labels elsewhere"
                 )
-            self._add_labels(paths, options)
+            if not options.unlabelled:
+                self._add_labels(paths, options)
         elif options.labels:
             raise InputError(f"{first.name} holds its labels itself, by its header of three numbers: leave out labels")
         if like:
             self.n_features, self.n_labels = like.n_features, like.n_labels
+        elif apart and options.unlabelled:
+            self.n_labels = options.n_labels
         self._like = like
         bases = (like.base, like.label_base) if like and options.base is None else (options.base or 0,) * 2
         self._dialect = Dialect(
@@ -128,7 +133,8 @@ class XMLRepoText:
 
     def _part(self, side: str, text: TextRange) -> LinesPart:
         sizes = {"X": self.n_features or 0, "Y": self.n_labels or 0}
-        return LinesPart(text, self._buffers, tuple(side), tuple(sizes[s] for s in side), self._like, self._dialect)
+        bounds, unlabelled = tuple(sizes[s] for s in side), self._unlabelled and side == "XY"
+        return LinesPart(text, self._buffers, tuple(side), bounds, self._like, self._dialect, unlabelled)
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""
@@ -148,13 +154,20 @@ class XMLRepoText:
         return taken
 
     def parts(self) -> list[Part]:
-        """Byte ranges of plain files; a compressed one and a pipe are one part."""
-        return [
+        """Byte ranges of plain files; a compressed one and a pipe are one part. Rows without labels are one, the last."""
+        parts: list[Part] = [
             self._part(side, text)
             for side, files in self._sides.items()
             for file in files
             for text in ranges(file.path, file.first, file.size)
         ]
+        if not self._sides.get("Y", True):
+            from xmc_stream.convert.labels import NoLabels
+
+            name, n_rows = self._sides["X"][0].name, self.n_samples or 0
+            nothing = NoLabels(name, NAME, n_rows)
+            parts.append(SidePart(nothing, Rules("Y", name, 0, self.n_labels), 0, n_rows, Size(), 0))
+        return parts
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """The sizes of the headers, which must agree with what was read."""
@@ -175,6 +188,7 @@ class XMLRepoText:
                     )
                 for one in side:
                     pieces[one] += [part.pieces[one] for part in read]
+        pieces["Y"] += [part.pieces["Y"] for part in behind]  # of rows without labels
         n_features, n_labels = self.n_features or 0, self.n_labels or 0
         base, label_base = self._dialect.x_base or 0, self._dialect.y_base or 0
         bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
 from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
 from xmc_stream.stop import StoppedError, wanted_while
 
+_CLIENT_LOG = logging.getLogger("distributed.client")
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
 _under_way: Counter[str] = Counter()  # jobs of each run on threads of this process
@@ -166,12 +168,14 @@ class Engine:
         self._progress = progress
         self._name = f"{events or ''}#{uuid.uuid4().hex}"
         self._running: dict[Any, Job] = {}
+        self._goes_on = False
         self._release: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Engine:
         wait_for_interrupted()
         self._cluster = None
         self._owned = not isinstance(self._scheduler, distributed.Client)
+        self._log_level = _CLIENT_LOG.level
         if self._scheduler is None:
             # its own memory monitor counts mapped pages twice over, and its dashboard would load half of the web; a
             # process that was stopped for minutes (a laptop that slept) would give its own worker up for dead
@@ -199,12 +203,15 @@ class Engine:
                 raise InputError(f"no dask scheduler answers at {self._scheduler} ({error}): start one there") from None
         else:
             self._client = self._scheduler
+        if self._owned:
+            _CLIENT_LOG.setLevel(logging.CRITICAL)  # it tells at length of a scheduler that is gone, and we in a line
+        self._address = self._client.scheduler.address
         if self._scheduler is not None:
-            workers = self._client.nthreads()
-            if not workers:
-                raise InputError("the dask scheduler has no workers: start some, then run this again")
-            self.threads, self.processes = max(workers.values()), len(workers)
-            self._wait_for_workers()
+            try:
+                self._meet_workers()
+            except BaseException:
+                self._close()
+                raise
         self._events = EventLog(self._events_path, self.limit.limit)
         self._guard = Guard(self.limit, watch=self._events.sample)
         self._guard.__enter__()
@@ -227,6 +234,7 @@ class Engine:
     def _close(self) -> None:
         if self._owned:
             self._client.close()
+            _CLIENT_LOG.setLevel(self._log_level)
         if self._cluster is not None:
             self._cluster.close()
 
@@ -240,11 +248,30 @@ class Engine:
         """Jobs of this run that are under way on threads of this process."""
         return _jobs_under_way(self._name) if self._cluster is not None else 0
 
-    def _wait_for_workers(self) -> None:
-        """Wait for jobs that a session of this run which is gone left on a cluster: they write what its next ones do."""
+    def _meet_workers(self) -> None:
+        """Count workers; wait for jobs that a session of this run which is gone left there: they write what ours do."""
         run = self._name.partition("#")[0]
-        while run and any(self._client.run(_jobs_under_way, run).values()):
-            time.sleep(0.2)
+        with self._asking():
+            workers = self._client.nthreads()
+            if not workers:
+                raise InputError("the dask scheduler has no workers: start some, then run this again")
+            self.threads, self.processes = max(workers.values()), len(workers)
+            while run and any(self._client.run(_jobs_under_way, run).values()):
+                time.sleep(0.2)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Whatever is raised in the block because the scheduler is gone becomes a JobError that says so."""
+        try:
+            yield
+        except Exception as error:
+            connected = self._client.status == "running"  # it connects again by itself, but all its jobs are lost
+            if connected and getattr(error, "reason", "") != "scheduler-connection-lost":
+                raise
+            advice = "start it again, with workers, and give the same command" + (
+                ", it goes on" if self._goes_on else ""
+            )
+            raise JobError(f"the dask scheduler at {self._address} is gone: {advice}") from None
 
     @property
     def in_process(self) -> bool:
@@ -258,10 +285,9 @@ class Engine:
         """
         if self.in_process:
             return _done(_run(job)).usage.resident
-        sizes = []
-        for worker in self._client.nthreads():
-            sizes.append(self._result(job, self._submit(job, workers=[worker])).usage.resident)
-        return max(sizes)
+        with self._asking():
+            workers = self._client.nthreads()
+        return max(self._result(job, self._submit(job, workers=[worker])).usage.resident for worker in workers)
 
     def note_again(self, key: str) -> None:
         """Put into the log that a finished job is done again."""
@@ -274,11 +300,13 @@ class Engine:
         return self._result(job, self._submit(job)).receipt
 
     def _submit(self, job: Job, **where: Any) -> Any:
-        return self._client.submit(_run_on_worker, job, self._name, pure=False, **where)
+        with self._asking():
+            return self._client.submit(_run_on_worker, job, self._name, pure=False, **where)
 
     def run(self, loop: Any, book: Book) -> Receipt:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
         receipts: list[Receipt] | None = None
+        self._goes_on = isinstance(book, Ledger)
         while True:
             try:
                 phase: Phase = loop.send(receipts)
@@ -342,7 +370,8 @@ class Engine:
         Waits so long for those of this process; with those that are in a kernel still the lock of the run stays.
         """
         _ended.add(self._name)
-        self._client.cancel(list(self._running))
+        if self._client.status == "running":
+            self._client.cancel(list(self._running))
         self._running.clear()
         end = time.monotonic() + seconds
         while self._jobs_here() and time.monotonic() < end:
@@ -350,10 +379,12 @@ class Engine:
         if self._jobs_here() and isinstance(book, Ledger):
             self._release = book.hold()
 
-    @staticmethod
-    def _result(job: Job, future: Any) -> Done:
+    def _result(self, job: Job, future: Any) -> Done:
         try:
-            outcome: Done | Failed = future.result()
+            with self._asking():
+                outcome: Done | Failed = future.result()
+        except XmcStreamError:
+            raise
         except OSError as error:
             advice = "make room there" if error.errno in NO_ROOM else "mend that"
             raise JobError(f"job {job.key}: {error}: {advice} and give the same command again") from error

@@ -1,0 +1,162 @@
+"""A dask scheduler that is killed under a command: one line says so, and the same command goes on with the next one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import load_tool
+from test_faults import start, wait_until
+
+import xmc_stream as xs
+from xmc_stream.engine.events import read_events
+
+SETTINGS = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
+
+
+@contextmanager
+def cluster(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A scheduler's process and its address, with a worker in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "scheduler.json"
+    file.unlink(missing_ok=True)
+    common = ["--scheduler-file", file, "--no-dashboard"]
+    with (
+        (folder / "log").open("ab") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), *common],
+            stdout=log, stderr=log, cwd=folder,
+        ) as scheduler,
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit",
+                "0", "--death-timeout", "60", *common,
+            ],
+            stdout=log, stderr=log, cwd=folder,
+        ) as worker,
+    ):  # fmt: skip
+        try:
+            wait_until(worker, lambda: b"Registered to" in (folder / "log").read_bytes())
+            yield scheduler, json.loads(file.read_text())["address"]
+        finally:
+            worker.kill()
+            scheduler.kill()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set whose classes take a while each."""
+    path = tmp_path_factory.mktemp("scheduler") / "d.xmc"
+    load_tool("make_synthetic").make_synthetic(
+        path, n_samples=4000, n_features=800, n_labels=1100, features_per_sample=30, seed=3
+    )
+    return path
+
+
+def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) -> None:
+    settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    events = tmp_path / "m.partial" / "events.jsonl"
+    with cluster(tmp_path / "first") as (scheduler, address):
+        command = ("train", data, tmp_path / "m", "--memory-limit", "1GB", "--scheduler", address, *settings)
+        with start(*command) as run:
+            wait_until(run, lambda: any(event["phase"] == "round 1: solve" for event in read_events(events)))
+            scheduler.kill()
+            assert run.wait(60) == 1
+            assert run.stderr is not None
+            plan, said = run.stderr.read().splitlines()
+            assert plan.startswith("plan:")
+    again = "start it again, with workers, and give the same command, it goes on"
+    assert said == f"xmc-stream: the dask scheduler at {address} is gone: {again}"
+    done = [event for event in read_events(events) if event["event"] == "job"]
+    with cluster(tmp_path / "second", int(address.rpartition(":")[2])) as (_, second), start(*command) as run:
+        assert second == address
+        assert run.wait(300) == 0
+        assert run.stdout is not None
+        assert "(resumed)" in run.stdout.read()
+    keys = [event["job"] for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "job"]
+    assert len(done) < len(keys)
+    solved = [key for key in keys if key.startswith("solve/")]
+    assert len(solved) == len(set(solved))
+    here = xs.PPDSparse(memory_limit="1GB", **SETTINGS).fit(data, model=tmp_path / "here")
+    assert xs.load_model(tmp_path / "m").digest() == here.model_.digest()
+
+
+ENGINE = """
+import os, signal, sys, time
+from pathlib import Path
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.runner import Engine
+from xmc_stream.errors import XmcStreamError
+from xmc_stream.jobs.job import Notes, Phase
+from xmc_stream.memory import MemoryLimit
+
+class Job:
+    def __init__(self, key, end=0):
+        self.key, self.end = key, end
+    def run(self):
+        if self.end:
+            os.kill(*self.end)
+            time.sleep(1)
+        return {}
+
+def loop():
+    yield Phase("first", [Job("first")])
+    if when == "in between":
+        os.kill(*end)
+    yield Phase("second", [Job("second", end if when == "in a job" else 0), Job("third")])
+    return {}
+
+address, folder, when, book, pid, number = sys.argv[1:]
+end = int(pid), int(number)
+try:
+    with Engine(MemoryLimit.of("1GB"), 1, address) as engine:
+        if when == "at the beginning":
+            os.kill(*end)
+            time.sleep(0.5)
+        engine.warm(Job("warm"))
+        if book == "ledger":
+            with Ledger(Path(folder) / "ledger", {}) as ledger:
+                engine.run(loop(), ledger)
+        else:
+            engine.run(loop(), Notes())
+    print("nothing happened")
+except XmcStreamError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "book", "number"),
+    [
+        ("in a job", "ledger", signal.SIGKILL), ("in a job", "notes", signal.SIGTERM),
+        ("in between", "ledger", signal.SIGKILL), ("at the beginning", "notes", signal.SIGKILL),
+    ],
+)  # fmt: skip
+def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number: signal.Signals) -> None:
+    with cluster(tmp_path / "cluster") as (scheduler, address):
+        arguments = [address, tmp_path, when, book, str(scheduler.pid), str(int(number))]
+        done = subprocess.run([sys.executable, "-c", ENGINE, *arguments], capture_output=True, text=True, timeout=120)
+    goes_on = ", it goes on" if book == "ledger" else ""
+    advice = f"start it again, with workers, and give the same command{goes_on}"
+    assert done.stdout == f"JobError the dask scheduler at {address} is gone: {advice}\n", done.stderr
+    assert done.stderr == ""
+
+
+def test_predictions_that_were_begun_are_gone(data: Path, tmp_path: Path) -> None:
+    xs.PPDSparse(memory_limit="1GB", max_rounds=1).fit(data, model=tmp_path / "m")
+    command = ("predict", tmp_path / "m", data, tmp_path / "p.npz", "-k", 1000)
+    with cluster(tmp_path / "cluster") as (scheduler, address), start(*command, "--scheduler", address) as run:
+        wait_until(run, (tmp_path / "p.npz.store.partial").exists)
+        scheduler.kill()
+        assert run.wait(60) == 1
+        assert run.stderr is not None
+        said = run.stderr.read()
+    advice = "start it again, with workers, and give the same command"
+    assert said == f"xmc-stream: the dask scheduler at {address} is gone: {advice}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster", "m"]
