@@ -121,7 +121,8 @@ class UnitSearch:
         labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
         top_k(
             x.indptr, x.indices, x.values, self.first, self.n, self.tile.start, self.tile.slots, self.tile.weights,
-            self.tile.bias, NOT_CALIBRATED, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
+            self.tile.bias, NOT_CALIBRATED, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64),
+            np.empty(0, np.int32),
         )  # fmt: skip
 
 

@@ -62,8 +62,8 @@ def counted(
     tiles = [(a, b, tile_of(W[:, a:b], bias[a:b])) for a, b in itertools.pairwise(cuts) if b > a]
     for a, b, tile in tiles:
         score_positives(
-            *csr(X), y_indptr, y_indices, a, b - a, tile.start, tile.slots, tile.weights, tile.bias, np.ascontiguousarray(by[:, a:b]),
-            np.empty(len(tile.bias), np.float32), positives,
+            *csr(X), y_indptr, y_indices, a, b - a, tile.start, tile.slots, tile.weights, tile.bias,
+            np.ascontiguousarray(by[:, a:b]), np.empty(len(tile.bias), np.float32), positives,
         )  # fmt: skip
     ordered = positives.copy()
     sort_rows(y_indptr, ordered)
@@ -72,8 +72,8 @@ def counted(
     for a, b, tile in tiles:
         count_above(
             *csr(X), a, b - a, tile.start, tile.slots, tile.weights, tile.bias, np.ascontiguousarray(by[:, a:b]),
-            np.empty(len(tile.bias), np.float32), labels, scores, *(pairs_csr(barred) if any(barred) else NO_PAIRS), y_indptr, ordered,
-            np.float32(threshold), predicted, above,
+            np.empty(len(tile.bias), np.float32), labels, scores, *(pairs_csr(barred) if any(barred) else NO_PAIRS),
+            y_indptr, ordered, np.float32(threshold), predicted, above,
         )  # fmt: skip
     return positives, above, predicted, labels
 

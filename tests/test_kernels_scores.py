@@ -55,7 +55,11 @@ def cut(draw: st.DrawFn, n: int) -> list[int]:
 
 
 def best(
-    X: NDArray[np.float32], W: NDArray[np.float32], bias: NDArray[np.float32], k: int, cuts: Sequence[int],
+    X: NDArray[np.float32],
+    W: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    k: int,
+    cuts: Sequence[int],
     by: NDArray[np.float32] = NOT_CALIBRATED,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Labels and scores of each row's best k, from one tile after another."""
@@ -64,7 +68,8 @@ def best(
         tile = tile_of(W[:, first:last], bias[first:last])
         top_k(
             *csr(X), first, last - first, tile.start, tile.slots, tile.weights, tile.bias,
-            np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
+            np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32), labels, scores,
+            np.empty(0, np.int64), np.empty(0, np.int32),
         )  # fmt: skip
     return labels, scores
 

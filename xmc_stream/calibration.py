@@ -85,9 +85,14 @@ def _refuse_unfit(model: Model, seen: Model, dataset: Dataset) -> None:
             f"{seen.path} was trained on the rows of {dataset.path}, which it scores too well: "
             "give rows that were held out (xmc-stream split)"
         )
+    refuse_few(dataset)
+
+
+def refuse_few(dataset: Dataset) -> None:
+    """Raise InputError where so few rows tell nothing."""
     if dataset.n_samples < _LEAST_ROWS:
         raise InputError(
-            f"{dataset.path} has {dataset.n_samples} rows: calibration learns from {_LEAST_ROWS} held-out rows or more"
+            f"{dataset.path} has {dataset.n_samples} rows: calibration needs {_LEAST_ROWS} or more that are held out"
         )
 
 
@@ -118,7 +123,9 @@ def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidat
             chosen = np.arange(-y.start % every, y.n, every)
             mine = y.start - start + chosen
             best = labels[mine].astype(np.int64)
-            truth = scipy.sparse.csr_matrix((np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels))
+            truth = scipy.sparse.csr_matrix(
+                (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels)
+            )
             true = np.asarray(truth[chosen[:, None], np.maximum(best, 0)].todense(), np.bool_) & (best >= 0)
             parts.append((best, scores[mine], counts[np.maximum(best, 0)], true))
     return Candidates(*(np.concatenate([part[i] for part in parts]) for i in range(4)))

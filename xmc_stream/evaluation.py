@@ -46,7 +46,8 @@ def evaluate(
 
     Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
     fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
-    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0, as of a calibrated model.
+    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0, as
+    where scores are calibrated.
     predictions: what `predict` wrote, or a model (on a cluster, the folder for temporary files must be a shared one).
     propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs are taken out of the
     predictions, where those behind move up, and out of the true labels. check: compare a model with its checksums first.

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
-SLOPE, SHIFT, CAP, TOP = range(4)  # rows of what scores are calibrated by: float32 (4, classes), or (4, 0) for not at all
+SLOPE, SHIFT, CAP, TOP = range(
+    4
+)  # rows of what scores are calibrated by: float32 (4, classes), or (4, 0) for not at all
 NOT_CALIBRATED: NDArray[np.float32] = np.empty((4, 0), np.float32)
 BEYOND = np.float32(0.01)  # slope beyond the cap: enough to order the scores of one class
 

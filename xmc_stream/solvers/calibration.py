@@ -63,7 +63,9 @@ class Calibration:
             if not np.isfinite(numbers).all() or least <= 0 or about["fewest"] < 0:
                 raise ValueError(f"{numbers}")
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{model} is damaged: its calibration is not understood ({error!r}); calibrate again") from None
+            raise StoreError(
+                f"{model} is damaged: its calibration is not understood ({error!r}); calibrate again"
+            ) from None
         return cls((a, b), least, (c, d), about["fewest"], cap)
 
     def to_dict(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def fill_seal(path: Path) -> None:
 
 
 def change_sealed(path: Path, attributes: Mapping[str, Any]) -> None:
-    """Give a sealed store other attributes, and a seal that fits them, in one step: whoever is killed leaves one or the other."""
+    """Give a sealed store other attributes, and a seal that fits them, in one step: a kill leaves one or the other."""
     about = json.loads((path / "zarr.json").read_bytes())
     blank = json.dumps({**about, "attributes": {**attributes, SEAL: BLANK}}).encode()
     work = path / "zarr.sealed.partial"

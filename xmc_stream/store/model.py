@@ -174,7 +174,7 @@ class StoredModel:
         if not path.exists():
             raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
         array = open_array(path)
-        if (array.size, array.dtype) != (self.n_labels, np.int64):
+        if array.size != self.n_labels or array.dtype != np.int64:
             raise StoreError(f"{path} is not a number for each of {self.n_labels} labels: it is damaged; train again")
         return array.read(first, last)
 
@@ -218,7 +218,7 @@ class StoredModel:
         return Block(first, indptr - a, matrix.indices.map()[a:b], data)
 
     def digest(self) -> str:
-        """What "the same model" means: a hash of parameters, seed, start, shape, the weights in class order, and the calibration."""
+        """What "the same model" means: a hash of parameters, seed, start, shape, weights in class order, calibration."""
         keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         if self.calibrated:
