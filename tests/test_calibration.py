@@ -45,10 +45,8 @@ def test_kernel_and_reference_agree_bit_for_bit() -> None:
         by = np.stack([rng.uniform(0.1, 5, 60), rng.normal(size=60), np.full(60, cap), cap + rng.uniform(0, 9, 60)])
         by = by.astype(np.float32)
         expected = twin.calibrated(scores, by)
-        candidates = Candidates(np.zeros((40, 60), np.int64), scores, np.zeros((40, 60), np.int64), scores > 0)
         calibrate_rows(found := scores.copy(), by)
         assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
-        assert candidates.scores is scores
     calibrate_rows(found := scores.copy(), np.empty((4, 0), np.float32))
     assert np.array_equal(found, scores)
 
@@ -59,7 +57,12 @@ def test_scores_of_a_label_keep_their_order(rise: float, least: float) -> None:
     counts = np.array([0, 1, 3, 4, 30, 1000, 10**6])
     raw = np.linspace(-3, 3, 601, dtype=np.float32)
     scores = np.tile(raw[:, None], len(counts))
-    calibrate_rows(scores, Calibration(**about).by(counts))  # type: ignore[arg-type]
+    calibration = Calibration(**about)  # type: ignore[arg-type]
+    calibrate_rows(scores, calibration.by(counts))
+    shape = (len(raw), len(counts))
+    raws, everywhere = np.repeat(raw[:, None], len(counts), axis=1), np.tile(counts, (len(raw), 1))
+    candidates = Candidates(np.zeros(shape, np.int64), raws, everywhere, np.zeros(shape, np.bool_))
+    assert np.array_equal(candidates.calibrated(calibration).view(np.uint32), scores.view(np.uint32))
     seen = counts > 0
     assert (np.diff(scores[:, seen], axis=0) > 0).all()
     assert scores[:, ~seen].max() < scores[:, seen].min()  # without training rows: after all others
@@ -149,7 +152,7 @@ def expected_of(path: Path, data: Path, about: dict[str, Any], raw: NDArray[np.f
 
 
 def test_predictions_and_figures_are_those_of_calibrated_scores(
-    parts: tuple[Path, Path, Path], model: Path, tmp_path: Path, cli: Callable[..., Any]
+    parts: tuple[Path, Path, Path], model: Path, tmp_path: Path
 ) -> None:
     part, held, plain = parts
     test = xs.open_dataset(held)
@@ -159,8 +162,7 @@ def test_predictions_and_figures_are_those_of_calibrated_scores(
     assert np.abs(-np.sort(-expected, axis=1)[:, :7] - scores).max() < 1e-4
     # figures of the model are those of its predictions, and need every score
     pred = tmp_path / "pred"
-    xs.load_model(model)
-    cli("predict", model, held, pred, "--memory-limit", "2GB")
+    xs.predict(xs.load_model(model), test, pred, execution=LIMIT)
     of_model, of_predictions = xs.evaluate(model, test, execution=LIMIT), xs.evaluate(pred, test)
     assert {name: of_model[name] for name in of_predictions} == of_predictions
     y = test.Y_rows().block(0, test.n_samples)
@@ -185,7 +187,7 @@ def test_it_is_part_of_the_model_sealed_shown_and_undone(
     parts: tuple[Path, Path, Path], model: Path, cli: Callable[..., Any]
 ) -> None:
     plain = xs.load_model(parts[2])
-    assert cli("verify", model)["sound"]
+    assert xs.verify(model, LIMIT)["sound"]
     assert cli("info", model)["calibration"] == ABOUT
     assert xs.load_model(model).digest() != plain.digest()
     again = {**ABOUT, "gain": 1.0}  # figures are no part of what the model is
@@ -193,20 +195,17 @@ def test_it_is_part_of_the_model_sealed_shown_and_undone(
     xs.load_model(model).set_calibration(again)
     assert xs.load_model(model).digest() == digest
     cli("calibrate", model, "--remove")
-    assert cli("verify", model)["sound"]
+    assert xs.verify(model, LIMIT)["sound"]
     assert xs.load_model(model).digest() == plain.digest()
-    assert (model / "zarr.json").read_bytes() != b""
     labels, scores = (a.tolist() for a in xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT))
     assert (labels, scores) == tuple(a.tolist() for a in plain.predict_topk(xs.open_dataset(parts[1]), 5, LIMIT))
 
 
-def test_damage_to_the_calibration_is_found(
-    parts: tuple[Path, Path, Path], model: Path, cli: Callable[..., Any]
-) -> None:
+def test_damage_to_the_calibration_is_found(parts: tuple[Path, Path, Path], model: Path) -> None:
     chunk = model / "label_counts" / "c" / "0"
     whole = chunk.read_bytes()
     chunk.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    assert "label_counts" in cli("verify", model, fails=True)
+    assert "label_counts" in xs.verify(model, LIMIT)["damage"][0]
     with pytest.raises(StoreError, match="label_counts"):
         xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT)
     chunk.write_bytes(whole)
@@ -215,15 +214,11 @@ def test_damage_to_the_calibration_is_found(
     for wrong in ({"slope": [1.0]}, {"least": 0.0}, {"shift": [float("nan"), 0.0]}, {"cap": "high"}, {"fewest": None}):
         changed = {**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, **wrong}}}
         file.write_text(json.dumps(changed))
-        assert not cli_sound(cli, model)
+        assert any("not understood" in line for line in xs.verify(model, LIMIT)["damage"])
         with pytest.raises(StoreError, match="calibration is not understood"):
             xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT)
     file.write_text(json.dumps({**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, "cap": 0.5}}}))
-    assert "zarr.json" in cli("verify", model, fails=True)
-
-
-def cli_sound(cli: Callable[..., Any], path: Path) -> bool:
-    return "is damaged" not in cli("verify", path, fails=True)
+    assert "zarr.json" in xs.verify(model, LIMIT)["damage"][0]
 
 
 def test_a_kill_while_it_is_kept_leaves_the_model_as_it_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +342,7 @@ def test_too_few_rows_are_refused_before_training(tmp_path: Path) -> None:
 
 def test_rare_and_frequent_labels_of_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("yeast_seq_GO")
-    fitted = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "m", calibrate=0.1)
+    fitted = xs.PPDSparse(memory_limit="2GB", max_rounds=1).fit(train, model=tmp_path / "m", calibrate=0.1)
     about = fitted.report_["calibration"]
     assert about["applied"]
     after = xs.evaluate(tmp_path / "m", xs.open_dataset(test))

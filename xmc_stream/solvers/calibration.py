@@ -175,7 +175,7 @@ def _newton(features: tuple[Floats, ...], true: NDArray[np.bool_]) -> Floats:
 
 
 def _linear(features: tuple[Floats, ...], t: Floats) -> Floats:
-    total = t[0] * features[0]
+    total: Floats = t[0] * features[0]
     for weight, feature in zip(t[1:], features[1:], strict=True):
         total += weight * feature
     return total
