@@ -247,7 +247,9 @@ def test_export_tells_how_scores_come_about(parts: tuple[Path, Path, Path], mode
         assert "slope" not in file
 
 
-def test_calibrating_twice_says_the_same_for_any_limit(parts: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_calibrating_twice_says_the_same_for_any_limit(
+    parts: tuple[Path, Path, Path], tmp_path: Path, cli: Callable[..., Any]
+) -> None:
     _, held, plain = parts
     path = tmp_path / "m"
     shutil.copytree(plain, path)
@@ -255,6 +257,8 @@ def test_calibrating_twice_says_the_same_for_any_limit(parts: tuple[Path, Path, 
     calibrated_by_hand(path)  # what is learned does not depend on a calibration that stands
     assert xs.calibrate(path, held, execution=Execution("1GB", 2, cuts=Cuts(rows=11))) == first
     assert xs.load_model(path).attributes["calibration"] == json.loads(json.dumps(first))
+    told = cli("calibrate", path, held, "--scores-of", plain, "--memory-limit", "512MB")
+    assert told == {"model": str(path), **json.loads(json.dumps(first))}
     xs.uncalibrate(path)
     assert "calibration" not in xs.load_model(path).attributes
 

@@ -21,7 +21,8 @@ from xmc_stream.store.predictions import Predictions, begin_predictions, finish_
 _LEAST_ROWS = 100
 _MOST_ROWS = 1 << 15  # that are learned from: of more, evenly spaced ones
 _CANDIDATE_BYTES = 160  # of a row's candidate: what is known of it, and what is made of that
-_BLOCK_BYTES = 2**20  # of true labels
+_BLOCK_BYTES = 2**20  # of true labels that are compared at a time
+_PAIR_WORK = 16  # times as much is what is made of them
 
 
 def calibrate(
@@ -52,7 +53,8 @@ def calibrate(
         predictions = Path(folder) / "predictions"
         _predict_raw(seen, dataset, k, predictions, limit, execution, check)
         rows = min(dataset.n_samples, _MOST_ROWS)
-        limit.check({"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}, "calibrating")
+        needs = {"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}
+        limit.check({**needs, "true labels": _PAIR_WORK * _BLOCK_BYTES}, "calibrating")
         about = learn(_candidates(Predictions(predictions), dataset, seen))
     model.set_calibration(about)
     return about
