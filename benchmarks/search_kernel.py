@@ -25,6 +25,7 @@ from commands import machine, run
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.tiles import Tile, make_tile
+from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, places, search
 from xmc_stream.models import Model, load_model
@@ -121,7 +122,8 @@ class UnitSearch:
         labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
         top_k(
             x.indptr, x.indices, x.values, self.first, self.n, self.tile.start, self.tile.slots, self.tile.weights,
-            self.tile.bias, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
+            self.tile.bias, NOT_CALIBRATED, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64),
+            np.empty(0, np.int32),
         )  # fmt: skip
 
 

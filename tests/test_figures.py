@@ -16,15 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from reference import calibration as calibration_twin
 from reference import figures as twin
 from reference import scores as score_twin
 from sklearn.metrics import f1_score, hamming_loss, roc_auc_score
-from test_kernels_scores import SMALL, csr, cut, matrices, rows_of, tile_of
+from test_kernels_scores import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.jobs.tiles import TileSizes
+from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc
 from xmc_stream.models import Execution
@@ -51,7 +53,9 @@ def problems(draw: st.DrawFn) -> Any:
     return X, W, bias, true, barred, cut(draw, len(bias)), draw(st.sampled_from([-1.0, 0.0, 0.5]))
 
 
-def counted(X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[int], threshold: float) -> Any:
+def counted(
+    X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[int], threshold: float, by: Any = NOT_CALIBRATED
+) -> Any:  # fmt: skip
     """Scores of true labels, unsorted; counts above them; predicted rows of each label; the best three labels."""
     y_indptr, y_indices = pairs_csr(true)
     positives = np.full(len(y_indices), np.nan, np.float32)
@@ -59,7 +63,7 @@ def counted(X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[in
     for a, b, tile in tiles:
         score_positives(
             *csr(X), y_indptr, y_indices, a, b - a, tile.start, tile.slots, tile.weights, tile.bias,
-            np.empty(len(tile.bias), np.float32), positives,
+            np.ascontiguousarray(by[:, a:b]), np.empty(len(tile.bias), np.float32), positives,
         )  # fmt: skip
     ordered = positives.copy()
     sort_rows(y_indptr, ordered)
@@ -67,19 +71,20 @@ def counted(X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[in
     labels, scores = np.full((len(X), 3), -1, np.int64), np.full((len(X), 3), -np.inf, np.float32)
     for a, b, tile in tiles:
         count_above(
-            *csr(X), a, b - a, tile.start, tile.slots, tile.weights, tile.bias, np.empty(len(tile.bias), np.float32),
-            labels, scores, *(pairs_csr(barred) if any(barred) else NO_PAIRS), y_indptr, ordered,
-            np.float32(threshold), predicted, above,
+            *csr(X), a, b - a, tile.start, tile.slots, tile.weights, tile.bias, np.ascontiguousarray(by[:, a:b]),
+            np.empty(len(tile.bias), np.float32), labels, scores, *(pairs_csr(barred) if any(barred) else NO_PAIRS),
+            y_indptr, ordered, np.float32(threshold), predicted, above,
         )  # fmt: skip
     return positives, above, predicted, labels
 
 
-@given(problems())
+@given(problems(), st.booleans(), st.data())
 @settings(deadline=None)
-def test_counts_over_tiles_are_those_of_all_scores(problem: Any) -> None:
+def test_counts_over_tiles_are_those_of_all_scores(problem: Any, calibrated: bool, data: st.DataObject) -> None:
     X, W, bias, true, barred, _, threshold = problem
-    positives, above, predicted, labels = counted(*problem)
-    scores = score_twin.scores(rows_of(X), W, bias)
+    by = data.draw(calibrations(len(bias))) if calibrated else NOT_CALIBRATED
+    positives, above, predicted, labels = counted(*problem, by)
+    scores = calibration_twin.calibrated(score_twin.scores(rows_of(X), W, bias), by)
     for i, b in enumerate(barred):
         scores[i, list(b)] = -np.inf
     of_true = [scores[i, sorted(y)].tolist() for i, y in enumerate(true)]

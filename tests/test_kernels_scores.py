@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
+from reference import calibration as calibration_twin
 from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs import tiles
 from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
+from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.kernels.scores import (
     BINS,
@@ -63,7 +65,12 @@ def cut(draw: st.DrawFn, n: int) -> list[int]:
 
 
 def best(
-    X: NDArray[np.float32], W: NDArray[np.float32], bias: NDArray[np.float32], k: int, cuts: Sequence[int]
+    X: NDArray[np.float32],
+    W: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    k: int,
+    cuts: Sequence[int],
+    by: NDArray[np.float32] = NOT_CALIBRATED,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Labels and scores of each row's best k, from one tile after another."""
     labels, scores = np.full((len(X), k), -1, np.int64), np.full((len(X), k), -np.inf, np.float32)
@@ -71,7 +78,8 @@ def best(
         tile = tile_of(W[:, first:last], bias[first:last])
         top_k(
             *csr(X), first, last - first, tile.start, tile.slots, tile.weights, tile.bias,
-            np.empty(len(tile.bias), np.float32), labels, scores, np.empty(0, np.int64), np.empty(0, np.int32),
+            np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32), labels, scores,
+            np.empty(0, np.int64), np.empty(0, np.int32),
         )  # fmt: skip
     return labels, scores
 
@@ -167,9 +175,9 @@ def test_scores_of_a_thousand_classes_bit_for_bit(cuts: list[int]) -> None:
     check_scores(*random_matrices(10, 40, 1000, 0, 0.3, whole=False), cuts)
 
 
-def check_top_k(X: Any, W: Any, bias: Any, k: int, cuts: Sequence[int]) -> None:
-    labels, scores = best(X, W, bias, k, cuts)
-    for i, of_row in enumerate(twin.scores(rows_of(X), W, bias)):
+def check_top_k(X: Any, W: Any, bias: Any, k: int, cuts: Sequence[int], by: Any = NOT_CALIBRATED) -> None:
+    labels, scores = best(X, W, bias, k, cuts, by)
+    for i, of_row in enumerate(calibration_twin.calibrated(twin.scores(rows_of(X), W, bias), by)):
         assert list(zip(labels[i].tolist(), scores[i].tolist(), strict=True)) == twin.top_k(of_row, k)
 
 
@@ -189,6 +197,29 @@ def test_top_k_where_rows_meet_few_weights(whole: bool) -> None:
     X, W, bias = random_matrices(40, 300, 500, 6, 0.03, whole)
     check_top_k(X, W, bias - 1, 5, [0, 30, 250, 500])
     check_top_k(X, W, bias, 5, [0, 250, 500])  # many labels tie with the worst of the best
+
+
+@st.composite
+def calibrations(draw: st.DrawFn, n: int) -> NDArray[np.float32]:
+    """Slopes, shifts, caps and tops of n classes; small whole numbers, so that calibrated scores tie."""
+    some = (st.integers(1, 3), st.integers(-2, 2), st.sampled_from([0.0, 1.0, np.inf]), st.integers(1, 3))
+    rows = [draw(st.lists(values.map(float), min_size=n, max_size=n)) for values in some]
+    return np.array(rows, np.float32)
+
+
+@given(matrices(SMALL), st.integers(1, 75), st.data())
+@settings(deadline=None)
+def test_top_k_ranks_by_calibrated_scores(problem: Any, k: int, data: st.DataObject) -> None:
+    n = len(problem[2])
+    check_top_k(*problem, k, cut(data.draw, n), data.draw(calibrations(n)))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_calibrated_top_k_where_rows_meet_few_weights(whole: bool) -> None:
+    X, W, bias = random_matrices(40, 300, 500, 6, 0.03, whole)
+    rng = np.random.default_rng(0)
+    by = np.stack([rng.uniform(0.5, 2, 500), rng.normal(size=500), np.full(500, 1.0), rng.uniform(1, 3, 500)])
+    check_top_k(X, W, bias - 1, 5, [0, 30, 250, 500], by.astype(np.float32))
 
 
 def test_a_row_without_features_scores_the_bias() -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from xmc_stream.convert import convert
 
 if TYPE_CHECKING:
+    from xmc_stream.calibration import calibrate as calibrate
+    from xmc_stream.calibration import uncalibrate as uncalibrate
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
@@ -40,6 +42,8 @@ _HOME = {
     "PPDSparse": "xmc_stream.estimators",
     "Execution": "xmc_stream.models",
     "Model": "xmc_stream.models",
+    "calibrate": "xmc_stream.calibration",
+    "uncalibrate": "xmc_stream.calibration",
     "evaluate": "xmc_stream.evaluation",
     "load_model": "xmc_stream.models",
     "predict": "xmc_stream.models",
@@ -57,6 +61,7 @@ __all__ = [
     "Model",
     "PDSparse",
     "PPDSparse",
+    "calibrate",
     "convert",
     "evaluate",
     "export",
@@ -64,6 +69,7 @@ __all__ = [
     "open_dataset",
     "predict",
     "split",
+    "uncalibrate",
     "verify",
 ]  # fmt: skip
 

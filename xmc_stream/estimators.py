@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.calibrated_training import train_calibrated
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
@@ -99,7 +100,7 @@ class _Estimator:
 
     def _fit(
         self, X: Any, Y: Any, model: str | Path | None, overwrite: bool, force: bool, check: bool,
-        warm_start: Model | str | Path | None, cuts: Cuts | None,
+        warm_start: Model | str | Path | None, cuts: Cuts | None, calibrate: float,
     ) -> Self:  # fmt: skip
         parameters = self.parameters()
         if not isinstance(self.seed, int) or self.seed < 0:
@@ -108,6 +109,8 @@ class _Estimator:
             )
         execution = Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
         start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
+        if calibrate and start is not None:
+            raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with tempfile.TemporaryDirectory(prefix="xmc_stream-", ignore_cleanup_errors=True) as scratch:
             if Y is not None:
                 dataset = convert(X, f"{scratch}/data.xmc", labels=Y, memory_limit=self.memory_limit)
@@ -115,6 +118,10 @@ class _Estimator:
                 dataset = X if isinstance(X, Dataset) else open_dataset(X)
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
+                if calibrate:
+                    return train_calibrated(
+                        dataset, path, parameters, self.seed, execution, calibrate, overwrite, force, check
+                    )
                 return train(dataset, path, parameters, self.seed, execution, overwrite, force, check, start)
 
             if model is not None:
@@ -217,6 +224,7 @@ class PPDSparse(_Estimator):
         check: bool = True,
         warm_start: Model | str | Path | None = None,
         cuts: Cuts | None = None,
+        calibrate: float = 0.0,
     ) -> PPDSparse:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
@@ -224,10 +232,12 @@ class PPDSparse(_Estimator):
         when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
         a model of other data or parameters. force: resume on another processor type or package versions. check: compare
         the data with their checksums first.
-        warm_start: a model of as many features and labels (or its path) to begin from instead of from nothing.
+        warm_start: a model of as many features and labels (or its path) to begin from instead of from nothing. calibrate:
+        a share of the rows, as 0.1, that is held out from a second training and says how to calibrate scores, see
+        `xs.calibrate`; it takes as long again.
         Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
-        return self._fit(X, Y, model, overwrite, force, check, warm_start, cuts)
+        return self._fit(X, Y, model, overwrite, force, check, warm_start, cuts, calibrate)
 
 
 class PDSparse(_Estimator):
@@ -289,6 +299,7 @@ class PDSparse(_Estimator):
         overwrite: bool = False,
         force: bool = False,
         check: bool = True,
+        calibrate: float = 0.0,
     ) -> PDSparse:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
@@ -296,9 +307,9 @@ class PDSparse(_Estimator):
         when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
         a model of other data or parameters. force: resume on another processor type or package versions. check: compare
         the data with their checksums first.
-        Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
+        calibrate: as of `PPDSparse.fit`. Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
-        return self._fit(X, Y, model, overwrite, force, check, None, None)
+        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)
 
 
 class LEML(_Estimator):
@@ -366,6 +377,7 @@ class LEML(_Estimator):
         overwrite: bool = False,
         force: bool = False,
         check: bool = True,
+        calibrate: float = 0.0,
     ) -> LEML:
         """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
@@ -373,9 +385,9 @@ class LEML(_Estimator):
         when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
         a model of other data or parameters. force: resume on another processor type or package versions. check: compare
         the data with their checksums first.
-        Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
+        calibrate: as of `PPDSparse.fit`. Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
         """
-        return self._fit(X, Y, model, overwrite, force, check, None, None)
+        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)
 
 
 class CPLST(_Estimator):
@@ -426,6 +438,7 @@ class CPLST(_Estimator):
         overwrite: bool = False,
         force: bool = False,
         check: bool = True,
+        calibrate: float = 0.0,
     ) -> CPLST:
         """Train; arguments and errors are those of `LEML.fit`."""
-        return self._fit(X, Y, model, overwrite, force, check, None, None)
+        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)

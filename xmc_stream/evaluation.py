@@ -47,7 +47,8 @@ def evaluate(
 
     Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
     fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
-    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0.
+    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0, as
+    where scores are calibrated.
     predictions: what `predict` wrote to a store, a .npz or a .txt file, or a model (on a cluster, the folder for temporary
     files must be a shared one). propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs
     are taken out of the predictions, where those behind move up, and out of the true labels. check: compare a model with
@@ -150,7 +151,7 @@ def _predict(
     with planned(execution, limit, warm_up_prediction(model, evaluate=True)) as (engine, plan):
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
-        threshold = float(model.attributes.get("threshold", 0.0)) if threshold is None else threshold
+        threshold = model.threshold if threshold is None else threshold
         kind = ScoreRun if model.rank else FigureRun
         run = kind(model, dataset, k, work, plan, barred, threshold, folder)
         figures = engine.run(checked(model, run.loop(), check), Notes())

@@ -34,7 +34,7 @@ from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
-from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.store.model import begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 
 # of a solver's own, in the report of a training
@@ -141,6 +141,7 @@ def _train(
             **taken,
         }
         copy_vocabulary(dataset.path, work)
+        write_label_counts(work, dataset)
         finish_model(work, path, {**attributes, "identity": identity, "run": totals})
         resumed = ledger.resumed
     model = load_model(path)

@@ -47,6 +47,6 @@ def main() -> None:
 
 for _command in (
     data.convert, datasets.info, datasets.verify, datasets.split, datasets.export,
-    learn.plan, learn.train, learn.predict, learn.evaluate, learn.demo,
+    learn.plan, learn.train, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)

@@ -71,6 +71,10 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--warm-start", type=PATH, metavar="MODEL", help="Begin from the weights of this model.")
+@click.option(
+    "--calibrate", type=click.FloatRange(0, 1, min_open=True, max_open=True), metavar="FRACTION",
+    help="Calibrate scores (see `calibrate`) by a second training without this share of the rows, as 0.1: as long again.",
+)  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @_checked("the data")
@@ -78,8 +82,8 @@ def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
 @common
 def train(
     data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, warm_start: Path | None,
-    overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None,
-    as_json: bool, debug: bool,
+    calibrate: float | None, overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None,
+    scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again.
 
@@ -139,7 +143,15 @@ def train(
         click.echo(f"note: rows of {data} have a length of {norm:.3g} on average; {hint}", err=True)
     execution = Execution(memory_limit, threads, scheduler, True)
     start = load_model(warm_start) if warm_start else None
-    _, figures = train_model(dataset, model.absolute(), parameters, seed, execution, overwrite, force, check, start)
+    path = model.absolute()
+    if calibrate is None:
+        _, figures = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start)
+    elif start is not None:
+        raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
+    else:
+        from xmc_stream.calibrated_training import train_calibrated
+
+        _, figures = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
     figures["model"] = str(model)
     work, exact = figures["search_work"], figures["search_work_exact"]
     show(figures, as_json, [
@@ -149,7 +161,55 @@ def train(
         f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
         f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
         *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
+        *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
     ])  # fmt: skip
+
+
+def _of_calibration(about: dict[str, Any]) -> str:
+    precisions = ", ".join(f"{k} {v[0]:.2f} -> {v[1]:.2f}" for k, v in about.items() if k.startswith("P@"))
+    gain = f"{about['gain']:+.2f}, standard error {about['standard_error']:.2f}"
+    return (
+        f"{'calibrated' if about['applied'] else 'not calibrated, as it does not surely help'}: on {about['rows']:,} rows "
+        f"held out {precisions}; their mean {gain}"
+    )
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("data", type=PATH, required=False)
+@click.option("--scores-of", type=PATH, metavar="MODEL", help="A model of the same parameters that has not seen DATA.")
+@click.option("--remove", is_flag=True, help="Drop the calibration instead; no DATA.")
+@_checked("the models")
+@executed
+@common
+def calibrate(
+    model: Path, data: Path | None, scores_of: Path | None, remove: bool, check: bool, memory_limit: str | None,
+    threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Make scores of rare and frequent labels of MODEL comparable, as held-out rows of the dataset DATA say.
+
+    A few numbers for the whole model are learned and kept with it: the slope and shift of a label's scores by its
+    frequency. From then on all commands use the calibrated scores; up to a cap they are the logit of how likely the label is
+    right. They are only applied where the rows say that they raise the mean of P@1, P@3 and P@5 by more than two
+    standard errors.
+
+    MODEL must not have been trained on DATA. If it was, give --scores-of a model of the same parameters that was
+    trained without (`split`); `train --calibrate 0.1` does all of that.
+    """
+    from xmc_stream.calibration import calibrate as calibrate_model
+    from xmc_stream.calibration import uncalibrate
+    from xmc_stream.models import Execution
+
+    if remove == (data is not None):
+        raise InputError("give either the held-out rows to calibrate by, or --remove")
+    if data is None:
+        uncalibrate(model)
+        show({"model": str(model), "applied": False}, as_json, [f"{model}: not calibrated"])
+        return
+    about = calibrate_model(
+        model, data, scores_of=scores_of, execution=Execution(memory_limit, threads, scheduler, True), check=check
+    )
+    show({"model": str(model), **about}, as_json, [f"{model}: {_of_calibration(about)}"])
 
 
 def _of_classes(figures: dict[str, Any]) -> list[str]:

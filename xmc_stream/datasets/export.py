@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
+from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.solvers.calibration import Calibration
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -46,10 +48,11 @@ def export(
     """Write a dataset as text or scipy matrices, or the weights of a model as a scipy matrix; returns figures.
 
     out: NAME.npz holds X as scipy.sparse.save_npz writes it, with Y in `labels` (NAME-labels.npz), or a model's weights
-    (D x K, csc) and a member `bias` (K,); any other name is text, compressed where it ends in .gz. format: "xmlrepo"
-    (header, ids from 0), "libsvm" (no header, ids from `base`, 1 by default: without a 0, readers cannot take 1 for the
-    base where it is 0) or "npz". Raises
-    InputError where something stands at `out` and overwrite is not set, or is no file; MemoryLimitError.
+    (D x K, csc) and a member `bias` (K,), of a calibrated one also `slope`, `shift`, `cap` and `top` (K,): the score is
+    z = slope s + shift, or top + (z - cap) / 100 where z > cap; any other name is text, compressed where it ends in .gz.
+    format: "xmlrepo" (header, ids from 0), "libsvm" (no header, ids from `base`, 1 by default: without a 0, readers cannot
+    take 1 for the base where it is 0) or "npz". Raises InputError where something stands at `out` and overwrite is not set,
+    or is no file; MemoryLimitError.
     """
     began = time.perf_counter()
     return_freed_memory()
@@ -162,9 +165,22 @@ def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool
             if array is not None:
                 yield from windows(array)
 
-    bias = {"bias": (model.n_labels, np.dtype(np.float32), (model.unit_array(unit) for unit in units))}
-    _npz(out, "csc", model.shape, nnz, ends(), indices(), data(), bias, progress)
+    f4 = np.dtype(np.float32)
+    beside: dict[str, tuple[int, np.dtype[Any], Values]] = {
+        "bias": (model.n_labels, f4, (model.unit_array(unit) for unit in units))
+    }
+    calibration = Calibration.of(model.path, model.attributes)
+    if calibration is not None:
+        for row, name in {SLOPE: "slope", SHIFT: "shift", CAP: "cap", TOP: "top"}.items():
+            beside[name] = (model.n_labels, f4, _rows_of(calibration, model, row))
+    _npz(out, "csc", model.shape, nnz, ends(), indices(), data(), beside, progress)
     return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": nnz}
+
+
+def _rows_of(calibration: Calibration, model: StoredModel, row: int) -> Values:
+    """One of the four rows that scores are calibrated by."""
+    for first, last in model.units:
+        yield calibration.by(model.label_counts(first, last))[row]
 
 
 def _npz(

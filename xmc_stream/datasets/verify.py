@@ -28,13 +28,14 @@ from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Notes, Phase, Receipt
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
+from xmc_stream.solvers.calibration import Calibration
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
 from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import FACTORS, StoredModel, unit_path
+from xmc_stream.store.model import FACTORS, LABEL_COUNTS, StoredModel, unit_path
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
@@ -222,6 +223,7 @@ class StoreCheck:
         model = StoredModel(self.path)
         self.damage += log_damage(self.path, model.attributes.get(LOGS, {}))
         self._beside(model.n_features, model.n_labels)
+        self._calibration(model)
         if model.rank:
             self._factors(model)
             return
@@ -243,6 +245,17 @@ class StoreCheck:
         yield from self._lines(jobs)
         if len(jobs) == len(model.units):
             self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)
+
+    def _calibration(self, model: StoredModel) -> None:
+        """What scores are calibrated by, if they are: the training rows of each label."""
+        calibration, folder = Calibration.of(self.path, model.attributes), self.path / LABEL_COUNTS
+        if not folder.exists():
+            if calibration is not None:
+                self.damage.append(f"{folder} is missing")
+        elif self._whole(folder):
+            self._expect_size(folder, model.n_labels, LABEL_COUNTS)
+            if any((window < 0).any() for window in windows(open_array(folder))):
+                self.damage.append(f"{folder} has a number below 0")
 
     def _factors(self, model: StoredModel) -> None:
         """W and H of a low-rank model."""

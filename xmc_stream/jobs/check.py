@@ -57,7 +57,10 @@ def check_jobs(dataset: Dataset) -> list[CheckJob]:
 
 @dataclass(frozen=True)
 class CheckModelJob:
-    """Weights of units [first, last) of a model; bias and figures are compared whenever they are read."""
+    """Weights of units [first, last) of a model, and with the first what it has beside units; bias and figures are
+
+    compared whenever they are read.
+    """
 
     model: str
     first: int
@@ -70,9 +73,10 @@ class CheckModelJob:
 
     def run(self) -> Receipt:
         """Check; raises StoreError naming a chunk that is damaged."""
-        model, n_bytes = StoredModel(self.model), 0
+        model = StoredModel(self.model)
+        n_bytes = 0 if self.first else model.verify_label_counts()
         if model.rank:
-            return {"checked_bytes": sum(model.factor(name).verify() for name in ("W", "H"))}
+            return {"checked_bytes": n_bytes + sum(model.factor(name).verify() for name in ("W", "H"))}
         for unit in model.units[self.first : self.last]:
             for array in model.unit_weights(unit).arrays():
                 if array.path is not None:

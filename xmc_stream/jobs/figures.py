@@ -19,6 +19,7 @@ from xmc_stream.jobs.predict import (
     PredictRun,
     barred_matrix,
     barred_pairs,
+    calibration_of,
     no_predictions,
     plan_predict,
     use_tile,
@@ -91,7 +92,8 @@ class FigureJob:
             with use_tile(model, run, self.sizes) as tile:
                 score_positives(
                     x.indptr, x.indices, x.values, y_indptr, y_indices, run.first, run.last - run.first, tile.start,
-                    tile.slots, tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), positives,
+                    tile.slots, tile.weights, tile.bias, calibration_of(model, run.first, run.last),
+                    np.empty(len(tile.bias), np.float32), positives,
                 )  # fmt: skip
             del tile  # or it would stay beside the next one, uncounted
         threshold = float32_below(self.threshold)
@@ -103,8 +105,9 @@ class FigureJob:
             with use_tile(model, run, self.sizes) as tile:
                 count_above(
                     x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
-                    tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores,
-                    *barred_pairs(barred), y_indptr, positives, threshold, counts[_PREDICTED], above,
+                    tile.weights, tile.bias, calibration_of(model, run.first, run.last),
+                    np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs(barred), y_indptr, positives,
+                    threshold, counts[_PREDICTED], above,
                 )  # fmt: skip
             del tile
         return auc_units(above, np.diff(y_indptr), counts.shape[1])

@@ -6,7 +6,8 @@ Tiles of A H^T have fixed sizes, so that a score comes out the same wherever it 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from xmc_stream.jobs.figures import COUNT_BYTES, figures_of, float32_below, writ
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.lowrank import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
-from xmc_stream.jobs.predict import RESULT_BYTES, barred_matrix, barred_pairs, no_predictions
+from xmc_stream.jobs.predict import RESULT_BYTES, barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.figures import sort_rows
 from xmc_stream.kernels.lines import lanes
@@ -83,7 +85,7 @@ def plan_scores(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, he
 class ScoreJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
 
-    barred: a matrix of (row, label) pairs that are not predicted, or nothing.
+    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
     """
 
     model: str
@@ -94,6 +96,7 @@ class ScoreJob:
     out: str
     scores: Panels
     barred: str
+    raw: bool = field(default=False, kw_only=True)
 
     @property
     def key(self) -> str:
@@ -103,15 +106,21 @@ class ScoreJob:
     def run(self) -> Receipt:
         """Predict."""
         labels, best = no_predictions(self.stop - self.start, self.k)
-        h = StoredModel(self.model).factor("H")
+        model = StoredModel(self.model)
         with one_blas_thread():
             for first in range(self.start, self.stop, BLOCK):
                 last = min(first + BLOCK, self.stop)
                 mine, pairs = slice(first - self.start, last - self.start), self._barred(first, last)
-                for low, tile in tiles(self.scores.read(first, last), h):
+                for low, tile in self._tiles(model, self.scores.read(first, last)):
                     fold_top_k(tile, low, *pairs, labels[mine], best[mine])
         write_predictions(Path(self.out), self.start, labels, best)
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
+
+    def _tiles(self, model: StoredModel, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Final scores by tiles of classes, see `lowrank.tiles`."""
+        for low, tile in tiles(lines, model.factor("H")):
+            calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
+            yield low, tile
 
     def _barred(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
         return barred_pairs([matrix.block(first, last) for matrix in barred_matrix(self.barred)])
@@ -148,24 +157,19 @@ class ScoreFiguresJob(ScoreJob):
         best: NDArray[np.float32], counts: NDArray[np.int32],
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
-        y, pairs, a, h = (
-            Y.block(first, last),
-            self._barred(first, last),
-            self.scores.read(first, last),
-            model.factor("H"),
-        )
+        y, pairs, a = Y.block(first, last), self._barred(first, last), self.scores.read(first, last)
         y_indptr, y_indices = y.indptr, y.indices
         if len(pairs[0]):
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
         positives = np.empty(len(y_indices), np.float32)
-        for low, tile in tiles(a, h):
+        for low, tile in self._tiles(model, a):
             take_positives(tile, low, y_indptr, y_indices, positives)
         threshold = float32_below(self.threshold)
         count_indices(y_indices, counts[_TRUE])
         count_indices(y_indices[positives > threshold], counts[_HITS])
         sort_rows(y_indptr, positives)
         above = np.zeros(last - first, np.int64)
-        for low, tile in tiles(a, h):
+        for low, tile in self._tiles(model, a):
             fold_top_k(tile, low, *pairs, labels, best)  # which bars pairs in the tile
             fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
@@ -183,6 +187,7 @@ class ScoreRun:
     barred: str = ""
     threshold: float = 0.0
     folder: Path | None = None
+    raw: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         found, known = (self.dataset.n_features, self.dataset.n_labels), self.model.shape
@@ -212,9 +217,9 @@ class ScoreRun:
                 common = (*about, start, stop, self.k, str(self.out), scores, self.barred)
                 if self.folder:
                     counts = str(self.folder / f"counts-{start}")
-                    jobs.append(ScoreFiguresJob(*common, self.threshold, counts))
+                    jobs.append(ScoreFiguresJob(*common, self.threshold, counts, raw=self.raw))
                 else:
-                    jobs.append(ScoreJob(*common))
+                    jobs.append(ScoreJob(*common, raw=self.raw))
             receipts = yield Phase("evaluate" if self.folder else "predict", jobs)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

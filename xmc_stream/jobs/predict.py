@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import top_k
+from xmc_stream.solvers.calibration import Calibration
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import StoredModel
@@ -144,7 +146,8 @@ class PredictProbe:
             made = time.perf_counter()
             top_k(
                 block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
-                tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs([]),
+                tile.weights, tile.bias, calibration_of(model, run.first, run.last), np.empty(len(tile.bias), np.float32),
+                labels, scores, *barred_pairs([]),
             )  # fmt: skip
             rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
@@ -156,7 +159,7 @@ class PredictProbe:
 class PredictJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
 
-    barred: a matrix of (row, label) pairs that are not predicted, or nothing.
+    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
     """
 
     model: str
@@ -168,6 +171,7 @@ class PredictJob:
     sizes: PredictPlan
     max_rows: int
     barred: str
+    raw: bool = False
 
     @property
     def key(self) -> str:
@@ -187,13 +191,19 @@ class PredictJob:
                 with use_tile(model, run, self.sizes) as tile:
                     top_k(
                         x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
-                        tile.weights, tile.bias, np.empty(len(tile.bias), np.float32), labels[mine], scores[mine],
-                        *barred_pairs(barred),
+                        tile.weights, tile.bias, calibration_of(model, run.first, run.last, self.raw),
+                        np.empty(len(tile.bias), np.float32), labels[mine], scores[mine], *barred_pairs(barred),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
+
+
+def calibration_of(model: StoredModel, first: int, last: int, raw: bool = False) -> NDArray[np.float32]:
+    """What scores of classes [first, last) are calibrated by; raw: not at all."""
+    calibration = None if raw else Calibration.of(model.path, model.attributes)
+    return NOT_CALIBRATED if calibration is None else calibration.by(model.label_counts(first, last))
 
 
 def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -228,7 +238,7 @@ def _make_tile(model: StoredModel, run: Run) -> Tile:
 
 @dataclass
 class PredictRun:
-    """The jobs of one prediction."""
+    """The jobs of one prediction; raw: by the scores before calibration."""
 
     model: StoredModel
     dataset: Dataset
@@ -236,6 +246,7 @@ class PredictRun:
     out: Path
     plan: MemoryPlan
     barred: str = ""
+    raw: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.dataset.n_features != self.model.n_features:
@@ -252,7 +263,7 @@ class PredictRun:
         jobs = [
             PredictJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
-                self.plan.cuts.rows, self.barred,
+                self.plan.cuts.rows, self.barred, self.raw,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

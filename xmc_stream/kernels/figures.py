@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.calibration import calibrate_row, calibrated
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.ranking import bar, insert_all
 from xmc_stream.kernels.scores import score_all
@@ -25,13 +26,14 @@ def score_positives(
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],
+    by: NDArray[np.float32],
     scores: NDArray[np.float32],
     positives: NDArray[np.float32],
 ) -> None:
     """The scores of the true labels that one tile holds: positives[p] is that of y_indices[p].
 
     indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. Rows without true labels in
-    the tile are not scored.
+    the tile are not scored. by: what the tile's scores are calibrated by, see `kernels.calibration`.
     """
     for i in range(len(indptr) - 1):
         p, end = y_indptr[i], y_indptr[i + 1]
@@ -41,7 +43,8 @@ def score_positives(
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         while p < end and y_indices[p] < first_class + n_classes:
-            positives[p] = scores[y_indices[p] - first_class]
+            c = y_indices[p] - first_class
+            positives[p] = calibrated(scores[c], c, by) if by.shape[1] else scores[c]
             p += 1
 
 
@@ -63,6 +66,7 @@ def count_above(
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],
+    by: NDArray[np.float32],
     scores: NDArray[np.float32],
     best_labels: NDArray[np.int64],
     best_scores: NDArray[np.float32],
@@ -81,6 +85,7 @@ def count_above(
     """
     for i in range(len(indptr) - 1):
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        calibrate_row(scores, by)
         bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
         insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])
         row = scores[:n_classes]

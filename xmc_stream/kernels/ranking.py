@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.calibration import calibrate_row, calibrated
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import FEW, LANES, met, score_all, score_few
 
@@ -76,6 +77,7 @@ def top_k(
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
     bias: NDArray[np.float32],
+    by: NDArray[np.float32],
     scores: NDArray[np.float32],
     best_labels: NDArray[np.int64],
     best_scores: NDArray[np.float32],
@@ -85,13 +87,16 @@ def top_k(
     """Fold the scores of one tile (its slots are classes first_class, first_class + 1, ...) into each row's best k.
 
     best_labels, best_scores (n, k): from best to worst, ties to the lower label; -1 and -inf where there is none yet.
-    Tiles must come in ascending order of classes: a later label then loses every tie. barred_indptr (n + 1,),
-    barred_indices: labels of each row that score -inf, or two empty arrays.
+    Tiles must come in ascending order of classes: a later label then loses every tie. by: what the tile's scores are
+    calibrated by, see `kernels.calibration`. barred_indptr (n + 1,), barred_indices: labels of each row that score -inf, or
+    two empty arrays.
     """
     width, k = len(scores), best_scores.shape[1]
     most = width // FEW if len(barred_indptr) == 0 else -1
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
-    highest = bias.max() if width else np.float32(0.0)
+    unmet = bias.copy()  # what a class scores that is not met
+    calibrate_row(unmet, by)
+    highest = unmet.max() if width else np.float32(0.0)
     for i in range(len(indptr) - 1):
         labels_i, scores_i = best_labels[i], best_scores[i]
         # a class that is not met comes after the k best of the tiles before
@@ -101,8 +106,10 @@ def top_k(
             )
             for t in range(n):
                 s = int(touched[t])
-                insert(first_class + s, scores[s], labels_i, scores_i)
+                score = calibrated(scores[s], s, by) if by.shape[1] else scores[s]
+                insert(first_class + s, score, labels_i, scores_i)
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        calibrate_row(scores, by)
         bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
         insert_all(scores, first_class, n_classes, labels_i, scores_i)

@@ -128,9 +128,9 @@ class Dataset:
         """l2 norms of rows [start, stop) of X."""
         return open_array(self.path / "statistics/row_norms").read(start, stop)
 
-    def label_counts(self) -> NDArray[np.int64]:
-        """Positives of each label (K,)."""
-        return read_small(self.path, "statistics/label_counts")
+    def label_counts(self, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
+        """Positives of each label (K,), or of labels [first, last)."""
+        return read_small(self.path, "statistics/label_counts", first, last)
 
     def most_positives(self) -> int:
         """Positives of the label that has most, by windows: for where there is no room for an array of all labels."""

@@ -17,20 +17,22 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import read_small
+from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, make_folder, new_store, publish
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_tree, make_folder, new_store, publish
 from xmc_stream.store.factors import Factor
-from xmc_stream.store.inventory import LOGS, log_hashes, seal
+from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
-from xmc_stream.store.nodes import attributes_of
+from xmc_stream.store.nodes import Group, attributes_of
 
 FORMAT = "xmc_stream model"
 VERSION = 2
 _PLAIN = 1  # the version of a model whose units all have UNIT classes
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 FACTORS = "factors"  # where a low-rank model has W (D x r) and H (K x r), in place of units
+LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
+CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `solvers.calibration`
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
 
@@ -125,6 +127,15 @@ def begin_model(path: Path) -> None:
     make_folder(path / "units")
 
 
+def write_label_counts(work: Path, dataset: Dataset) -> None:
+    """Put the training rows of each label into a model under construction."""
+    array = ArrayWriter(Group(work), LABEL_COUNTS, np.int64, CHUNK_BYTES)
+    for start in range(0, dataset.n_labels, CHUNK_BYTES // 8):
+        array.append(dataset.label_counts(start, min(start + CHUNK_BYTES // 8, dataset.n_labels)))
+    array.close()
+    fsync_tree(work / LABEL_COUNTS)
+
+
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
     version = VERSION if "units" in attributes else _PLAIN
@@ -208,6 +219,42 @@ class StoredModel:
         """Columns of W and H of a low-rank model, whose scores are x W H^T; 0 of one that has weights by class."""
         return int(self.attributes.get("rank", 0))
 
+    def label_counts(self, first: int, last: int) -> NDArray[np.int64]:
+        """Training rows of labels [first, last). Raises StoreError where the model does not have them."""
+        path = self.path / LABEL_COUNTS
+        if not path.exists():
+            raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
+        array = open_array(path)
+        if array.size != self.n_labels or array.dtype != np.int64:
+            raise StoreError(f"{path} is not a number for each of {self.n_labels} labels: it is damaged; train again")
+        return array.read(first, last)
+
+    def verify_label_counts(self) -> int:
+        """Compare them with their checksums, where the model has them; returns their bytes."""
+        if not (self.path / LABEL_COUNTS).exists():
+            return 0
+        array = open_array(self.path / LABEL_COUNTS)
+        for k in range(array.n_chunks):
+            array.verify_chunk(k)
+        return array.size * array.dtype.itemsize
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether scores are calibrated."""
+        about = self.attributes.get(CALIBRATION)
+        return isinstance(about, dict) and bool(about.get("applied"))
+
+    @property
+    def threshold(self) -> float:
+        """The score above which a label is predicted: even odds, where scores are calibrated."""
+        return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
+
+    def set_calibration(self, about: Mapping[str, Any] | None) -> None:
+        """Keep how scores are calibrated with the model, or drop it; in one step, see `inventory.change_sealed`."""
+        kept = {name: value for name, value in attributes_of(self.path).items() if name != CALIBRATION}
+        change_sealed(self.path, kept if about is None else {**kept, CALIBRATION: dict(about)})
+        self.attributes = attributes_of(self.path)
+
     def factor(self, name: str) -> Factor:
         """W (D x r) or H (K x r) of a low-rank model."""
         return Factor(str(self.path / FACTORS / name), self.rank)
@@ -222,10 +269,15 @@ class StoredModel:
         return Block(first, indptr - a, matrix.indices.map()[a:b], data)
 
     def digest(self) -> str:
-        """What "the same model" means: a hash of parameters, seed, start, shape and the weights in class order."""
+        """What "the same model" means: a hash of parameters, seed, start, shape, weights in class order, calibration."""
         keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
+        if self.calibrated:
+            about = self.attributes[CALIBRATION]
+            made[CALIBRATION] = {key: about.get(key) for key in ("slope", "least", "shift", "fewest", "cap")}
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode())
+        if self.calibrated:
+            digest.update(self.label_counts(0, self.n_labels).astype("<i8").data)
         if self.rank:
             for factor in (self.factor("W"), self.factor("H")):
                 for start in range(0, factor.n, UNIT):

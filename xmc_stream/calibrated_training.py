@@ -1,0 +1,79 @@
+"""Training a model, and another one on a part of the rows whose scores of the rest calibrate it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.calibration import calibrate, refuse_few
+from xmc_stream.datasets.split import split
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.models import Execution, Model, load_model
+from xmc_stream.planning import Parameters
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.encoding import remove
+from xmc_stream.store.model import CALIBRATION
+from xmc_stream.training import train
+
+
+def train_calibrated(
+    dataset: Dataset,
+    path: Path,
+    parameters: Parameters,
+    seed: int,
+    execution: Execution,
+    fraction: float,
+    overwrite: bool = False,
+    force: bool = False,
+    check: bool = True,
+) -> tuple[Model, dict[str, Any]]:
+    """Train on all rows as `train` does, and calibrate by a model of the same parameters that has not seen `fraction` of them.
+
+    In `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
+    on from there. The figures are those of `train`, of both trainings where they are seconds and peak_rss, and what
+    `calibrate` returns in `calibration`. Raises what these and `split` raise.
+    """
+    began = time.perf_counter()
+    if asdict(parameters).get("observed") == "given":
+        raise InputError(
+            "calibration needs all labels of the rows held out, and with observed=given some are not known"
+        )
+    if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
+        model, figures = train(dataset, path, parameters, seed, execution, force=force, check=check)
+        return model, {**figures, CALIBRATION: done}
+    work = path.with_name(f"{path.name}.calibration")
+    part, held = work / "train.xmc", work / "held.xmc"
+    if overwrite or not _is_part(part, dataset, fraction, seed):
+        remove(work)
+        work.mkdir(parents=True)
+        split(dataset, part, held, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
+        try:
+            refuse_few(open_dataset(held))
+        except InputError:
+            remove(work)
+            raise
+    other, before = train(open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check)
+    model, figures = train(dataset, path, parameters, seed, execution, overwrite, force, check)
+    about = calibrate(model, held, scores_of=other, execution=execution, check=check)
+    remove(work)
+    return model, {
+        **figures,
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": max(figures["peak_rss"], before["peak_rss"]),
+        CALIBRATION: about,
+    }
+
+
+def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
+    """Whether the rows to train on lie there; what is held out is named before them."""
+    try:
+        made = open_dataset(part).attributes.get("split", {})
+    except StoreError:
+        return False
+    wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}
+    return {name: made.get(name) for name in wanted} == wanted
+
+
+__all__ = ["train_calibrated"]

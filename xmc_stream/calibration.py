@@ -1,0 +1,136 @@
+"""Calibrating a finished model on rows that it has not seen: what is learned, and how, see `solvers.calibration`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.models import Execution, Model, checked, load_model, planned
+from xmc_stream.solvers.calibration import CANDIDATES, Candidates
+from xmc_stream.solvers.calibration import calibrate as learn
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.matrix import stream
+from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+
+_LEAST_ROWS = 100
+_MOST_ROWS = 1 << 15  # that are learned from: of more, evenly spaced ones
+_CANDIDATE_BYTES = 160  # of a row's candidate: what is known of it, and what is made of that
+_BLOCK_BYTES = 2**20  # of true labels that are compared at a time
+_PAIR_WORK = 16  # times as much is what is made of them
+
+
+def calibrate(
+    model: Model | str | Path,
+    data: Dataset | str | Path,
+    *,
+    scores_of: Model | str | Path | None = None,
+    execution: Execution | None = None,
+    check: bool = True,
+) -> dict[str, Any]:
+    """Learn from held-out rows how far the scores of rare and frequent labels are comparable; keep it with the model.
+
+    score' = a_l s + b_l of label l, up to a cap: see `solvers.calibration`. It is applied from then on, where the rows say
+    that it raises the mean of P@1, P@3 and P@5 by more than two standard errors. data: rows that the model was not trained
+    on, 100 or more. scores_of: a model of the same parameters that has not seen them, where this one has. check: compare
+    models with their checksums first. Returns what is kept: applied, slope, least, shift, cap; rows learned from, gain and
+    standard_error of the mean of P@k, and each P@k before and after, in per cent, of halves of the rows by what the others
+    say. Raises InputError where the data do not fit or were trained on, StoreError, MemoryLimitError.
+    """
+    model, seen = _opened(model), _opened(model if scores_of is None else scores_of)
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    execution = execution or Execution()
+    limit = execution.limit()
+    _refuse_unfit(model, seen, dataset)
+    model.label_counts(0, 0)  # or there is no point in going on
+    k = min(CANDIDATES, model.n_labels)
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=model.path.absolute().parent) as folder:
+        predictions = Path(folder) / "predictions"
+        _predict_raw(seen, dataset, k, predictions, limit, execution, check)
+        rows = min(dataset.n_samples, _MOST_ROWS)
+        needs = {"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}
+        limit.check({**needs, "true labels": _PAIR_WORK * _BLOCK_BYTES}, "calibrating")
+        about = learn(_candidates(Predictions(predictions), dataset, seen))
+    model.set_calibration(about)
+    return about
+
+
+def uncalibrate(model: Model | str | Path) -> None:
+    """Drop a model's calibration: its scores are those that it was trained to. Raises StoreError where there is none."""
+    _opened(model).set_calibration(None)
+
+
+def _opened(model: Model | str | Path) -> Model:
+    return model if isinstance(model, Model) else load_model(model)
+
+
+def _refuse_unfit(model: Model, seen: Model, dataset: Dataset) -> None:
+    """Raise InputError where the rows say nothing about the model."""
+    if dataset.n_labels != model.n_labels:
+        raise InputError(
+            f"{dataset.path} has {dataset.n_labels} labels and the model {model.path} has {model.n_labels}: "
+            "convert the data again with --like and the training set"
+        )
+    made = [(m.shape, m.attributes["solver"], m.attributes["params"]) for m in (model, seen)]
+    if made[0] != made[1]:
+        raise InputError(
+            f"{seen.path} is of another shape, solver or parameters than {model.path}: "
+            "its scores say nothing about that model; train it with the same settings"
+        )
+    if dataset.fingerprint == seen.attributes["data"]["fingerprint"]:
+        raise InputError(
+            f"{seen.path} was trained on the rows of {dataset.path}, which it scores too well: "
+            "give rows that were held out (xmc-stream split)"
+        )
+    refuse_few(dataset)
+
+
+def refuse_few(dataset: Dataset) -> None:
+    """Raise InputError where so few rows tell nothing."""
+    if dataset.n_samples < _LEAST_ROWS:
+        raise InputError(
+            f"{dataset.path} has {dataset.n_samples} rows: calibration needs {_LEAST_ROWS} or more that are held out"
+        )
+
+
+def _predict_raw(
+    model: Model, dataset: Dataset, k: int, out: Path, limit: MemoryLimit, execution: Execution, check: bool
+) -> None:
+    """The best k labels of all rows, by the scores before calibration."""
+    from xmc_stream.jobs.job import Notes
+    from xmc_stream.jobs.lowrank_predict import ScoreRun
+    from xmc_stream.jobs.predict import PredictRun
+    from xmc_stream.jobs.warm import warm_up_prediction
+
+    kind = ScoreRun if model.rank else PredictRun
+    with planned(execution, limit, warm_up_prediction(model)) as (engine, plan):
+        work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
+        run = kind(model, dataset, k, work, plan, raw=True)
+        engine.run(checked(model, run.loop(), check), Notes())
+    finish_predictions(work, out, {}, False)
+
+
+def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidates:
+    """Those of the rows that are learned from, in their order."""
+    every = -(-stored.n_samples // _MOST_ROWS)
+    counts = model.label_counts(0, model.n_labels)
+    parts = []
+    for start, labels, scores in stored.blocks():
+        for (y,) in stream([dataset.Y_rows()], _BLOCK_BYTES, start, start + len(labels)):
+            chosen = np.arange(-y.start % every, y.n, every)
+            mine = y.start - start + chosen
+            best = labels[mine].astype(np.int64)
+            truth = scipy.sparse.csr_matrix(
+                (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels)
+            )
+            true = np.asarray(truth[chosen[:, None], np.maximum(best, 0)].todense(), np.bool_) & (best >= 0)
+            parts.append((best, scores[mine], counts[np.maximum(best, 0)], true))
+    return Candidates(*(np.concatenate([part[i] for part in parts]) for i in range(4)))
+
+
+__all__ = ["calibrate", "uncalibrate"]
