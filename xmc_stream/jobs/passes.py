@@ -229,7 +229,7 @@ class LegJob:
         hits, n = np.zeros(PLACES, np.int64), 0
         for block, indptr, labels in rows.blocks(True):
             count_hits(
-                block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z, hits
+                block.indptr, block.indices, block.values, indptr, labels, rows.numbers, stepper.tables, stepper.z, hits
             )  # fmt: skip
             n += block.n
         return {"hits": hits.tolist(), "held": n}
