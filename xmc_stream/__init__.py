@@ -51,6 +51,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CPLST",
     "LEML",
     "Dataset",
     "Execution",

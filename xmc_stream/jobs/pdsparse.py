@@ -215,7 +215,10 @@ class PDSparseRun:
             )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
-                receipts = yield Phase(f"{stage.name} {number + 1}", [job], first, self._groups, told)
+                receipts = yield Phase(
+                    f"{stage.name} {number + 1}", [job], first, self._groups, told, unit="pass",
+                    number=len(self._passes) + 1,
+                )  # fmt: skip
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if legs:
