@@ -198,7 +198,7 @@ class LegJob:
         all_labels, all_a = (np.concatenate([part[side] for part in packed]) for side in (0, 1))
         del packed
         total = int(size.sum())
-        needed = 12 * (len(state.labels) + filled + total) + 8 * stepper.places
+        needed = 12 * (len(state.labels) + filled + total)
         if needed > self.data.plan.dual:
             raise MemoryLimitError(
                 f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
