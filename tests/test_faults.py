@@ -612,7 +612,7 @@ def test_a_run_that_comes_near_its_limit_ends_and_goes_on(small: Path, tmp_path:
 
 def test_the_event_log_tells_a_run(trained: Path) -> None:
     events = list(read_events(trained / "events.jsonl"))
-    names = "time event phase job jobs done seconds bytes_read resident private mapped peak limit process"
+    names = "time event phase job jobs done unit number seconds bytes_read resident private mapped peak limit process"
     assert all(set(event) == set(names.split()) for event in events)
     assert (events[0]["event"], events[-1]["event"]) == ("start", "end")
     assert all(0 < event["private"] < event["resident"] <= event["limit"] for event in events)

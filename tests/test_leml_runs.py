@@ -20,9 +20,13 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.engine.events import read_events
+from xmc_stream.engine.summary import describe_unfinished
+from xmc_stream.errors import InputError, JobError, MemoryLimitError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, plan_lowrank
+from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
+from xmc_stream.jobs.lowrank import ProjectJob
+from xmc_stream.jobs.passes import LegJob
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.solvers.leml import LEMLParameters
 from xmc_stream.store.dataset import Dataset
@@ -124,6 +128,81 @@ def test_two_worker_processes_give_the_same_model(
     lines = [json.loads(line) for line in (tmp_path / "there" / "events.jsonl").read_text().splitlines()]
     mixed = [line for line in lines if "/v/" in line.get("job", "")]
     assert len({line["process"] for line in mixed}) == 2
+
+
+def jobs_of(model: Path) -> list[dict[str, Any]]:
+    """The jobs of a run, as its event log has them, the checks of the data apart."""
+    jobs = [event for event in read_events(model / "events.jsonl") if event["event"] == "job"]
+    return [job for job in jobs if not job["job"].startswith("check")]
+
+
+@pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
+@pytest.mark.parametrize("small", [False, True])
+def test_the_sums_of_a_run_are_those_of_its_event_log(
+    p: LEMLParameters, small: bool, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xmc_stream.jobs.leml._SMALL", 2**28 if small else 0)
+    options = {**p.to_dict(), "memory_limit": LIMIT, "threads": 1}
+    whole = xs.LEML(**options).fit(several_blocks, model=tmp_path / "whole").report_
+    jobs = jobs_of(tmp_path / "whole")
+    assert whole["bytes_read"] == sum(job["bytes_read"] for job in jobs)
+    assert whole["bytes_streamed"] == sum(job["bytes_read"] for job in jobs if not job["job"].startswith("h/"))
+    assert {job["phase"] for job in jobs if job["job"].startswith("w/")} == {
+        f"alternation {done['alternation']}, W" for done in whole["history"]
+    }
+    dataset, products = Dataset(several_blocks), [done["products"] for done in whole["history"]]
+    if p.closed:  # the residual, the products, A
+        assert whole["passes"] == sum(n + 2 for n in products)
+    else:  # values and gradients of the steps, products of two passes each, A
+        steps = 1 if p.loss == "squared" else p.newton
+        assert sum(2 * n + 3 for n in products) <= whole["passes"] <= sum(2 * n + 2 * steps + 2 for n in products)
+    assert whole["passes"] <= most_passes(p)
+    assert whole["bytes_read"] >= whole["passes"] * dataset.X_rows().nnz * 8
+
+    # a run that fails and goes on comes to the same sums
+    with monkeypatch.context() as broken:
+        broken.setattr("xmc_stream.jobs.lowrank.ProjectJob.run", failing_at(ProjectJob.run, "a/2"))
+        with pytest.raises(JobError, match="no more"):
+            xs.LEML(**options).fit(several_blocks, model=tmp_path / "again")
+    again = xs.LEML(**options).fit(several_blocks, model=tmp_path / "again").report_
+    assert again["resumed"]
+    for name in ("passes", "bytes_read", "bytes_streamed"):
+        assert again[name] == whole[name]
+
+
+def failing_at(run: Callable[[Any], Receipt], name: str) -> Callable[[Any], Receipt]:
+    """A job's run, which fails for those of a name."""
+
+    def fails(job: Any) -> Receipt:
+        if job.name == name:
+            raise JobError("no more")
+        return run(job)
+
+    return fails
+
+
+@pytest.mark.parametrize(("solver", "unit"), [("LEML", "alternation"), ("CPLST", "iteration"), ("PDSparse", "pass")])
+def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
+    solver: str, unit: str, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, work = tmp_path / "m", tmp_path / "m.partial"
+    options = {"LEML": {"rank": 7, "tol": 0.0}, "CPLST": {"rank": 7}, "PDSparse": {"lam": 0.3, "max_passes": 3}}
+    with monkeypatch.context() as broken:
+        broken.setattr("xmc_stream.jobs.lowrank.ProjectJob.run", failing_at(ProjectJob.run, "a/3"))
+        visit = LegJob.run
+
+        def third(job: LegJob) -> Receipt:
+            if job.number == 2 and job.data.path == str(several_blocks):  # and not while kernels are loaded
+                raise JobError("no more")
+            return visit(job)
+
+        broken.setattr("xmc_stream.jobs.passes.LegJob.run", third)
+        with pytest.raises(JobError, match="no more"):
+            getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
+    told = describe_unfinished(work)
+    assert told[unit] == 3
+    assert "round" not in told
+    assert f"{unit} 3" in told["phase"]
 
 
 def test_a_limit_that_cannot_work_is_refused(several_blocks: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from xmc_stream.jobs.passes import LegJob, _sessions, drop_session
 from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.rows import Data, PassPlan
+from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
 from xmc_stream.solvers.pdsparse import PDSparseParameters
 from xmc_stream.store.dataset import Dataset
@@ -76,6 +77,31 @@ def test_a_refit_learns_from_the_rows_held_out_as_from_the_others() -> None:
     assert fits[0.3]["n_learned"] == fits[0.0]["n_learned"] > 300
     assert fits[0.3]["history"][-1]["dual"] == pytest.approx(fits[0.0]["history"][-1]["dual"], rel=5e-3)
     assert fits[0.3]["duality_gap"] < 0.05
+
+
+@pytest.mark.parametrize(("n", "d", "k", "parts", "density", "lam"), [
+    (300, 8, 4, 1, 0.8, 0.2), (300, 30, 40, 3, 0.3, 3.0), (400, 200, 1100, 1, 0.03, 0.2),
+])  # fmt: skip
+def test_figures_of_held_out_rows_are_those_of_evaluate(
+    n: int, d: int, k: int, parts: int, density: float, lam: float, tmp_path: Path
+) -> None:
+    """With the same weights on the same rows: labels that score 0 or less are ranked too, ties go to the lower one."""
+    rng = np.random.default_rng(k)
+    X = sp.random(n, d, density, format="csr", dtype=np.float32, random_state=k)
+    scores = X @ sp.random(d, k, 0.2, random_state=1) + 0.05 * rng.random((n, k))
+    Y = sp.csr_matrix(np.asarray(scores) >= np.sort(np.asarray(scores), axis=1)[:, [-3]], dtype=np.float32)
+    clf = xs.PDSparse(lam=lam, held_out=0.4, refit=False, parts=parts, max_passes=2, memory_limit=LIMIT).fit(X, Y)
+    held = np.empty(n, np.bool_)
+    held_out(np.arange(n), 0, 0.4, held)
+    held &= (Y.sum(axis=1).A1 > 0) & (k > Y.sum(axis=1).A1)
+    assert clf.report_["n_held_out"] == held.sum()
+    rows = xs.convert(X[held], tmp_path / "held.xmc", labels=Y[held])
+    ks = [at for at in (1, 3, 5) if at <= k]
+    figures = xs.evaluate(clf.model_.path, rows, ks=ks)
+    for at in ks:
+        assert clf.report_[f"held_out_P@{at}"] == pytest.approx(figures[f"P@{at}"], abs=1e-4)
+    scored = (X[held] @ clf.model_.to_scipy()).toarray()
+    assert ((scored > 0).sum(axis=1) < max(ks)).any()  # else the test says nothing
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CPLST",
     "LEML",
     "Dataset",
     "Execution",

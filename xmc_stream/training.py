@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
-from xmc_stream.engine.runner import Engine, wait_for_interrupted
+from xmc_stream.engine.runner import BESIDE, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs import cplst, leml, pdsparse, ppdsparse
 from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state, legs_again, pass_of
@@ -113,9 +113,11 @@ def _train(
             result = engine.run(whole(), ledger)
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
+        beside = [receipt[BESIDE] for receipt in receipts if BESIDE in receipt]
+        receipts += beside
         n_bytes = sum(receipt.get("bytes_read", 0) for receipt in receipts)
-        streamed = sum(
-            receipt["bytes_read"]
+        streamed = sum(receipt.get("bytes_read", 0) for receipt in beside) + sum(
+            receipt.get("bytes_read", 0)
             for key, receipt in ledger.items()
             if key.startswith(("search/", "pass/", "objective/", "w/"))
         )

@@ -1,6 +1,7 @@
 """The event log of a run: a JSON line an event, for `info` and pictures.
 
-event: start, phase (jobs: how many it has; done: how many of them an earlier session did), job, again (job: is made again,
+event: start, phase (jobs: how many it has; done: how many of them an earlier session did; unit, number: how far the run is
+in its method's own terms, for instance "pass" and 3, or ""), job, again (job: is made again,
 as what it left is damaged; of PD-Sparse a pass, and all that follow), memory (the most since the line before), end, error
 or interrupted (of a session; one that was killed has none). Every line has all keys.
 bytes_read and seconds are a job's; resident, private (anonymous) and mapped (file-backed) bytes those of `process`, peak
@@ -55,10 +56,10 @@ class EventLog:
                 self._file.close()
                 self._file = None
 
-    def phase(self, name: str, jobs: int, done: int) -> None:
+    def phase(self, name: str, jobs: int, done: int, unit: str = "", number: int = 0) -> None:
         """A phase of so many jobs begins, some of which were done before."""
         self._phase = name
-        self.add("phase", jobs=jobs, done=done)
+        self.add("phase", jobs=jobs, done=done, unit=unit, number=number)
 
     def sample(self, usage: Usage) -> None:
         """Memory of this process now; noted now and then, at its largest since the last line."""
@@ -79,8 +80,9 @@ class EventLog:
                 self._most = Usage(0, 0, 0)
             line = {
                 "time": round(time.time(), 3), "event": event, "phase": self._phase, "job": "", "jobs": 0, "done": 0,
-                "seconds": 0.0, "bytes_read": 0, "resident": usage.resident, "private": usage.private,
-                "mapped": usage.mapped, "peak": 0, "limit": self._limit, "process": process or this_process(), **more,
+                "unit": "", "number": 0, "seconds": 0.0, "bytes_read": 0, "resident": usage.resident,
+                "private": usage.private, "mapped": usage.mapped, "peak": 0, "limit": self._limit,
+                "process": process or this_process(), **more,
             }  # fmt: skip
             text = b"\n" * self._broken + json.dumps(line).encode() + b"\n"
             try:

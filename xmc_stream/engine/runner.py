@@ -31,6 +31,8 @@ from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
 from xmc_stream.stop import StoppedError, wanted_while
 
 _CLIENT_LOG = logging.getLogger("distributed.client")
+BESIDE = "beside"  # in a receipt: sums over jobs right before it whose receipts are not kept
+_SUMS = ("passes", "bytes_read")
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
 _under_way: Counter[str] = Counter()  # jobs of each run on threads of this process
@@ -51,7 +53,7 @@ class Phase(Protocol):
     """Jobs that may run in any order, beside each other.
 
     done, total: for the bar, of a row of phases that share one; note: behind its name. kept: whether receipts go into
-    the book.
+    the book; of others the sums go with the next one that does. unit, number: how far the run is, for the log.
     """
 
     @property
@@ -66,6 +68,10 @@ class Phase(Protocol):
     def note(self) -> str: ...
     @property
     def kept(self) -> bool: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def number(self) -> int: ...
 
 
 class Book(Protocol):
@@ -307,15 +313,17 @@ class Engine:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
         receipts: list[Receipt] | None = None
         self._goes_on = isinstance(book, Ledger)
+        beside: Counter[str] = Counter()
         while True:
             try:
                 phase: Phase = loop.send(receipts)
             except StopIteration as end:
                 result: Receipt = end.value
                 return result
-            receipts = self._run_phase(phase, book)
+            receipts = self._run_phase(phase, book, beside)
 
-    def _run_phase(self, phase: Phase, book: Book) -> list[Receipt]:
+    def _run_phase(self, phase: Phase, book: Book, beside: Counter[str]) -> list[Receipt]:
+        """beside: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""
         receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
         todo = [job for job in phase.jobs if receipts[job.key] is None]
         before = phase.done + len(phase.jobs) - len(todo)
@@ -324,13 +332,16 @@ class Engine:
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
         if todo:
-            self._events.phase(phase.name, len(phase.jobs), len(phase.jobs) - len(todo))
+            self._events.phase(phase.name, len(phase.jobs), len(phase.jobs) - len(todo), phase.unit, phase.number)
         with bar:
             try:
                 for job, done in self._as_completed(todo):
                     receipts[job.key] = done.receipt
                     if phase.kept:
-                        book.add(job.key, done.receipt)
+                        book.add(job.key, done.receipt | ({BESIDE: dict(beside)} if beside else {}))
+                        beside.clear()
+                    else:
+                        beside.update({name: done.receipt[name] for name in _SUMS if name in done.receipt})
                     self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
                     self._log(job, done)
                     bar.update()

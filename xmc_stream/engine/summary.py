@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -70,25 +69,27 @@ def unfinished_run(path: Path) -> Path | None:
 
 
 def describe_unfinished(work: Path) -> dict[str, Any]:
-    """How far a run is. round: the one it is in, 0 before the first; running: whether a process is at it now.
+    """How far a run is. running: whether a process is at it now.
 
+    By the name of the method's unit (round, pass, alternation, iteration) which one it is in; nothing before the first.
     Raises StoreError where the ledger is damaged.
     """
     receipts, running = read_ledger(work / "ledger.jsonl")
     identity = receipts.get(IDENTITY, {})
-    phase, jobs, done, round_ = "", 0, 0, 0
+    phase, jobs, done = "", 0, 0
+    at: dict[str, int] = {}
     for event in read_events(work / "events.jsonl"):
         if event["event"] == "phase":
             phase, jobs, done = event["phase"], event["jobs"], event["done"]
-            found = re.match(r"round (\d+)", phase)
-            round_ = int(found[1]) if found else round_
+            if event.get("unit"):
+                at = {event["unit"]: event["number"]}
         elif event["event"] == "job":
             done += 1
     return {
         "kind": "unfinished model",
         **{name: identity.get(name) for name in ("solver", "params", "seed")},
         "running": running,
-        "round": round_,
+        **at,
         "phase": phase,
         "jobs_done": done,
         "jobs_in_phase": jobs,

@@ -105,7 +105,7 @@ class CPLSTRun:
             w = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0]) for job in solves))
             name = f"iteration {number}"
             if self.ledger.get(f"h/{number}") is None:
-                yield Phase(f"{name}, W", solves)
+                yield Phase(f"{name}, W", solves, unit="iteration", number=number)
                 scores, sums = (
                     Panels(str(scratch / kind), n, self._sizes.cuts)
                     for kind, n in (("a", d.n_samples), ("sums", d.n_labels))

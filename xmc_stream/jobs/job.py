@@ -27,7 +27,8 @@ class Phase:
     """Jobs that may run in any order, beside each other.
 
     done, total: where they stand in a longer row of phases, if so. note: for those who watch. kept: receipts go into the
-    ledger; else the jobs are done again in every session, as what they leave on disk is not durable.
+    ledger; else the jobs are done again in every session, as what they leave on disk is not durable. unit, number: how
+    far the run is in its method's own terms, for instance ("pass", 3); "" where that stays as it was.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Phase:
     total: int = 0
     note: str = ""
     kept: bool = True
+    unit: str = ""
+    number: int = 0
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

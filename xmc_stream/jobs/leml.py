@@ -127,8 +127,10 @@ def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple
 
 def most_passes(p: LEMLParameters) -> int:
     """Passes over X of a run, at most: for each W step, and to project it."""
-    products = p.cg + 1 if p.loss == "squared" else p.newton * (p.cg + 2)
-    return p.alternations * ((1 if p.closed else 2) * products + 1)
+    if p.closed:
+        return p.alternations * (p.cg + 2)
+    newton = 1 if p.loss == "squared" else p.newton
+    return p.alternations * (2 + newton * (2 * p.cg + 2))  # a product takes two
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class LEMLRun:
         done = self.ledger.get(f"h/{number}")
         if done is not None:
             return done
-        steps = yield Phase(f"{name}, W", solves, note=told)
+        steps = yield Phase(f"{name}, W", solves, note=told, unit="alternation", number=number)
         parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0]) for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [ProjectJob(self._learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
@@ -306,11 +308,13 @@ class LEMLRun:
         if done is not None:
             return done
         step = WStep(
-            self._learned, f"w/{number}", p, self._sizes.cuts, self._sizes.rows, h, previous, str(self._scratch)
-        )
+            self._learned, f"w/{number}", f"{name}, W", number, p, self._sizes.cuts, self._sizes.rows, h, previous,
+            str(self._scratch),
+        )  # fmt: skip
         solved = self.ledger.get(step.name)
         if self._sizes.small:
-            solved = (yield Phase(f"{name}, W", [WStepJob(step, str(w))], note=told))[0]
+            alone = [WStepJob(step, str(w))]
+            solved = (yield Phase(f"{name}, W", alone, note=told, unit="alternation", number=number))[0]
         elif solved is None:
             figures = yield from step.loop()
             solved = (yield Phase(f"{name}, W", [StoreWJob(step, str(w), figures)]))[0]

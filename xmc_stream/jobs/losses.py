@@ -60,8 +60,11 @@ class MixJob:
 
     def run(self) -> Receipt:
         """Write V; the receipt has the losses' sum in units."""
+        dataset = self.learned.dataset()
+        Y, mask = dataset.Y_rows(), dataset.observed_rows() if self.observed == "given" else None
         with one_blas_thread():
-            return {"units": self._given() if self.observed == "given" else self._all()}
+            units = self._all(Y) if mask is None else self._given(mask, Y)
+        return {"units": units, "bytes_read": Y.bytes_read + (mask.bytes_read if mask else 0)}
 
     def _weights(
         self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held: Any
@@ -85,18 +88,17 @@ class MixJob:
         b = None if self.images is None else self.images.read(first, first + n)
         return self.scores.read(first, first + n), b, self.learned.kept_out(first, n)
 
-    def _given(self) -> int:
-        dataset, units = self.learned.dataset(), 0
-        h = self.labels.read(0, self.labels.n)
-        for mask, y in stream((dataset.observed_rows(), dataset.Y_rows()), ROW_BYTES, self.first, self.last, BLOCK):
-            pairs = given(mask, y)
-            weights, more = self._weights(pairs, h, *self._lines(mask.start, mask.n))
+    def _given(self, mask: SparseMatrix, Y: SparseMatrix) -> int:
+        units, h = 0, self.labels.read(0, self.labels.n)
+        for known, y in stream((mask, Y), ROW_BYTES, self.first, self.last, BLOCK):
+            pairs = given(known, y)
+            weights, more = self._weights(pairs, h, *self._lines(known.start, known.n))
             units += more
-            self.out.write((0, h.shape[1]), mask.start, pairs.by_row(weights, h))
+            self.out.write((0, h.shape[1]), known.start, pairs.by_row(weights, h))
         return units
 
-    def _all(self) -> int:
-        Y, units, n_labels = self.learned.dataset().Y_rows(), 0, self.labels.n
+    def _all(self, Y: SparseMatrix) -> int:
+        units, n_labels = 0, self.labels.n
         for first in range(self.first, self.last, BLOCK):
             y = Y.block(first, min(first + BLOCK, self.last))
             lines = self._lines(first, y.n)
@@ -139,7 +141,7 @@ class BackwardJob:
             self.learned.add_transposed(x, lines, total)
         for first in range(0, len(total), BLOCK):
             self.out.write(self.cut, first, total[first : first + BLOCK, :width])
-        return {"bytes_read": X.bytes_read}
+        return {"passes": width / self.out.columns, "bytes_read": X.bytes_read}
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,14 @@ class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in runs `cuts` and rows in `rows`. before: the W to begin from, None for 0. scratch: a folder.
+    columns in runs `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
+    from, None for 0. scratch: a folder.
     """
 
     learned: Learned
     name: str
+    title: str
+    number: int
     parameters: LEMLParameters
     cuts: tuple[Cut, ...]
     rows: tuple[tuple[int, int], ...]
@@ -176,12 +181,7 @@ class WStep:
         problem = _Pairs(self)
         found, f, products = yield from trust_region(problem, w, p.newton, p.cg, p.cg_tol, p.loss == "squared")
         problem.write("w", found)
-        return {
-            "objective_w": float(f[0]),
-            "products": products,
-            "passes": problem.passes,
-            "bytes_read": problem.bytes_read,
-        }
+        return {"objective_w": float(f[0]), "products": products, **problem.sums}
 
 
 VECTORS = 8  # of D x r, in a W step over pairs: w, the next one, g, s, residual, direction, image, one on the way
@@ -193,12 +193,12 @@ class _Pairs:
     def __init__(self, step: WStep) -> None:
         self._step = step
         self._shape = step.learned.n_inputs(), step.parameters.rank
-        self.passes, self.bytes_read = 0, 0
+        self.sums = {"passes": 0.0, "bytes_read": 0}
 
-    def _do(self, name: str, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        receipts = yield Phase(self._step.name, jobs, kept=False)
-        self.passes += name != "v"
-        self.bytes_read += sum(receipt.get("bytes_read", 0) for receipt in receipts)
+    def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        receipts = yield Phase(self._step.title, jobs, kept=False, unit="alternation", number=self._step.number)
+        for name in self.sums:
+            self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
         return receipts
 
     def write(self, name: str, vector: Array) -> None:
@@ -214,7 +214,7 @@ class _Pairs:
             ProjectJob(step.learned, f"{step.name}/{out}", cut, step.panels(source), step.panels(out))
             for cut in step.cuts
         ]
-        return self._do(out, jobs)
+        return self._do(jobs)
 
     def _mix(self, scores: str, images: str | None) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step, p = self._step, self._step.parameters
@@ -226,7 +226,7 @@ class _Pairs:
             )
             for first, last in step.rows
         ]  # fmt: skip
-        return self._do("v", jobs)
+        return self._do(jobs)
 
     def _backward(self, source: str) -> Generator[Phase, list[Receipt], Array]:
         step = self._step
@@ -235,7 +235,7 @@ class _Pairs:
             BackwardJob(step.learned, f"{step.name}/g", cut, step.parameters.lam, step.panels("v"), step.panels(source), panels)
             for cut in step.cuts
         ]  # fmt: skip
-        yield from self._do("g", jobs)
+        yield from self._do(jobs)
         out = np.empty(self._shape, np.float32)
         for cut in panels.cuts:
             out[:, cut[0] : cut[1]] = panels.take(cut)[:, : cut[1] - cut[0]]
@@ -279,12 +279,13 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        return StoreWJob(self.step, self.out, run_here(self.step.loop(), Notes())).run()
+        figures = run_here(self.step.loop(), Notes())
+        return figures | StoreWJob(self.step, self.out, figures).run()
 
 
 @dataclass(frozen=True)
 class StoreWJob:
-    """Store the W that a step left in its panels. figures: of the step, for the receipt."""
+    """Store the W that a step left in its panels. figures: of the step; what it read is counted with its own jobs."""
 
     step: WStep
     out: str
@@ -301,7 +302,7 @@ class StoreWJob:
         with new_factors(Path(self.out), {"W": panels.columns}) as writers:
             for first in range(0, panels.n, BLOCK):
                 writers["W"].append(panels.read(first, min(first + BLOCK, panels.n)).ravel())
-        return self.figures
+        return {name: self.figures[name] for name in ("objective_w", "products")}
 
 
 @dataclass(frozen=True)
@@ -327,10 +328,11 @@ class LabelsJob:
 
     def run(self) -> Receipt:
         """Solve; the receipt has the losses' sum and lam/2 ||H||^2, in units."""
-        p = self.parameters
+        p, dataset = self.parameters, self.learned.dataset()
         h = self.before.read(self.first, self.last).astype(np.float64)
         with one_blas_thread():
-            pairs = self._all() if p.observed == "full" else self._given()
+            of = _AllOfLabels if p.observed == "full" else _GivenOfLabels
+            pairs = of(dataset, self.first, self.last)
             problem = _Labels(self, pairs)
             if p.loss == "squared":
                 h = problem.solve()
@@ -339,20 +341,19 @@ class LabelsJob:
                 h[problem.n_pairs == 0] = 0
                 h, f, _ = run_alone(trust_region(problem, h, p.newton, p.cg, p.cg_tol))
         self.out.write((0, p.rank), self.first, h.astype(np.float32))
-        return {"units": loss_units(f)}
-
-    def _all(self) -> _AllOfLabels:
-        return _AllOfLabels(self.learned.dataset().Y_rows(), self.first, self.last)
-
-    def _given(self) -> _GivenOfLabels:
-        return _GivenOfLabels(self.learned.dataset(), self.first, self.last)
+        return {"units": loss_units(f), "bytes_read": pairs.bytes_read}
 
 
 class _AllOfLabels:
     """The pairs of all rows and labels [first, last), by row blocks."""
 
-    def __init__(self, Y: SparseMatrix, first: int, last: int) -> None:
-        self._Y, self._first, self._last = Y, first, last
+    def __init__(self, dataset: Dataset, first: int, last: int) -> None:
+        self._Y, self._first, self._last = dataset.Y_rows(), first, last
+
+    @property
+    def bytes_read(self) -> int:
+        """So far."""
+        return self._Y.bytes_read
 
     def __call__(self, first: int, last: int) -> AllPairs:
         return AllPairs(dense_labels(self._Y.block(first, last), self._first, self._last))
@@ -362,8 +363,9 @@ class _GivenOfLabels:
     """The given pairs of labels [first, last), by row blocks; all of them are in memory."""
 
     def __init__(self, dataset: Dataset, first: int, last: int) -> None:
-        mask, y = dataset.observed_columns().block(first, last), dataset.Y_columns().block(first, last)
-        pairs = given(mask, y)
+        mask, Y = dataset.observed_columns(), dataset.Y_columns()
+        pairs = given(mask.block(first, last), Y.block(first, last))
+        self.bytes_read = mask.bytes_read + Y.bytes_read
         shape = dataset.n_samples, last - first
         columns = scipy.sparse.csc_matrix((pairs.true.view(np.int8), pairs.labels, pairs.indptr), shape=shape)
         self._rows = columns.tocsr()

@@ -404,7 +404,8 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
         n += len(lines)
         if criterion == "auc":
             auc += _auc(lines, labels, y)
-    return {"hits": hits.tolist(), "held": n, **({"auc": auc} if criterion == "auc" else {})}
+    figures = {"hits": hits.tolist(), "held": n, "bytes_read": Y.bytes_read}
+    return {**figures, **({"auc": auc} if criterion == "auc" else {})}
 
 
 _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)  # pairs that are barred

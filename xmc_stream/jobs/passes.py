@@ -198,7 +198,7 @@ class LegJob:
         all_labels, all_a = (np.concatenate([part[side] for part in packed]) for side in (0, 1))
         del packed
         total = int(size.sum())
-        needed = 12 * (len(state.labels) + filled + total) + 8 * stepper.places
+        needed = 12 * (len(state.labels) + filled + total)
         if needed > self.data.plan.dual:
             raise MemoryLimitError(
                 f"{n} rows have {total} active labels, whose dual variables take {format_size(needed)} where "
@@ -229,7 +229,7 @@ class LegJob:
         hits, n = np.zeros(PLACES, np.int64), 0
         for block, indptr, labels in rows.blocks(True):
             count_hits(
-                block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z, hits
+                block.indptr, block.indices, block.values, indptr, labels, rows.numbers, stepper.tables, stepper.z, hits
             )  # fmt: skip
             n += block.n
         return {"hits": hits.tolist(), "held": n}

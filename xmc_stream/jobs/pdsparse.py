@@ -174,7 +174,8 @@ class PDSparseRun:
     def _stage(self, stage: Stage, other: Pass | None = None) -> Generator[Phase, list[Receipt], Pass]:
         """Passes until they bring no more; returns the best. other: a pass that must stay."""
         p, d = self.parameters, self.dataset
-        most = min(p.most, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
+        bound = min(p.most, d.n_labels)
+        most = min(bound, max(1, -(-d.Y_rows().nnz // max(d.n_samples, 1))))
         most = stage.start.most if stage.start else most
         best, before, waited, stay = None, stage.start, 0, (stage.start, other)
         for number in range(stage.passes):
@@ -182,7 +183,7 @@ class PDSparseRun:
             if before is not best and before not in stay:
                 self._drop(before)
             before, f = done, done.figures
-            most = most if stage.start else more_labels(most, f["searched"], f["stepped"], p.most)
+            most = most if stage.start else more_labels(most, f["searched"], f["stepped"], bound)
             if f["held"] and best is not None and self._score(done) <= self._score(best):
                 waited += 1
                 if waited == p.patience:
@@ -215,7 +216,10 @@ class PDSparseRun:
             )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
-                receipts = yield Phase(f"{stage.name} {number + 1}", [job], first, self._groups, told)
+                receipts = yield Phase(
+                    f"{stage.name} {number + 1}", [job], first, self._groups, told, unit="pass",
+                    number=len(self._passes) + 1,
+                )  # fmt: skip
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if legs:

@@ -176,7 +176,9 @@ class PPDSparseRun:
             if last:
                 break
             make_folder(self._state(f"solve-{round_}"))
-            solves = yield Phase(f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough))
+            solves = yield Phase(
+                f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough), unit="round", number=round_ + 1
+            )
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
@@ -229,7 +231,7 @@ class PPDSparseRun:
             starts = yield Phase("warm start: weights", self._start_jobs())
             files, _ = yield from self._search(0, False, starts)
         make_folder(self._state("solve-0"))
-        solves = yield Phase("round 1: solve", self._solve_jobs(0, files))
+        solves = yield Phase("round 1: solve", self._solve_jobs(0, files), unit="round", number=1)
         self._drop_before(0)
         return solves
 
@@ -314,7 +316,8 @@ class PPDSparseRun:
         n_found = 0
         for b, phase in enumerate(phases):
             name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"
-            receipts = yield Phase(f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name, phase)
+            name = f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name
+            receipts = yield Phase(name, phase, unit="" if check else "round", number=round_ + 1 if round_ else 0)
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found
 

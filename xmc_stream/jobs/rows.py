@@ -13,8 +13,8 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.order import GROUP, run_slots
-from xmc_stream.kernels.tables import V_BYTES, W_BYTES
-from xmc_stream.solvers.pdsparse import PDSparseParameters, label_numbers, run_bits
+from xmc_stream.kernels.tables import most_bytes_of
+from xmc_stream.solvers.pdsparse import PLACES, PDSparseParameters, label_numbers, run_bits
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 from xmc_stream.store.model import UNIT
@@ -24,7 +24,7 @@ Which = Literal["learned", "held out", "all"]
 HELD_OUT = 50_000  # rows, about, so that looking at them takes little beside a pass
 STRETCH = 2048  # rows that are gathered and visited at a time, at most
 ENTRIES = 1 << 18  # of tables written or read at a time
-_ROW_BYTES = 3 * 12 * 32  # of a row of a group: 32 active labels, before, after, and put in order
+_LABEL_BYTES = 3 * 12  # of an active label of a row of a group: before, after, and put in order
 _X_BYTES = 16 * MIB  # of rows gathered at a time
 _LEAST_TABLES = 4 * MIB
 
@@ -47,16 +47,23 @@ class PassPlan:
         return 0 if self.dense and not fixed else self.tables
 
 
+def group_rows(dataset: Dataset) -> int:
+    """Rows of a group, at most."""
+    return min(dataset.n_samples, GROUP << run_bits(dataset.n_samples, dataset.X_rows().nnz))
+
+
 def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
     """What a leg holds beside the tables."""
     d, k, n, X = dataset.n_features, dataset.n_labels, dataset.n_samples, dataset.X_rows()
-    parts = min(parameters.parts, k)
-    rows = min(n, GROUP << run_bits(n, X.nnz))
+    parts, rows = min(parameters.parts, k), group_rows(dataset)
+    longest, most = min(d, X.nnz, _X_BYTES // 8), min(parameters.most, k)
     return {
-        "features": 34 * d * parts + 8 * d,
+        "features": 28 * d * parts + 24 * d,
         "labels": 24 * k,
         "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
-        "dual variables": rows * min(_ROW_BYTES, 36 * k) + 24 * -(-n >> run_bits(n, X.nnz)),
+        "a row": 8 * min(PLACES, longest * k),
+        "labels that searches bring in": (12 * min(rows, STRETCH) + 48) * most,
+        "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> run_bits(n, X.nnz)),
         "writers and windows": LEG_BYTES + 24 * ENTRIES + 4 * MIB,
     }
 
@@ -70,10 +77,11 @@ def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters
     dense = 8 * dataset.n_features * dataset.n_labels
     plan.refuse_unless({**needs, "tables": min(dense, _LEAST_TABLES)}, "PD-Sparse")
     left = plan.budget - sum(needs.values())
-    more = left // 8 if dense > left // 2 or dataset.n_labels > UNIT else 0  # rows may come to have more active labels
+    # rows may come to have more active labels, all at most
+    more = min(left // 8, _LABEL_BYTES * group_rows(dataset) * dataset.n_labels)
     left -= more
     nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
-    whole = (V_BYTES * 2 + W_BYTES * 2) * dataset.n_features * dataset.n_labels  # they cannot come to hold more
+    whole = most_bytes_of(dataset.n_features, dataset.n_labels, min(parameters.parts, dataset.n_labels))
     return PassPlan(
         nnz, needs["dual variables"] + more, min(left, whole), dense <= left // 2 and dataset.n_labels <= UNIT
     )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores, search_row
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores
+from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import place_in_group
 from xmc_stream.kernels.permutation import key_of, mix
 from xmc_stream.kernels.ranking import insert, insert_all
@@ -97,25 +97,65 @@ def sum_negatives(sets: ActiveLabels, n: int) -> tuple[float, int, int]:
     return total, active, used
 
 
+@inner_kernel
+def _rank_labels(
+    features: NDArray[Any], x: NDArray[np.float32], numbers: NDArray[np.int32], label_of: NDArray[np.int32],
+    tables: Tables, z: NDArray[np.float32], marks: NDArray[np.int32], mark: int, best: NDArray[np.int64],
+    best_z: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """The labels that score highest for the entries of a row, of all, from best to worst: ties to the lower label.
+
+    numbers, label_of: the number of each label, and back. z (K,): zero before and after. marks (K,): nowhere `mark`.
+    best: -1 where there are no more labels.
+    """
+    n_labels, w = tables.n_labels, tables.w
+    best[:], best_z[:] = -1, -np.inf
+    all_ = False
+    for part in range(tables.n_parts):
+        all_ = add_scores(features, x, part, tables, z)[1] or all_
+    if all_:
+        for label in range(n_labels):
+            if z[numbers[label]] > best_z[len(best_z) - 1]:
+                insert(label, z[numbers[label]], best, best_z)
+        z[:] = 0.0
+        return
+    for p in range(len(features)):
+        for t in range(features[p] * tables.n_parts, (features[p] + 1) * tables.n_parts):
+            for at in range(w.begin[t], w.begin[t] + w.n[t]):
+                k = w.words[at]
+                if marks[k] != mark:
+                    marks[k] = mark
+                    insert(label_of[k], z[k], best, best_z)
+                    z[k] = 0.0
+    # labels that no weight touches score 0: the lowest of them, until one is not among the best
+    for label in range(n_labels):
+        if best_z[len(best_z) - 1] >= 0.0 and (best_z[len(best_z) - 1] > 0.0 or best[len(best) - 1] < label):
+            break
+        if marks[numbers[label]] != mark:
+            insert(label, np.float32(0.0), best, best_z)
+
+
 @kernel
 def count_hits(
     indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], y_indptr: NDArray[np.int64],
-    y_labels: NDArray[np.int32], tables: Tables, z: NDArray[np.float32], hits: NDArray[np.int64],
+    y_labels: NDArray[np.int32], numbers: NDArray[np.int32], tables: Tables, z: NDArray[np.float32],
+    hits: NDArray[np.int64],
 ) -> None:  # fmt: skip
-    """hits[r] += over rows: whether the label that scores r-th highest, above 0, is among the row's labels."""
-    none, wanted = np.empty(0, np.int32), len(hits)
+    """hits[r] += over rows: whether the label that scores r-th highest is among the row's labels, as predictions have it.
+
+    y_labels: by number; numbers (K,): of each label. A label that no weight touches scores 0; ties go to the lower label.
+    """
+    wanted, n_labels = len(hits), tables.n_labels
     best, best_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
-    all_, all_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
+    label_of, marks = np.empty(n_labels, np.int32), np.full(n_labels, -1, np.int32)
+    for label in range(n_labels):
+        label_of[numbers[label]] = label
     for r in range(len(indptr) - 1):
         features, x = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
-        all_[:], all_z[:] = -1, 0.0
-        for part in range(tables.n_parts):
-            found, _ = search_row(features, x, none, part, tables, z, best, best_z)
-            for q in range(found):
-                insert(best[q], best_z[q], all_, all_z)
+        _rank_labels(features, x, numbers, label_of, tables, z, marks, r, best, best_z)
         for q in range(wanted):
             for k in range(y_indptr[r], y_indptr[r + 1]):
-                hits[q] += 1 if y_labels[k] == all_[q] else 0
+                hits[q] += 1 if best[q] >= 0 and y_labels[k] == numbers[best[q]] else 0
 
 
 @kernel

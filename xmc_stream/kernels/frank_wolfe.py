@@ -169,13 +169,17 @@ def _scores(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], tables: Tables,
     places: NDArray[np.int64], out: NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """w_k.x of some labels from all entries of a row; places (entries, labels): where their v are in `values`, -1: nowhere."""
-    values = tables.values
+    """w_k.x of some labels from all entries of a row.
+
+    places: for each entry, and of it each label, where v is in `values`, -1 for nowhere; if there is room for all.
+    """
+    values, remember = tables.values, len(features) * len(active) <= len(places)
     out[:] = 0.0
     for p in range(len(features)):
         for k in range(len(active)):
             at = find(features[p], active[k], tables)
-            places[p, k] = at
+            if remember:
+                places[p * len(active) + k] = at
             if at >= 0:
                 out[k] += x[p] * soft(values[at], tables.lam)
 
@@ -185,18 +189,19 @@ def _move(
     features: NDArray[Any], x: NDArray[np.float64], active: NDArray[np.int32], steps: NDArray[np.float64],
     tables: Tables, places: NDArray[np.int64], fixed: bool,
 ) -> None:  # fmt: skip
-    """v_k += step_k x for some labels, whose places are known as long as no label is new to a feature; w follows.
+    """v_k += step_k x for some labels, whose places (see `_scores`) are known as long as none is new to a feature; w follows.
 
     fixed: where a label is new to a feature, its v stays 0.
     """
+    remembered = len(features) * len(active) <= len(places)
     values, words, weights, wide = tables.values, tables.v.words, tables.weights, tables.wide
     n_weights, begin, lam, n_parts = tables.w.n, tables.w.begin, tables.lam, tables.n_parts
     for p in range(len(features)):
-        known = True
+        known = remembered
         for k in range(len(active)):
             if steps[k] == 0.0:
                 continue
-            at = places[p, k] if known else find(features[p], active[k], tables)
+            at = places[p * len(active) + k] if known else find(features[p], active[k], tables)
             if at < 0:
                 if fixed:
                     continue
@@ -222,19 +227,20 @@ def _move(
 def visit_rows(
     rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
     data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float, z: NDArray[np.float32],
-    places: NDArray[np.int64], fixed: bool, work: NDArray[np.int64],
+    longest: int, room: int, places: NDArray[np.int64], fixed: bool, work: NDArray[np.int64],
     largest: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
     keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
-    that a search may bring in. z (K,): zero. places: for the entries of the longest row and the most labels. fixed: no
-    search, and no v that is not in the tables. work (2,) counts weights that searches and steps met; largest (1,): step
+    that a search may bring in. z (K,): zero. longest, room: entries of a row, and active labels with those that a
+    search brings in, at most. places: to remember where a row's v are; rows with more are looked up twice. fixed: no search,
+    and no v that is not in the tables. work (2,) counts weights that searches and steps met; largest (1,): step
     of a.
     """
     n_labels = tables.n_labels
-    longest, room = places.shape
-    x, drawn, sampled = np.empty(longest), np.empty(longest, np.int64), np.empty(longest, np.float32)
+    draws = longest // rate + 1 if rate > 1 else 0
+    x, drawn, sampled = np.empty(longest), np.empty(draws, np.int64), np.empty(draws, np.float32)
     best, best_z = np.empty(most, np.int64), np.empty(most, np.float32)
     scores, steps, p_new, q_new = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
     scratch_p, scratch_q = np.empty(room), np.empty(room)

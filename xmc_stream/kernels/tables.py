@@ -191,19 +191,37 @@ def _w_size(count: int, part: int, tables: Tables) -> tuple[int, bool]:
 
 
 @inner_kernel
+def _places(above: int, size: int) -> int:
+    """Places of a region of each size from above to `size`: a table that grows leaves one after another."""
+    total = 0
+    for s in range(max(above + 1, _LEAST_SIZE), size + 1):
+        total += length(s)
+    return total
+
+
+@inner_kernel
 def bytes_needed(feature: int, more: int, tables: Tables) -> int:
     """Bytes that so many labels, all new to each table of a feature, may take; free regions are not counted on."""
     needed = 0
     if not tables.dense:
         for t in range(feature * tables.n_parts, (feature + 1) * tables.n_parts):
-            size = _v_size(tables.v.n[t] + more)
-            if size > tables.v.size[t]:
-                needed += V_BYTES * length(size)
+            part = t - feature * tables.n_parts
+            low, high = part_bounds(part, tables.n_labels, tables.n_parts)
+            needed += V_BYTES * _places(int(tables.v.size[t]), _v_size(min(tables.v.n[t] + more, high - low)))
             # labels that are there already may come to have a weight
-            size, _ = _w_size(tables.w.n[t] + more, t - feature * tables.n_parts, tables)
-            if not tables.wide[t] and size > tables.w.size[t]:
-                needed += W_BYTES * length(size)
+            size, _ = _w_size(min(tables.w.n[t] + more, high - low), part, tables)
+            if not tables.wide[t]:
+                needed += W_BYTES * _places(int(tables.w.size[t]), size)
     return needed
+
+
+def most_bytes_of(n_features: int, n_labels: int, n_parts: int) -> int:
+    """Bytes beyond which such tables cannot grow, with every region that they may leave behind."""
+    most = -(-n_labels // n_parts)  # labels of a part
+    size = _LEAST_SIZE
+    while length(size) < most:
+        size += 1
+    return n_features * n_parts * (V_BYTES * _places(-1, _v_size(most)) + W_BYTES * _places(-1, size))
 
 
 @inner_kernel

@@ -29,6 +29,7 @@ from xmc_stream.kernels.tables import Tables, dense_tables, hash_tables
 _NUMBERS = 1 << 40  # the label number in the key of the permutation of labels
 _PASSES = 1 << 42  # and of the orders of passes
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search
+PLACES = 1 << 19  # of v that are remembered for a row at a time, at most
 _RUN_BYTES, _RUN_BITS = 1 << 17, 7  # of a run of rows, on average, and rows at most (log2)
 
 
@@ -146,7 +147,7 @@ def pass_key(seed: int, stage: int, number: int) -> np.uint64:
 
 
 def more_labels(most: int, searched: int, stepped: int, bound: int) -> int:
-    """Labels that searches of the next pass may bring in: twice as many after one that mostly searched.
+    """Labels that searches of the next pass may bring in, at most `bound`: twice as many after one that mostly searched.
 
     searched, stepped: weights that searches and steps met; counted, as a time would make the model a matter of chance.
     """
@@ -172,13 +173,8 @@ class Stepper:
         else:
             self.tables = dense_tables(n_features, n_labels, parts, lam)
         self.C, self.rate, self.z = parameters.C, rate, np.zeros(n_labels, np.float32)
-        self._places = np.empty((0, 0), np.int64)
+        self._places = np.empty(0, np.int64)
         self._reset()
-
-    @property
-    def places(self) -> int:
-        """Of v that it remembers for a row at a time."""
-        return int(self._places.size)
 
     def _reset(self) -> None:
         self._work, self._largest = np.zeros(2, np.int64), np.zeros(1)
@@ -201,15 +197,15 @@ class Stepper:
         )
         spread(members, state.begin, state.size, state.labels, state.a, most, sets)
         longest, room = int(np.diff(block.indptr).max(initial=0)), int(sizes.max(initial=0)) + most
-        if self._places.shape[0] < longest or self._places.shape[1] < room:
-            self._places = np.empty((max(longest, self._places.shape[0]), max(room, self._places.shape[1])), np.int64)
+        if len(self._places) < min(longest * room, PLACES):
+            self._places = np.empty(min(longest * room, PLACES), np.int64)
         keys = np.empty(n, np.uint64)
         row_keys(numbers[at], key, keys)
         done, packed = 0, -1
         while True:
             done += visit_rows(
                 at[done:], keys[done:], block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C,
-                self.z, self._places, fixed, self._work, self._largest,
+                self.z, longest, room, self._places, fixed, self._work, self._largest,
             )  # fmt: skip
             if done == n:
                 break
