@@ -211,7 +211,8 @@ class Engine:
             self._client = self._scheduler
         if self._owned:
             _CLIENT_LOG.setLevel(logging.CRITICAL)  # it tells at length of a scheduler that is gone, and we in a line
-        self._address = self._client.scheduler.address
+        rpc = self._client.scheduler
+        self._address = rpc.address if rpc else ""
         if self._scheduler is not None:
             try:
                 self._meet_workers()
