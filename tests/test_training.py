@@ -191,11 +191,23 @@ def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
 
 def test_class_without_positives_never_outranks_one_with(tmp_path: Path) -> None:
     X, Y = problem(k=3)
-    Y = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 1))]))
-    clf = xs.PPDSparse(memory_limit="2GB").fit(X, Y)
-    assert clf.model_.bias()[3] == -1.0
-    assert clf.model_.to_scipy()[:, [3]].nnz == 0
-    assert clf.report_["n_empty"] == 1
+    Y = sp.csr_matrix(sp.hstack([Y[:, :1], sp.csr_matrix((Y.shape[0], 1)), Y[:, 1:]]))
+    # with bias=False and little C all scores are near 0, so that a class left at 0 or -1 would outrank some
+    for estimator in (xs.PPDSparse(C=0.01), xs.PPDSparse(bias=False), xs.PPDSparse(), xs.PDSparse(held_out=0.0)):
+        clf = estimator.set_params(memory_limit="2GB").fit(X, Y)
+        labels, scores = clf.predict_topk(X, k=4)
+        assert np.array_equal(np.sort(labels[:, :3]), np.tile([0, 2, 3], (len(labels), 1)))
+        assert (labels[:, 3] == -1).all()
+        assert (scores[:, 3] == -np.inf).all()
+
+
+def test_class_without_positives_is_no_part_of_the_objective() -> None:
+    X, Y = problem(n=20, k=3)
+    more = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 2))]))
+    with_them, without = (xs.PPDSparse(C=0.01, memory_limit="2GB").fit(X, labels).report_ for labels in (more, Y))
+    assert with_them["n_empty"] == 2
+    assert with_them["objective"] == without["objective"]
+    assert with_them["duality_gap_mean"] == without["duality_gap_mean"]
 
 
 def test_rows_without_labels_or_features_are_learned_from(tmp_path: Path) -> None:

@@ -153,6 +153,8 @@ class PPDSparse(_Estimator):
 
     Per class:  F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),  a bias apart from the l1 term
 
+    The squared hinge is 1/2 max(0, 1 - y z)^2: C = 2 here is C = 1 in LIBLINEAR, DiSMEC and PPDSparse's own program.
+
     Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, rounds, max_rounds (None for no
     cap), epochs, last_epochs, added, prune, delta, min_value (see `solvers.ppdsparse`), seed. Of its execution, without
     influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client

@@ -11,6 +11,8 @@ from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
 from xmc_stream.errors import StoreError
 from xmc_stream.memory import format_size
 
+_SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
+
 
 @click.command()
 @click.argument("path", type=PATH)
@@ -185,7 +187,14 @@ def _model_lines(figures: dict[str, Any]) -> list[str]:
     lines.append(
         f"  {'phase':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'a second':>10}{'resident':>10}{'private':>10}{'mapped':>10}"
     )
-    for phase in run["phases"]:
+    phases = run["phases"]
+    for number, phase in enumerate(phases):
+        if len(phases) > 2 * _SHOWN and _SHOWN <= number < len(phases) - _SHOWN:
+            if number == _SHOWN:
+                hidden = phases[_SHOWN:-_SHOWN]
+                seconds = sum(of["seconds"] for of in hidden)
+                lines.append(f"  ... {len(hidden):,} phases more, {seconds:,.1f} s together (--json has them all)")
+            continue
         sizes = ("bytes_read", "bytes_per_second", "peak_resident", "peak_private", "peak_mapped")
         lines.append(
             f"  {phase['phase']:26}{phase['jobs']:7,}{phase['seconds']:10,.1f}"

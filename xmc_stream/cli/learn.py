@@ -213,10 +213,16 @@ def calibrate(
 
 
 def _of_classes(figures: dict[str, Any]) -> list[str]:
-    return [
+    from xmc_stream.solvers.ppdsparse import PATIENCE
+
+    lines = [
         f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
         f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped short of tol"
     ]
+    if figures["params"]["max_rounds"] is None and figures["n_open"]:
+        cure = "scale the rows (xmc-stream convert --normalize l2), or take a smaller C or a larger tol"
+        lines.append(f"these came no nearer to it: their gap did not halve in {PATIENCE} rounds; {cure}")
+    return lines
 
 
 def _of_passes(figures: dict[str, Any]) -> list[str]:

@@ -240,8 +240,8 @@ class StoreCheck:
                 nnz += matrix.nnz
             if self._whole(folder / "bias"):
                 bias = model.unit_array(unit)
-                if len(bias) != n_classes or not np.isfinite(bias).all():
-                    self.damage.append(f"{folder / 'bias'} is not a finite number for each of {n_classes} classes")
+                if len(bias) != n_classes or not (np.isfinite(bias) | (bias == -np.inf)).all():
+                    self.damage.append(f"{folder / 'bias'} is not a number, or -inf, for each of {n_classes} classes")
         yield from self._lines(jobs)
         if len(jobs) == len(model.units):
             self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)

@@ -391,8 +391,9 @@ class WeightsJob:
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model from the weights by class."""
+    """Write a unit of the model from the weights by class. A class without positives scores -inf: it is not predicted."""
 
+    data: str
     weights: str
     n_features: int
     unit: Unit
@@ -410,6 +411,7 @@ class UnitJob:
         weights = SparseMatrix(Path(self.weights) / "columns")
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
+            writer.bias[Dataset(self.data).label_counts(first, last) == 0] = -np.inf
             for block in weights.blocks(max(4 * MIB, 16 * self.n_features), first, last):
                 writer.weights.append(np.diff(block.indptr), block.indices, block.values)
                 tiles.add(np.diff(block.indptr), block.indices)

@@ -179,6 +179,11 @@ class _UnitSolve:
         self.Y = self.dataset.Y_columns()
         self.previous = UnitState(Path(job.previous)) if job.previous else None
         self.warm = self.previous is not None and job.round == 0
+        self.room = np.zeros(0, np.int64)  # rows that each class may add
+        if self.previous is not None:
+            self.room = self.previous.figures[:, ROOM].astype(np.int64)
+            if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
+                self.room = np.minimum(self.room, 1)
         self.order = RowOrder.of(self.n_samples, self.X.nnz)
         self.solver = Solver(job.parameters, job.seed, self.order)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
@@ -210,7 +215,7 @@ class _UnitSolve:
                 writer.figures[:] = self.previous.figures
                 n_found = update_figures(writer.figures, job.found, self.first, p, job.round, job.rough)
                 sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
-                self.n_active = sizes + np.minimum(self.previous.figures[:, ROOM].astype(np.int64), n_found)
+                self.n_active = sizes + np.minimum(self.room, n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
             if self.rough_tiles is not None:
                 self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
@@ -294,7 +299,7 @@ class _UnitSolve:
         if self.previous is None:
             return
         files, label = self.job.found, self.first + c
-        score, last = select_threshold(files, label, int(self.previous.figures[c, ROOM]))
+        score, last = select_threshold(files, label, int(self.room[c]))
         for rows, scores in found_windows(files, label):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
@@ -371,7 +376,7 @@ class _UnitSolve:
         else:
             old = self.previous.active.block(low, high)
             sizes = np.diff(old.indptr)
-            room = self.previous.figures[low:high, ROOM].astype(np.int64)
+            room = self.room[low:high]
             f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples, room)
             found = np.diff(f_ptr)
             scratch = np.empty(int(found.max()), np.float32)

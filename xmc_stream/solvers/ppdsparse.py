@@ -158,8 +158,17 @@ class PPDSparseParameters:
         return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
 
     def warm(self) -> PPDSparseParameters:
-        """Those of a run that begins from a model's weights: all that a cold one has before is in its first round."""
-        return replace(self, rounds=1, last_epochs=self.epochs + self.last_epochs)
+        """Those of a run that begins from a model's weights.
+
+        One round has the epochs of all rounds of a cold run. The hinge takes two: its alpha does not follow from the
+        margins, and rows that the weights do not violate come to matter.
+        """
+        common = self.common_rounds
+        if common is None:
+            return self
+        if self.loss != "squared_hinge":
+            return replace(self, rounds=min(common, 2))
+        return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     @property
     def near(self) -> float:
