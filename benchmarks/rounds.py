@@ -55,7 +55,7 @@ def main(folder: Path, names: tuple[str, ...], scratch: Path | None) -> None:
         measure(name, "lam 0.03, warm from 0.01", data, test, models["warm"], models["1"], lam=0.03)
         nine, tenth = scratch / f"{name}-9.xmc", scratch / f"{name}-1.xmc"
         if not nine.exists():
-            split(data, nine, tenth, 0.1)
+            split(data, nine, tenth, fraction=0.1)
         measure(name, "nine tenths of the rows", nine, test, models["most"])
         measure(name, "all, warm from these", data, test, models["warm"], models["most"])
 
