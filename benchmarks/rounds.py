@@ -20,7 +20,9 @@ import xmc_stream as xs
 from xmc_stream.datasets.split import split
 
 
-def measure(name: str, kind: str, data: Path, test: xs.Dataset, model: Path, start: Path | None = None, **more: Any) -> None:
+def measure(
+    name: str, kind: str, data: Path, test: xs.Dataset, model: Path, start: Path | None = None, **more: Any
+) -> None:
     """Train, evaluate, print a line."""
     clf = xs.PPDSparse(threads=1, memory_limit="4GB", **more)
     began = time.process_time()

@@ -54,9 +54,7 @@ def test_which_classes_go_on_does_not_depend_on_the_cut(
     assert [cut.report_[name] for name in names] == [gone_on.report_[name] for name in names]
 
 
-def test_rounds_that_are_not_worth_it_are_left_out(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_rounds_that_are_not_worth_it_are_left_out(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     data, _ = real("bibtex")
     report = xs.PPDSparse(memory_limit="2GB").fit(data, model=tmp_path / "m").report_
     assert report["rounds"] == report["passes"] == 3

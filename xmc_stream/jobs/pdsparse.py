@@ -143,7 +143,9 @@ class PDSparseRun:
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
         d = self.dataset
         units = units_of_run(d, self.ledger)
-        jobs = [UnitJob(self._data, str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units]
+        jobs = [
+            UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
+        ]
         receipts = yield Phase("finalise", jobs)
         drop_session()
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
