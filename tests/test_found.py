@@ -77,7 +77,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             of_class = expected[c] if 0 <= c < len(expected) else {}
             assert rows[mine].tolist() == sorted(of_class)
             assert scores[mine].tolist() == [of_class[row] for row in sorted(of_class)]
-            windows = list(found_windows(files, label + c))
+            windows = list(found_windows(files, label + c, N))
             assert [row for part, _ in windows for row in part.tolist()] == sorted(of_class)
             assert [score for _, part in windows for score in part.tolist()] == scores[mine].tolist()
             assert all(0 < len(part) <= state._WINDOW and part.dtype == np.int64 for part, _ in windows)
@@ -94,7 +94,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
 
 def check_threshold(files: list[FoundFile], label: int, of_class: Rows, room: int) -> list[int]:
     """Rows that pass, ascending."""
-    threshold, last_tie = select_threshold(files, label, room)
+    threshold, last_tie = select_threshold(files, label, room, N)
     passing = [row for row, s in of_class.items() if s > threshold or (s == threshold and row <= last_tie)]
     assert sorted(passing) == sorted(sorted(of_class, key=lambda row: (-of_class[row], row))[:room])
     if len(of_class) > room > 0:
@@ -118,7 +118,7 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
     files = [FoundFile(5, 6, str(tmp_path / "f"))]
     order = np.lexsort((np.arange(n), -scores))
     for room in (1, 1000, 60_000, 100_000, 200_000, n - 1, n):
-        threshold, last_tie = select_threshold(files, 5, room)
+        threshold, last_tie = select_threshold(files, 5, room, n)
         passing = (scores > threshold) | ((scores == threshold) & (np.arange(n) <= last_tie))
         assert np.array_equal(np.flatnonzero(passing), np.sort(order[:room]))
-    assert select_threshold(files, 5, n) == (-np.inf, -1)
+    assert select_threshold(files, 5, n, n) == (-np.inf, -1)

@@ -165,7 +165,7 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
         writers["H"].append(H.ravel())
     learned = Learned.of(dataset, 0.0, 0, bias)
     p = LEMLParameters(r, lam, loss=loss, observed=observed, bias=bias)
-    labels, rows = Factor(str(tmp_path / "factors" / "H"), r), ((0, 1024), (1024, 2048), (2048, 2500))
+    labels, rows = Factor(str(tmp_path / "factors" / "H"), r, 6), ((0, 1024), (1024, 2048), (2048, 2500))
     step = WStep(learned, "w/1", "W", 1, p, ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
 

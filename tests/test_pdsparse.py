@@ -185,12 +185,13 @@ def test_full_tables_are_packed_before_they_are_too_full(
         """Bytes that its tables take, those of regions left too, and its v."""
         drop_session()
         folder = tmp_path / str(tables)
+        dataset = Dataset(several_groups)
         data = Data(str(several_groups), str(folder), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, tables))
         job = LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "")
         job.run()
         stored = [
             sorted(zip(labels.tolist(), values.tolist(), strict=True))
-            for _, _, labels, values in stored_tables(job.folder("tables"), 1)
+            for _, _, labels, values in stored_tables(job.folder("tables"), dataset.n_features, dataset.n_labels, 1)
         ]
         assert [path.name for path in (folder / "state").glob("packed*/*")] == []
         return bytes_used(_sessions[str(folder)].stepper.tables), stored

@@ -89,7 +89,8 @@ def search_jobs(dataset: Dataset, work: Path) -> Iterator[SearchJob]:
 
 
 def found(job: SearchJob) -> list[NDArray[np.generic]]:
-    f, n = Found(Path(job.out)), job.last - job.first
+    n = job.last - job.first
+    f = Found(Path(job.out), n, Dataset(job.data).n_samples)
     blocks = [part for classes, b in f.blocks(0, n) for part in (classes, b.indptr, b.indices, b.values)]
     return [*blocks, *(f.of_classes(name, 0, n) for name in ("counts", "losses", "best"))]
 

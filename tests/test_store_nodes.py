@@ -11,6 +11,7 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
+from xmc_stream.errors import StoreError
 from xmc_stream.store.nodes import Group, PlainArray, attributes_of, plain_array
 
 
@@ -76,6 +77,7 @@ def test_groups_of_an_older_format_are_left_to_zarr_and_missing_ones_refused(tmp
     assert attributes_of(tmp_path / "old") == {"a": 1}
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn/zarr.json").write_text('{"zarr_format": 3, "node_')
-    for name in ("missing", "torn"):
-        with pytest.raises((FileNotFoundError, ValueError)):
-            attributes_of(tmp_path / name)
+    with pytest.raises((FileNotFoundError, ValueError)):
+        attributes_of(tmp_path / "missing")
+    with pytest.raises(StoreError, match=r"torn/zarr\.json is not what it must be .*Unterminated"):
+        attributes_of(tmp_path / "torn")

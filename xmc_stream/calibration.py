@@ -128,7 +128,8 @@ def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidat
             truth = scipy.sparse.csr_matrix(
                 (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels)
             )
-            true = np.asarray(truth[chosen[:, None], np.maximum(best, 0)].todense(), np.bool_) & (best >= 0)
+            picked: Any = truth[chosen[:, None], np.maximum(best, 0)]
+            true = np.asarray(picked.toarray(), np.bool_) & (best >= 0)
             parts.append((best, scores[mine], counts[np.maximum(best, 0)], true))
     return Candidates(*(np.concatenate([part[i] for part in parts]) for i in range(4)))
 

@@ -265,7 +265,7 @@ def plan_prediction(
         probe = engine.once(PredictProbe(str(model.path), str(dataset.path), sizes))
         n_bytes = predict_bytes(dataset, sizes, evaluate)
         times, sweeps = sizes.times_made(dataset), 1 + evaluate
-        work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.attributes["nnz"]
+        work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz
         work *= sweeps
     return {
         "command": name,

@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import BESIDE, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs import cplst, leml, pdsparse, ppdsparse
-from xmc_stream.jobs.check import check_jobs, check_state_jobs, key_of_state, legs_again, pass_of
+from xmc_stream.jobs.check import check_jobs, check_model_jobs, check_state_jobs, key_of_state, legs_again, pass_of
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.warm import warm_up
@@ -36,6 +37,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
+from xmc_stream.store.nodes import understood
 
 # of a solver's own, in the report of a training
 _FIGURES = (
@@ -84,8 +86,9 @@ def _train(
             load_model(path)  # only a model is replaced
         else:
             finished = load_model(path)
-            check_identity(path / "ledger.jsonl", finished.attributes["identity"], identity, force=True)
-            return finished, _report(finished, limit.limit, began, finished.attributes["run"], True)
+            with understood(path / "zarr.json"):
+                check_identity(path / "ledger.jsonl", finished.attributes["identity"], identity, force=True)
+                return finished, _report(finished, limit.limit, began, finished.attributes["run"], True)
     if overwrite:
         refuse_in_progress(work / "ledger.jsonl")
         shutil.rmtree(work, ignore_errors=True)
@@ -101,16 +104,21 @@ def _train(
             if execution.progress:
                 print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
 
+            checks = [
+                *check_jobs(dataset, _mask_is_read(parameters)),
+                *(check_model_jobs(warm_start) if warm_start is not None else ()),
+            ]
             if ledger.resumed:  # what was read and written before may have been damaged since
-                ledger.forget([job.key for job in check_jobs(dataset)])
+                ledger.forget([job.key for job in checks])
                 _forget_damaged(ledger, engine, work, warm_start is not None, execution.progress)
 
             def whole() -> Loop:
                 if check:
-                    yield Phase("check the data", check_jobs(dataset))
+                    yield Phase("check the data", checks)
                 return (yield from run.loop())
 
-            result = engine.run(whole(), ledger)
+            with understood(ledger.path) if ledger.resumed else nullcontext():  # receipts that another session wrote
+                result = engine.run(whole(), ledger)
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
         beside = [receipt[BESIDE] for receipt in receipts if BESIDE in receipt]
@@ -231,8 +239,8 @@ def _identity(dataset: Dataset, parameters: Parameters, seed: int) -> dict[str, 
     """What must be the same for a run to go on."""
     packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
     mask = {}
-    if isinstance(parameters, LEMLParameters) and parameters.observed == "given":
-        mask = {"observed": dataset.observed_rows().attributes["fingerprint"]}
+    if _mask_is_read(parameters):
+        mask = {"observed": dataset.observed_rows().fingerprint}
     return {
         "solver": parameters.solver,
         "params": parameters.to_dict(),
@@ -241,6 +249,10 @@ def _identity(dataset: Dataset, parameters: Parameters, seed: int) -> dict[str, 
         **mask,
         "environment": {"processor": _processor(), "python": platform.python_version(), **packages},
     }
+
+
+def _mask_is_read(parameters: Parameters) -> bool:
+    return isinstance(parameters, LEMLParameters) and parameters.observed == "given"
 
 
 def _processor() -> str:

@@ -63,16 +63,19 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.model import is_model
+    from xmc_stream.store.nodes import understood
 
     if is_model(path):
         model = load_model(path)
-        figures = {"kind": "model", **describe(model)}
-        if digest:
-            figures["digest"] = model.digest()
-        lines = _model_lines(figures)
+        with understood(path):  # attributes and logs, which nothing has looked at
+            figures = {"kind": "model", **describe(model)}
+            if digest:
+                figures["digest"] = model.digest()
+            lines = _model_lines(figures)
     elif work := unfinished_run(path):
-        figures = describe_unfinished(work)
-        lines = _model_lines(figures)
+        with understood(work):
+            figures = describe_unfinished(work)
+            lines = _model_lines(figures)
     else:
         dataset = open_dataset(path)
         figures = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
@@ -159,11 +162,13 @@ def export(
     ])  # fmt: skip
 
 
-def _pass_line(done: dict[str, Any]) -> str:
-    """A pass of PD-Sparse, for people."""
+def _history_line(done: dict[str, Any]) -> str:
+    """A pass of PD-Sparse, or an alternation of LEML, for people."""
     held = "".join(
-        f", {name.removeprefix('held_out_')} {done[name]:.2f}" for name in done if name.startswith("held_out")
+        f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
     )
+    if "alternation" in done:
+        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held}"
     return (
         f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held}, {done['nnz']:,} weights, "
         f"{done['active_labels']:.3g} active labels a sample"
@@ -175,7 +180,7 @@ def _model_lines(figures: dict[str, Any]) -> list[str]:
     run = figures["run"]
     lines = [f"{name:16} {plain(value)}" for name, value in figures.items() if name not in ("run", "history")]
     lines += [
-        f"{'history' if n == 0 else '':16} {_pass_line(done)}" for n, done in enumerate(figures.get("history", ()))
+        f"{'history' if n == 0 else '':16} {_history_line(done)}" for n, done in enumerate(figures.get("history", ()))
     ]
     if not run["sessions"]:
         return lines

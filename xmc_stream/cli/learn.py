@@ -133,6 +133,7 @@ def train(
     """
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.nodes import understood
     from xmc_stream.training import train as train_model
 
     parameters = _parameters(solver, settings)
@@ -154,15 +155,16 @@ def train(
         _, figures = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
     figures["model"] = str(model)
     work, exact = figures["search_work"], figures["search_work_exact"]
-    show(figures, as_json, [
-        f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
-        + (" (resumed)" if figures["resumed"] else ""),
-        *{"pdsparse": _of_passes, "leml": _of_alternations, "cplst": _of_alternations}.get(solver, _of_classes)(figures),
-        f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
-        f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
-        *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
-        *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
-    ])  # fmt: skip
+    with understood(model):  # figures of a model that was finished before come from its attributes
+        show(figures, as_json, [
+            f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
+            + (" (resumed)" if figures["resumed"] else ""),
+            *{"pdsparse": _of_passes, "leml": _of_alternations, "cplst": _of_alternations}.get(solver, _of_classes)(figures),
+            f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
+            f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
+            *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
+            *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
+        ])  # fmt: skip
 
 
 def _of_calibration(about: dict[str, Any]) -> str:

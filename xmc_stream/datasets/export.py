@@ -130,11 +130,14 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
         for start in range(0, matrix.nnz, _WINDOW):
             yield np.ones(min(_WINDOW, matrix.nnz - start), np.float32)
 
+    def ends() -> Values:
+        yield np.zeros(1, np.int64)
+        for start in range(0, matrix.n_lines, _WINDOW):
+            yield matrix.ends(start, min(start + _WINDOW, matrix.n_lines))[1:]
+
+    indices = (some for some, _ in matrix.pieces(0, matrix.n_lines, _WINDOW))
     data = ones() if matrix.data is None else windows(matrix.data)
-    _npz(
-        out, matrix.encoding[:3], matrix.shape, matrix.nnz, windows(matrix.indptr), windows(matrix.indices), data,
-        {}, progress,
-    )  # fmt: skip
+    _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {}, progress)
 
 
 def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
@@ -152,12 +155,13 @@ def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool
         yield before
         for unit in units:
             matrix = model.unit_weights(unit)
-            yield matrix.indptr.read(1, matrix.n_lines + 1) + before
+            yield matrix.ends(0, matrix.n_lines)[1:] + before
             before = before + matrix.nnz
 
     def indices() -> Values:
         for unit in units:
-            yield from windows(model.unit_weights(unit).indices)
+            matrix = model.unit_weights(unit)
+            yield from (some for some, _ in matrix.pieces(0, matrix.n_lines, _WINDOW))
 
     def data() -> Values:
         for unit in units:

@@ -27,8 +27,8 @@ def summarise(dataset: Dataset) -> dict[str, Any]:
     n, d = dataset.n_samples, dataset.n_features
     runs = [(0, n)] if n <= _ALL else [(start, start + _WINDOW) for start in _starts(n)]
     x, y = dataset.X_rows(), dataset.Y_rows()
-    features = np.concatenate([np.diff(x.indptr.read(a, b + 1)) for a, b in runs])
-    labels = np.concatenate([np.diff(y.indptr.read(a, b + 1)) for a, b in runs])
+    features = np.concatenate([np.diff(x.ends(a, b)) for a, b in runs])
+    labels = np.concatenate([np.diff(y.ends(a, b)) for a, b in runs])
     norms = [dataset.row_norms(a, b) for a, b in runs]
     counts = np.sort(dataset.label_counts())
     head = max(1, len(counts) // _HEAD)

@@ -143,6 +143,7 @@ class StoreCheck:
 
     def _dataset(self) -> Generator[Phase, list[Receipt], None]:
         dataset = Dataset(self.path)
+        self.damage += log_damage(self.path, {})
         x_shape, y_shape = (dataset.n_samples, dataset.n_features), (dataset.n_samples, dataset.n_labels)
         statistics = self.path / "statistics"
         arrays = {name: statistics / name for name in ("row_norms", "feature_counts", "label_counts")}
@@ -221,7 +222,8 @@ class StoreCheck:
 
     def _model(self) -> Generator[Phase, list[Receipt], None]:
         model = StoredModel(self.path)
-        self.damage += log_damage(self.path, model.attributes.get(LOGS, {}))
+        if LOGS in model.attributes:
+            self.damage += log_damage(self.path, model.attributes[LOGS])
         self._beside(model.n_features, model.n_labels)
         self._calibration(model)
         if model.rank:
@@ -259,7 +261,8 @@ class StoreCheck:
 
     def _factors(self, model: StoredModel) -> None:
         """W and H of a low-rank model."""
-        for name, n in (("W", model.n_features + model.attributes["params"]["bias"]), ("H", model.n_labels)):
+        for name in ("W", "H"):
+            n = model.factor(name).n
             folder = self.path / FACTORS / name
             if not folder.exists():
                 self.damage.append(f"{folder} is missing")
@@ -272,6 +275,7 @@ class StoreCheck:
         if not (self._whole(self.path / "labels") and self._whole(self.path / "scores")):
             return
         predictions = Predictions(self.path)
+        self.damage += log_damage(self.path, {})
         for start, labels, scores in predictions.blocks():
             # places without a label come last
             falling = (labels[:, 1:] < 0) | ((labels[:, :-1] >= 0) & (scores[:, :-1] >= scores[:, 1:]))

@@ -12,47 +12,85 @@ from pathlib import Path
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import even_ranges
+from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.inventory import seal_damage, take_inventory
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.inventory import refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.packs import pack_damage
 
-_CHUNKS_PER_JOB = 32
-_MODEL_JOB_BYTES = 2**27
+_JOB_BYTES = 2**28
+_APART = ("X/columns", "observed")  # made later than a dataset, and sealed apart
+
+Piece = tuple[str, int, int]  # an array by its place in a store, its chunks [first, last)
+
+
+@dataclass(frozen=True)
+class SealJob:
+    """The zarr.json files of a store, which have the checksums of all chunks, against its seal; one without a seal passes."""
+
+    store: str
+
+    @property
+    def key(self) -> str:
+        """The store."""
+        return f"check/{Path(self.store).name}"
+
+    def run(self) -> Receipt:
+        """Check; raises StoreError where one was changed."""
+        refuse_broken_seal(Path(self.store))
+        return {"checked_bytes": 0}
 
 
 @dataclass(frozen=True)
 class CheckJob:
-    """Chunks [first, last) of one array of a matrix."""
+    """Some chunks of some arrays of a store."""
 
-    matrix: str
-    array: int
-    first: int
-    last: int
+    store: str
+    pieces: tuple[Piece, ...]
 
     @property
     def key(self) -> str:
-        """Matrix, array and chunks; the matrix by its place in the dataset."""
-        return f"check/{'/'.join(Path(self.matrix).parts[-2:])}/{self.array}/{self.first}-{self.last}"
+        """The first piece."""
+        array, first, last = self.pieces[0]
+        return f"check/{array}/{first}-{last}"
 
     def run(self) -> Receipt:
-        """Check; raises StoreError naming a chunk that is damaged."""
-        array = SparseMatrix(self.matrix).arrays()[self.array]
-        for k in range(self.first, self.last):
-            array.verify_chunk(k)
-        return {"checked_bytes": (self.last - self.first) * array.chunk * array.dtype.itemsize}
+        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
+        n_bytes = 0
+        for name, first, last in self.pieces:
+            array = open_array(Path(self.store) / name)
+            for k in range(first, last):
+                array.verify_chunk(k)
+            n_bytes += (last - first) * array.chunk * array.dtype.itemsize
+        return {"checked_bytes": n_bytes}
 
 
-def check_jobs(dataset: Dataset) -> list[CheckJob]:
-    """Jobs for all chunks that training reads, of stores whose chunk files are plain."""
-    jobs = []
-    for matrix in (dataset.X_rows(), dataset.Y_rows(), dataset.Y_columns()):
-        for number, array in enumerate(matrix.arrays()):
-            if array.path is not None and array.n_chunks:
-                parts = -(-array.n_chunks // _CHUNKS_PER_JOB)
-                jobs += [CheckJob(str(matrix.path), number, a, b) for a, b in even_ranges(array.n_chunks, parts)]
-    return jobs
+def check_jobs(dataset: Dataset, observed: bool = False) -> list[SealJob | CheckJob]:
+    """Jobs for all chunks that training reads, of arrays whose chunk files are plain. observed: the mask is read too."""
+    apart = _APART[: 1 if observed else 2]
+    seals = [SealJob(str(dataset.path)), *([SealJob(str(dataset.path / "observed"))] if observed else [])]
+    return [*seals, *_jobs_of(dataset.path, plain_arrays(dataset.path), apart)]
+
+
+def _jobs_of(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str] = ()) -> list[CheckJob]:
+    """Jobs for all chunks of some arrays of a store, but those in folders that stand apart."""
+    jobs: list[CheckJob] = []
+    pieces: list[Piece] = []
+    left = _JOB_BYTES
+    for array in arrays:
+        name = str(Path(array.name).relative_to(store))
+        if name.startswith(tuple(f"{folder}/" for folder in apart)):
+            continue
+        n_bytes = array.chunk * array.dtype.itemsize
+        for part in even_ranges(array.n_chunks, max(1, -(-array.n_chunks * n_bytes // _JOB_BYTES))):
+            size = (part[1] - part[0]) * n_bytes
+            if pieces and size > left:
+                jobs.append(CheckJob(str(store), tuple(pieces)))
+                pieces, left = [], _JOB_BYTES
+            if size:
+                pieces.append((name, *part))
+                left -= size
+    return jobs + ([CheckJob(str(store), tuple(pieces))] if pieces else [])
 
 
 @dataclass(frozen=True)
@@ -72,7 +110,7 @@ class CheckModelJob:
         return f"check/{self.first}-{self.last}"
 
     def run(self) -> Receipt:
-        """Check; raises StoreError naming a chunk that is damaged."""
+        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
         model = StoredModel(self.model)
         n_bytes = 0 if self.first else model.verify_label_counts()
         if model.rank:
@@ -86,11 +124,13 @@ class CheckModelJob:
         return {"checked_bytes": n_bytes}
 
 
-def check_model_jobs(model: StoredModel) -> list[CheckModelJob]:
-    """Jobs for all weights of a model."""
+def check_model_jobs(model: StoredModel) -> list[SealJob | CheckJob | CheckModelJob]:
+    """Jobs for all weights of a model, its names and its vectorizer."""
     n = 1 if model.rank else len(model.units)
-    parts = min(n, max(1, 12 * int(model.attributes["nnz"]) // _MODEL_JOB_BYTES))
-    return [CheckModelJob(str(model.path), a, b) for a, b in even_ranges(n, parts)]
+    parts = even_ranges(n, min(n, max(1, 12 * model.nnz // _JOB_BYTES)))
+    words = (array for name in ("names", "vectorizer") for array in plain_arrays(model.path / name))
+    weights = [CheckModelJob(str(model.path), a, b) for a, b in parts]
+    return [SealJob(str(model.path)), *_jobs_of(model.path, words), *weights]
 
 
 @dataclass(frozen=True)

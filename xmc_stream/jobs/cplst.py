@@ -93,7 +93,7 @@ class CPLSTRun:
         drawn = Panels(str(scratch / "h"), d.n_labels, ((0, q),))
         yield Phase("start", [StartJob(learned, d.n_labels, q, False, drawn, str(state / "factors-0" / "all"))])
         for number in range(1, p.iterations + 1):
-            before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q)
+            before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q, d.n_labels)
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
             solves = [
                 RidgeJob(
@@ -102,7 +102,7 @@ class CPLSTRun:
                 )
                 for cut in self._sizes.cuts
             ]  # fmt: skip
-            w = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0]) for job in solves))
+            w = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], learned.n_inputs()) for job in solves))
             name = f"iteration {number}"
             if self.ledger.get(f"h/{number}") is None:
                 yield Phase(f"{name}, W", solves, unit="iteration", number=number)
@@ -119,7 +119,8 @@ class CPLSTRun:
                 receipt = self.ledger.get(f"h/{number}") or {}
             remove(state / f"w-{number}")
             remove(state / f"factors-{number - 1}")
-        w_factor, h_factor = (Factor(str(out / name), p.rank) for name in ("W", "H"))
+        lines = ("W", learned.n_inputs()), ("H", d.n_labels)
+        w_factor, h_factor = (Factor(str(out / name), p.rank, n) for name, n in lines)
         yield Phase("finalise", [ModelJob(w_factor, h_factor, str(self.work / FACTORS))])
         return {
             "rounds": p.iterations,

@@ -151,7 +151,7 @@ class Forecaster:
     def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
         wanted = self.active[0] - self.counts
-        runs = [[Run(*run) for run in some] for some in model.attributes["tiles"]]
+        runs = [[Run(*run) for run in some] for some in model.tiles]
         units = []
         for unit in self.units:
             mine = runs[unit.numbers[0]]

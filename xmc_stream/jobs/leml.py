@@ -114,7 +114,7 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
 def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
     """Runs of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
     mask = dataset.observed_columns()
-    ends = mask.indptr.read(0, mask.n_lines + 1)
+    ends = mask.ends(0, mask.n_lines)
     most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
     cuts, first = [], 0
     while first < dataset.n_labels:
@@ -187,7 +187,8 @@ class LEMLRun:
         return self.work / "state" / f"{kind}-{number}"
 
     def _factor(self, number: int, name: str) -> Factor:
-        return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank)
+        n = self._learned.n_inputs() if name == "W" else self.dataset.n_labels
+        return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank, n)
 
     def loop(self) -> Loop:
         """Phases of jobs; returns figures of the model."""
@@ -277,7 +278,8 @@ class LEMLRun:
         if done is not None:
             return done
         steps = yield Phase(f"{name}, W", solves, note=told, unit="alternation", number=number)
-        parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0]) for job in solves))
+        n = self._learned.n_inputs()
+        parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [ProjectJob(self._learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
         projected = yield Phase(f"{name}, A", projections, kept=False)
@@ -318,7 +320,7 @@ class LEMLRun:
         elif solved is None:
             figures = yield from step.loop()
             solved = (yield Phase(f"{name}, W", [StoreWJob(step, str(w), figures)]))[0]
-        found, scores = Factor(str(w / "W"), p.rank), self._panels("a", d.n_samples)
+        found, scores = Factor(str(w / "W"), p.rank, self._learned.n_inputs()), self._panels("a", d.n_samples)
         projections = [ProjectJob(self._learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
         yield Phase(f"{name}, A", projections, kept=False)
         lines = self._panels("h", d.n_labels, whole=True)

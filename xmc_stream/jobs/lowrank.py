@@ -109,7 +109,7 @@ def times(block: Block, dense: Array, room: Array | None = None) -> Array:
 def x_bytes(dataset: Dataset) -> int:
     """Of X in memory."""
     X = dataset.X_rows()
-    return X.nnz * X.entry_bytes + 8 * (X.n_lines + 1)
+    return int(X.nnz * X.entry_bytes + 8 * (X.n_lines + 1))
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class ScoreRun:
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:
-            learned = Learned(str(self.dataset.path), 0, 0.0, bool(model.attributes["params"]["bias"]))
+            learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
             w = model.factor("W")
             projected = yield Phase("project", [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts])
             about = str(model.path), str(self.dataset.path)

@@ -252,11 +252,8 @@ _Part = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 def _line(matrix: SparseMatrix, line: int) -> Iterator[_Part]:
     """Indices and values (zeros for a matrix of ones) of one line, in parts."""
-    first, last = matrix.indptr.read(line, line + 2).tolist()
-    for begin in range(first, last, _STEP):
-        end = min(begin + _STEP, last)
-        indices = matrix.indices.read(begin, end).astype(np.int64, copy=False)
-        yield indices, np.zeros(end - begin) if matrix.data is None else matrix.data.read(begin, end)
+    for indices, data in matrix.pieces(line, line + 1, _STEP):
+        yield indices.astype(np.int64, copy=False), np.zeros(len(indices)) if data is None else data
 
 
 class _Cursor:

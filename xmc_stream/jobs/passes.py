@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
+from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.jobs.rows import ENTRIES, STRETCH, Data, PassPlan, Rows, Which
@@ -34,7 +34,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import Unit, new_unit
-from xmc_stream.store.passes import DualRows, PassState, new_leg, new_tables, stored_tables
+from xmc_stream.store.passes import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
 from xmc_stream.store.transpose import transpose
 
 PLACES = 5  # of the ranking of a held-out row that are looked at
@@ -112,7 +112,9 @@ class LegJob:
         stepper = self._stepper(rows)
         key = pass_key(self.data.seed, self.stage, self.number)
         order, slots = rows.groups(key)
-        before = PassState([Path(leg) for leg in self.dual], rows.n_samples, rows.bits) if self.dual else None
+        before = (
+            PassState([Path(leg) for leg in self.dual], rows.n_samples, rows.n_labels, rows.bits) if self.dual else None
+        )
         with new_leg(self.folder("dual"), rows.n_labels) as writer:
             for group in range(self.first, self.last):
                 runs = np.sort(order[group * GROUP : (group + 1) * GROUP])
@@ -150,7 +152,7 @@ class LegJob:
         d = rows.dataset.n_features
         stepper = Stepper(d, rows.n_labels, self.data.parameters, self.lam, self.rate, most_bytes)
         if self.tables:
-            read_tables(Path(self.tables), stepper, begins if self.first == 0 else None)
+            read_tables(Path(self.tables), stepper, d, begins if self.first == 0 else None)
         return stepper
 
     def _visit(
@@ -169,6 +171,10 @@ class LegJob:
         else:
             sizes = np.minimum((runs + 1) << rows.bits, rows.n_samples) - (runs << rows.bits)
             state = before.read(runs, sizes)
+            if not begin_with(state, indptr, labels):
+                raise StoreError(
+                    f"{Path(self.dual[0]).parent}: labels of rows are not theirs: remove the unfinished run and begin anew"
+                )
         visited = (n_positive > 0) & (n_positive < rows.n_labels) & rows.visited(at)
         order = np.argsort(places[:n])
         order = order[visited[order]]
@@ -214,7 +220,7 @@ class LegJob:
         path = Path(self.data.work) / "state" / "packed.partial" / "all"
         write_tables(path, stepper, n_features)
         clear(stepper.tables)
-        read_tables(path, stepper)
+        read_tables(path, stepper, n_features)
         remove(path)
 
     def _full(self, stepper: Stepper) -> MemoryLimitError:
@@ -253,9 +259,9 @@ def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
             first = last
 
 
-def read_tables(path: Path, stepper: Stepper, above: float | None = None) -> None:
+def read_tables(path: Path, stepper: Stepper, n_features: int, above: float | None = None) -> None:
     """Take the tables from disk, or their entries |v| > above. Raises MemoryLimitError where they do not fit."""
-    for first, counts, labels, values in stored_tables(path, ENTRIES):
+    for first, counts, labels, values in stored_tables(path, n_features, stepper.tables.n_labels, ENTRIES):
         if above is not None:
             kept = np.abs(values) > above
             counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[np.concatenate([[0], np.cumsum(counts)])])
@@ -338,7 +344,7 @@ class ObjectiveJob:
             stepper = Stepper(
                 rows.dataset.n_features, rows.n_labels, self.data.parameters, self.lam, 1, self.data.plan.most_bytes()
             )
-            read_tables(Path(self.tables), stepper)
+            read_tables(Path(self.tables), stepper, rows.dataset.n_features)
         total = 0.0
         for block, indptr, labels in rows.blocks(False):
             total += sum_losses(block.indptr, block.indices, block.values, indptr, labels, stepper.tables, stepper.z)
@@ -373,7 +379,7 @@ class WeightsJob:
             rows = MatrixWriter(
                 group.create_group("rows"), "csr_matrix", (n_features, n_labels), np.float32, SCRATCH_CHUNK_BYTES
             )
-            for _, n_of, numbers, v in stored_tables(Path(self.tables), ENTRIES):
+            for _, n_of, numbers, v in stored_tables(Path(self.tables), n_features, n_labels, ENTRIES):
                 w = (v - np.clip(v, -self.lam, self.lam)).astype(np.float32)
                 features = np.repeat(np.arange(len(n_of)), n_of)
                 kept = np.flatnonzero(w)
@@ -408,7 +414,7 @@ class UnitJob:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
         drop_session()
         first, last = self.unit
-        weights = SparseMatrix(Path(self.weights) / "columns")
+        weights = SparseMatrix(Path(self.weights) / "columns").expect((self.n_features, None), "csc_matrix", np.float32)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             writer.bias[Dataset(self.data).label_counts(first, last) == 0] = -np.inf

@@ -62,6 +62,7 @@ class FinaliseJob:
 
     parameters: PPDSparseParameters
     round: int
+    n_samples: int
     n_features: int
     unit: Unit
     state: str
@@ -77,9 +78,9 @@ class FinaliseJob:
         """Write; the receipt sums objective, gap and size."""
         drop_tiles()
         first, last = self.unit
-        state = UnitState(Path(self.state))
+        state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
         figures = state.figures
-        update_figures(figures, self.found, first, self.parameters, self.round)
+        update_figures(figures, self.found, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
@@ -207,8 +208,9 @@ class PPDSparseRun:
         if (known := self.ledger.get(note)) is None:
             sums = []
             for unit in self.units:
-                figures = UnitState(self._state(f"solve-{round_ - 1}", unit.name)).figures
-                update_figures(figures, self._of_unit(files, unit), unit.first, p, round_)
+                d, state = self.dataset, self._state(f"solve-{round_ - 1}", unit.name)
+                figures = UnitState(state, unit.last - unit.first, d.n_samples, d.n_features).figures
+                update_figures(figures, self._of_unit(files, unit), unit.first, p, d.n_samples, round_)
                 sums.append(open_gap(figures, p.C))
             gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
             known = {"worth": gap > WORTH * objective}
@@ -272,7 +274,7 @@ class PPDSparseRun:
     def _finalise_jobs(self, round_: int, files: list[FoundFile]) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, round_, self.dataset.n_features, unit,
+                self.parameters, round_, self.dataset.n_samples, self.dataset.n_features, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
@@ -351,7 +353,7 @@ class PPDSparseRun:
         d = self.dataset
         for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
             pieces = tuple(
-                Piece(run.first, run.last, unit.first, str(self._state(f"solve-{round_ - 1}", unit.name)), run.tile)
+                Piece(run.first, run.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), run.tile)
                 for run, unit in ((piece.run, unit_of(self.units, piece.run.first)) for piece in block)
             )
             leg = search_leg(self.plan, block, d.n_features, d.n_samples)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
@@ -79,7 +79,7 @@ def plan_predict(
         "counts": t * held,
     }
     left = plan.budget - sum(fixed.values())
-    units = [[Run(*run) for run in runs] for runs in model.attributes["tiles"]]
+    units = [[Run(*run) for run in runs] for runs in model.tiles]
     # a thread makes a tile while others use theirs; a tile may be half of the room
     tiles = [run for runs in units for run in widest(runs, lambda run: run.tile + t * 8 * run.weights <= left // 2)]
     making = t * 8 * max(run.weights for run in tiles)
@@ -232,7 +232,13 @@ def use_tile(model: StoredModel, run: Run, sizes: PredictPlan) -> Iterator[Tile]
 def _make_tile(model: StoredModel, run: Run) -> Tile:
     unit = model.unit_of(run.first)
     mine = slice(run.first - unit.first, run.last - unit.first)
-    block = model.unit_weights(unit).block(mine.start, mine.stop)
+    weights = model.unit_weights(unit)
+    if (nnz := int(np.ptp(weights.ends(mine.start, mine.stop)))) != run.weights:
+        raise StoreError(
+            f"{weights.path}: classes {run.first} to {run.last} have {nnz} weights, and {run.weights} by the model's tiles: "
+            "it is damaged; train it again"
+        )
+    block = weights.block(mine.start, mine.stop)
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
 
 

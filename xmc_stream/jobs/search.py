@@ -23,6 +23,7 @@ from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.model import Unit
 from xmc_stream.store.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
@@ -30,11 +31,11 @@ _WINDOW = 1 << 19  # entries of active sets read at a time
 
 @dataclass(frozen=True)
 class Piece:
-    """Classes [first, last) of one unit, the unit's first, its state, and the bytes of their tile (or a bound)."""
+    """Classes [first, last) of one unit, the unit, its state, and the bytes of their tile (or a bound)."""
 
     first: int
     last: int
-    unit: int
+    unit: Unit
     state: str
     tile_bytes: int
 
@@ -45,11 +46,11 @@ class _PieceSearch:
     bounds: ends of the job's legs. Slots that want more rows than a leg has are flushed when it ends.
     """
 
-    def __init__(self, piece: Piece, job: SearchJob, n_samples: int, bounds: NDArray[np.int64]) -> None:
+    def __init__(self, piece: Piece, job: SearchJob, dataset: Dataset, bounds: NDArray[np.int64]) -> None:
         self.piece, self.job = piece, job
         n_rows, leg, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
-        low = piece.first - piece.unit
-        state = UnitState(Path(piece.state))
+        low, n_samples = piece.first - piece.unit.first, dataset.n_samples
+        state = UnitState(Path(piece.state), piece.unit.last - piece.unit.first, n_samples, dataset.n_features)
         mine = slice(low, low + piece.last - piece.first)
         open_ = state.figures[mine, STATUS] == OPEN
         self.classes = np.flatnonzero(open_)  # of each slot, from piece.first
@@ -58,7 +59,7 @@ class _PieceSearch:
         self.bias = state.figures[mine, BIAS][open_].astype(np.float32)
         self.width = tile_width(len(self.classes))
 
-        ptr = state.active.indptr.read(mine.start, mine.stop + 1)
+        ptr = state.active.ends(mine.start, mine.stop)
         room = state.figures[mine, ROOM][open_].astype(np.int64)
         wanted = np.minimum(room, 1 if job.check else n_rows)
         large = wanted > leg
@@ -89,21 +90,25 @@ class _PieceSearch:
         self.scores = np.empty(self.width, np.float32)
 
         self.active_next, self.active_end = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
-        self.begins = self._begins_of_legs(state.active, ptr, bounds)
+        self.begins = self._begins_of_legs(state.active, mine, ptr, bounds)
         self.begins[~open_] = 0
         self.active = np.empty(int(np.diff(self.begins.sum(axis=0)).max()), np.int32)
         self.start_leg(0, state.active.indices)
 
     @staticmethod
-    def _begins_of_legs(active: SparseMatrix, ptr: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _begins_of_legs(
+        active: SparseMatrix, mine: slice, ptr: NDArray[np.int64], bounds: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Where the active rows of each class that lie in each leg begin: (classes, legs + 1). One pass over the rows."""
         begins = np.empty((len(ptr) - 1, len(bounds)), np.int64)
         begins[:] = ptr[:-1, None]
-        for low in range(int(ptr[0]), int(ptr[-1]), _WINDOW):
-            high = min(low + _WINDOW, int(ptr[-1]))
+        low = int(ptr[0])
+        for rows, _ in active.pieces(mine.start, mine.stop, _WINDOW):
+            high = low + len(rows)
             # the classes with entries in the window: the last one may go on in the next
             a, b = int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left"))
-            count_below(np.clip(ptr[a : b + 1], low, high) - low, active.indices.read(low, high), bounds, begins[a:b])
+            count_below(np.clip(ptr[a : b + 1], low, high) - low, rows, bounds, begins[a:b])
+            low = high
         return begins
 
     def start_leg(self, leg: int, indices: ChunkedArray | None = None) -> None:
@@ -164,8 +169,8 @@ class _PieceSearch:
 
     def make_tile(self, n_features: int) -> Tile:
         """Weights of the open classes, by feature; a rough search draws some of them."""
-        weights = SparseMatrix(Path(self.piece.state) / "weights")
-        low, job = self.piece.first - self.piece.unit, self.job
+        weights = SparseMatrix(Path(self.piece.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
+        low, job = self.piece.first - self.piece.unit.first, self.job
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)
@@ -245,7 +250,7 @@ class SearchJob:
         p, d = self.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
         bounds = np.append(np.arange(self.start, self.stop, self.leg), self.stop)
-        searches = [_PieceSearch(piece, self, dataset.n_samples, bounds) for piece in self.pieces]
+        searches = [_PieceSearch(piece, self, dataset, bounds) for piece in self.pieces]
         searches = [piece for piece in searches if len(piece.classes)]
         scratch = np.empty(max((piece.most_places for piece in searches), default=0), np.float32)
         flushed = [piece.piece.first - self.first + piece.classes[piece.flushed] for piece in searches]

@@ -58,7 +58,6 @@ from xmc_stream.store.state import (
     OUTSIDE,
     ROOM,
     STATUS,
-    Found,
     UnitState,
     UnitStateWriter,
     new_unit_state,
@@ -78,6 +77,7 @@ def update_figures(
     files: tuple[FoundFile, ...],
     first: int,
     parameters: PPDSparseParameters,
+    n_samples: int,
     round_: int,
     rough: bool = False,
 ) -> NDArray[np.int64]:
@@ -92,7 +92,7 @@ def update_figures(
     for file in files:
         low, high = max(first, file.first), min(first + n, file.last)
         if low < high:
-            found = Found(Path(file.path))
+            found = file.open(n_samples)
             mine, theirs = slice(low - first, high - first), (low - file.first, high - file.first)
             n_found[mine] += found.of_classes("counts", *theirs)
             losses[mine] += found.of_classes("losses", *theirs)
@@ -177,7 +177,8 @@ class _UnitSolve:
         self.first, self.last = job.unit
         self.X = self.dataset.X_rows()
         self.Y = self.dataset.Y_columns()
-        self.previous = UnitState(Path(job.previous)) if job.previous else None
+        shape = self.last - self.first, self.n_samples, self.dataset.n_features
+        self.previous = UnitState(Path(job.previous), *shape) if job.previous else None
         self.warm = self.previous is not None and job.round == 0
         self.room = np.zeros(0, np.int64)  # rows that each class may add
         if self.previous is not None:
@@ -208,13 +209,13 @@ class _UnitSolve:
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
-                counts = np.diff(self.Y.indptr.read(self.first, self.last + 1))
+                counts = np.diff(self.Y.ends(self.first, self.last))
                 set_empty(writer.figures, counts == 0)
                 self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
                 writer.figures[:] = self.previous.figures
-                n_found = update_figures(writer.figures, job.found, self.first, p, job.round, job.rough)
-                sizes = np.diff(self.previous.active.indptr.read(0, n + 1))
+                n_found = update_figures(writer.figures, job.found, self.first, p, self.n_samples, job.round, job.rough)
+                sizes = np.diff(self.previous.active.ends(0, n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
             self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
             if self.rough_tiles is not None:
@@ -272,7 +273,7 @@ class _UnitSolve:
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
         self.looked_up = solver.bytes_read
         writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
-        self.large = UnitState(self._large_path)
+        self.large = UnitState(self._large_path, len(classes), self.n_samples, self.dataset.n_features)
         self.line_of = np.zeros(n, np.int64)
         self.line_of[classes] = np.arange(len(classes))
         return classes
@@ -299,8 +300,8 @@ class _UnitSolve:
         if self.previous is None:
             return
         files, label = self.job.found, self.first + c
-        score, last = select_threshold(files, label, int(self.room[c]))
-        for rows, scores in found_windows(files, label):
+        score, last = select_threshold(files, label, int(self.room[c]), self.n_samples)
+        for rows, scores in found_windows(files, label, self.n_samples):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
     def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:

@@ -43,7 +43,7 @@ class StartJob:
         n_samples, n_features = dataset.n_samples, dataset.n_features
         first, last = self.unit
         Y, n_bytes = dataset.Y_columns(), 0
-        counts = np.diff(Y.indptr.read(first, last + 1))
+        counts = np.diff(Y.ends(first, last))
         tiles = search_tiles(self.unit, n_features)
         tiles.in_tiles[:] = counts > 0
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
@@ -52,10 +52,9 @@ class StartJob:
             writer.figures[:, INSIDE] = np.inf  # unknown: no class is done
             writer.figures[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
             set_empty(writer.figures, counts == 0)
-            ends, nothing = Y.indptr.read(first, last + 1), np.zeros(0, np.int64)
-            writer.active.append(np.diff(ends), nothing, np.zeros(0))
-            for begin in range(int(ends[0]), int(ends[-1]), MIB // 16):
-                rows = Y.indices.read(begin, min(begin + MIB // 16, int(ends[-1])))
+            nothing = np.zeros(0, np.int64)
+            writer.active.append(counts, nothing, np.zeros(0))
+            for rows, _ in Y.pieces(first, last, MIB // 16):
                 writer.active.append(nothing, rows, np.zeros(len(rows)))
             for unit, low, high in model.parts(first, last):
                 weights = model.unit_weights(unit)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
+from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.scores import DENSE_SHARE, LANES, fill, lay_out
 from xmc_stream.memory import format_size
@@ -246,6 +246,11 @@ class TileCache:
                 self._free.wait()
         try:
             tile = make()
+            if tile.nbytes > size:
+                raise StoreError(
+                    f"a tile of weights takes {format_size(tile.nbytes)} and {format_size(size)} by what was noted when they "
+                    "were written: model or unfinished run are damaged; train anew"
+                )
         except BaseException:
             with self._free:
                 self._forget(key)

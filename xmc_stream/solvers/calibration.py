@@ -104,12 +104,12 @@ class Candidates:
         slope, shift, cap, top = calibration.by(self.counts.ravel()).reshape(4, *self.counts.shape)
         z = slope * self.scores + shift
         with np.errstate(invalid="ignore"):  # without a cap
-            return np.where(z > cap, top + BEYOND * (z - cap), z)
+            return np.asarray(np.where(z > cap, top + BEYOND * (z - cap), z), np.float32)
 
     def precisions(self, scores: NDArray[np.float32]) -> dict[int, Floats]:
         """P@k of each row for each k, in per cent, ranked by such scores; ties go to the lower label."""
         order = np.lexsort((self.labels, -scores), axis=1)[:, : max(_KS)]
-        hits = np.cumsum(np.take_along_axis(self.true, order, axis=1), axis=1)
+        hits = np.cumsum(np.take_along_axis(self.true, order, axis=1), axis=1).astype(np.float64)
         return {k: 100.0 / k * hits[:, k - 1] for k in _KS if k <= hits.shape[1]}
 
 
@@ -133,10 +133,11 @@ def fit(candidates: Candidates) -> Calibration:
     """The calibration that these rows call for."""
     scores, counts, true = (a[:, :_FITTED].ravel() for a in (candidates.scores, candidates.counts, candidates.true))
     used = np.isfinite(scores) & (counts > 0)
+    hit: NDArray[np.bool_] = true[used] > 0
     s, logs = scores[used].astype(np.float64), np.log(counts[used] + 1.0)
     mean, spread = float(logs.mean()), float(logs.std()) or 1.0
     centred = (logs - mean) / spread
-    t = _newton((s, s * centred, np.ones_like(s), centred), true[used])
+    t = _newton((s, s * centred, np.ones_like(s), centred), hit)
     slope, shift = (
         (_rounded(base - rise * mean / spread), _rounded(rise / spread)) for base, rise in ((t[0], t[1]), (t[2], t[3]))
     )

@@ -103,10 +103,11 @@ def finish_rows(path: Path, side: Side, n_rows: int, bound: int, nnz: int, hashe
 
 def make_columns(path: Path, side: Side, max_bytes: int) -> None:
     """Write a side by columns, in buffers of max_bytes."""
-    counts = read_small(path / "statistics", _COUNTS[side])
+    rows = SparseMatrix(path / side / "rows")
+    counts = read_small(path / "statistics", _COUNTS[side], rows.bound, np.int64)
     columns = path / side / "columns"
     shutil.rmtree(columns, ignore_errors=True)
-    transpose(SparseMatrix(path / side / "rows"), counts, Group(columns, {}), max_bytes)
+    transpose(rows, counts, Group(columns, {}), max_bytes)
     if side == "X":  # may be made later, and is sealed apart
         seal(columns)
 

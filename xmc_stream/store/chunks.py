@@ -10,18 +10,19 @@ import mmap
 import os
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 import zarr
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.nodes import PlainArray, plain_array
+from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
@@ -32,6 +33,9 @@ _STAGING = 1 << 18  # bytes that a sweep reads at a time
 _HOLE = 1 << 13
 # Bytes that a sweep asks the kernel for ahead of what it reads: see benchmarks/overlap.py.
 _AHEAD = 1 << 22
+_THROUGH_ZARR = 1 << 27  # bytes of a chunk that zarr reads whole: at most, as no plan counts it
+_MOST_CHUNKS = 1 << 18  # of an array that is read through zarr, which lists them
+_ALL = slice(None)
 _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
 
@@ -39,7 +43,8 @@ class ChunkedArray:
     """A 1-D array of a store, read by ranges.
 
     bytes_read counts what `read` returned. Reading and mapping open only the chunk files of their ranges, and raise
-    StoreError for one that is missing or not of its full size (behind a map a short file would kill the process).
+    StoreError for one that is missing or not of its full size (behind a map a short file would kill the process), and
+    for ranges that are not the array's, which only another array that is damaged asks for.
     """
 
     def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
@@ -47,10 +52,21 @@ class ChunkedArray:
         self.dtype = array.dtype
         self.path: Path | None
         self._places = array.places if isinstance(array, PlainArray) else None
+        self._crcs: str | None = None
         if isinstance(array, PlainArray):
-            self.size, self.chunk, self.path = array.size, array.chunk, array.path
+            self.size, self.chunk, self.path, self._crcs = array.size, array.chunk, array.path, array.crcs
         else:
+            if len(array.shape) != 1 or array.dtype.kind not in "iuf":
+                raise StoreError(
+                    f"{array.store_path} has shape {array.shape} and type {array.dtype}: no row of numbers"
+                )
             self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
+            large = self.path is None and self.chunk * self.dtype.itemsize > _THROUGH_ZARR
+            if large or self.n_chunks > _MOST_CHUNKS:
+                raise StoreError(
+                    f"{array.store_path}: {self.n_chunks} chunks of {self.chunk} items are too many, or too large, to be "
+                    "read whole"
+                )
         self.bytes_read = 0
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
@@ -91,10 +107,22 @@ class ChunkedArray:
             file = self.chunk_file(k)
             raise StoreError(f"{file} has {size} bytes instead of {expected}: the store is damaged; make it again")
 
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        return str(self._array.store_path if self.path is None else self.path)
+
+    def _refuse(self, what: str) -> StoreError:
+        return StoreError(f"{self.name} has {self.size} items, not {what}: the store is damaged; make it again")
+
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Items [start, stop) in a private array, or in `out[: stop - start]`."""
         stop_if_unwanted()
+        if not 0 <= start <= stop <= self.size:
+            raise self._refuse(f"those from {start} to {stop}")
         n = stop - start
+        if out is not None and len(out) < n:
+            raise self._refuse(f"at most {len(out)} from {start} to {stop}")
         out = np.empty(n, self.dtype) if out is None else out[:n]
         self.bytes_read += n * self.dtype.itemsize
         position = start
@@ -115,9 +143,13 @@ class ChunkedArray:
         One sweep over the chunks; small holes between ranges are read over.
         """
         stop_if_unwanted()
+        if not are_apart(firsts, counts, self.size):
+            raise self._refuse("what is asked for in ranges")
         some = counts > 0  # an empty range may begin where no chunk is
         firsts, counts = firsts[some], counts[some]
         places = np.concatenate([[0], np.cumsum(counts)])
+        if places[-1] > len(out):
+            raise self._refuse(f"at most {len(out)} in these ranges")
         self.bytes_read += int(places[-1]) * self.dtype.itemsize
         r = 0
         while r < len(firsts):
@@ -157,6 +189,8 @@ class ChunkedArray:
         Takes no memory of the process, and changes nothing but when the bytes come; compressed and remote arrays stay
         as they are.
         """
+        if not 0 <= start <= stop <= self.size:
+            raise self._refuse(f"those from {start} to {stop}")
         while self.path is not None and _TAKES_ADVICE and start < stop:
             k, offset = divmod(start, self.chunk)
             take = min(stop - start, self.chunk - offset)
@@ -197,15 +231,27 @@ class ChunkedArray:
             self._cached = None  # one chunk at a time is the bound
             try:
                 values = np.asarray(self._array[k * self.chunk : min((k + 1) * self.chunk, self.size)])
-            except ValueError as error:
-                raise StoreError(
-                    f"{self._array.store_path}: chunk {k} cannot be read ({error}); make it again"
-                ) from None
+            except ZARR_ERRORS as error:
+                said = " ".join(str(error).split())
+                raise StoreError(f"{self.name}: chunk {k} cannot be read ({said}); make it again") from None
             self._cached = (k, values)
         return self._cached[1]
 
+    def stored_crc(self, k: int) -> int:
+        """The checksum that the file of chunk k ends with. Raises StoreError where it is not the one that was written."""
+        out = np.empty(_CHECKSUM_BYTES, np.uint8)
+        self._pread(k, self.chunk * self.dtype.itemsize, out)
+        return self._written(k, int.from_bytes(out.tobytes(), "little"))
+
+    def _written(self, k: int, crc: int) -> int:
+        if self._crcs is not None and f"{crc:08x}" != self._crcs[8 * k : 8 * k + 8]:
+            raise StoreError(
+                f"{self.chunk_file(k)} is not the file that was written here: the store is damaged; make it again"
+            )
+        return crc
+
     def verify_chunk(self, k: int) -> None:
-        """Compare chunk k with its checksum. Raises StoreError naming the file."""
+        """Compare chunk k with its checksum, and that with what was written. Raises StoreError naming the file."""
         crc, path = 0, self.chunk_file(k)
         self._check_size(k, path)
         try:
@@ -226,6 +272,7 @@ class ChunkedArray:
             raise _unreadable(path, error) from None
         if crc != stored:
             raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
+        self._written(k, crc)
 
     def map(self) -> NDArray[Any]:
         """The whole array behind one read-only address range; nothing is read until it is touched.
@@ -263,25 +310,55 @@ class ChunkedArray:
         return values
 
 
+def described(path: Path) -> PlainArray | zarr.Array[Any]:
+    """What the array in a folder is. Raises StoreError where there is none."""
+    try:
+        return plain_array(path) or zarr.open_array(path, mode="r")
+    except StoreError:
+        raise
+    except ZARR_ERRORS as error:
+        raise not_understood(path, error) from None
+
+
 def open_array(path: Path) -> ChunkedArray:
     """The array in a folder. Raises StoreError where there is none."""
-    try:
-        return ChunkedArray(plain_array(path) or zarr.open_array(path, mode="r"))
-    except (FileNotFoundError, KeyError, ValueError) as error:
-        raise StoreError(f"{path} is not an array ({error}): the store is damaged; make it again") from None
+    return ChunkedArray(described(path))
 
 
-def read_small(group: Path, name: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-    """An array that is known to be small, or items [start, stop) of it; their chunks are compared with the checksums.
+def plain_arrays(path: Path) -> Iterator[ChunkedArray]:
+    """The arrays under a folder that have plain chunk files, by name."""
+    for file in sorted(path.rglob("zarr.json")):
+        array = plain_array(file.parent)
+        if array is not None and not (array.fill_value == 1 and array.nchunks_initialized == 0):
+            yield ChunkedArray(array)
 
-    Raises StoreError where it is damaged.
+
+def read_small(group: Path, name: str, size: int | None, dtype: DTypeLike, part: slice = _ALL) -> NDArray[Any]:
+    """An array that is known to be small, or a part of it; its chunks are compared with the checksums.
+
+    size: that it must have, None for any. Raises StoreError where it is damaged.
     """
     array = open_array(group / name)
-    stop = array.size if stop is None else stop
+    if size not in (None, array.size) or array.dtype != dtype:
+        raise StoreError(
+            f"{array.name} has {array.size} items of {array.dtype} where {size} of {np.dtype(dtype)} belong: the store is "
+            "damaged; make it again"
+        )
+    start, stop, _ = part.indices(array.size)
     if array.path is not None:
         for k in range(start // array.chunk, -(-stop // array.chunk)):
             array.verify_chunk(k)
     return array.read(start, stop)
+
+
+def are_apart(firsts: NDArray[np.int64], counts: NDArray[np.int64], size: int) -> bool:
+    """Whether ranges [first, first + count) ascend, none begins before the last one ends, and all are in [0, size)."""
+    if not len(firsts):
+        return True
+    if firsts[0] < 0 or firsts.max() > size or counts.min() < 0 or counts.max() > size:
+        return False
+    ends = firsts + counts
+    return bool(ends[-1] <= size and (ends[:-1] <= firsts[1:]).all())
 
 
 def clip_ranges(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,19 +16,21 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import (
     ArrayWriter,
+    Encoding,
     MatrixWriter,
     new_store,
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
-from xmc_stream.store.nodes import Group, attributes_of
+from xmc_stream.store.nodes import Group, attributes_of, understood, whole_of
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
 VERSION = 1
 _COPY_BYTES = 2**24  # labels or norms that are copied at a time
 _COUNTS = 2**16  # counts that are looked through at a time
+_ENCODINGS: dict[str, Encoding] = {"rows": "csr_matrix", "columns": "csc_matrix"}
 
 
 class Dataset:
@@ -46,11 +47,15 @@ class Dataset:
             raise StoreError(f"{path} is not a dataset: make one with `xmc-stream convert INPUT {path}`") from None
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
-        if self.attributes["version"] > VERSION:
-            raise StoreError(f"{path} was written by a newer xmc_stream (format {self.attributes['version']}): update")
-        self.n_samples = int(self.attributes["n_samples"])
-        self.n_features = int(self.attributes["n_features"])
-        self.n_labels = int(self.attributes["n_labels"])
+        if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
+            raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        self.n_samples, self.n_features, self.n_labels, _, _ = (
+            whole_of(self.path, self.attributes, name)
+            for name in ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
+        )
+        with understood(self.path / "zarr.json"):  # what is shown of rows that were left out
+            for _file, _line, _reason in self.attributes.get("skipped_rows", ()):
+                pass
 
     def __repr__(self) -> str:
         return f"Dataset({str(self.path)!r}: {self.n_samples} x {self.n_features}, {self.n_labels} labels)"
@@ -58,28 +63,35 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """A hash of X and Y, whatever their chunks: what "the same data" means."""
-        both = [SparseMatrix(self.path / name / "rows").attributes["fingerprint"] for name in ("X", "Y")]
-        return hashlib.sha256("".join(map(str, both)).encode()).hexdigest()
+        both = [matrix.fingerprint for matrix in (self.X_rows(), self.Y_rows())]
+        return hashlib.sha256("".join(both).encode()).hexdigest()
 
     def X_rows(self) -> SparseMatrix:
         """X by rows (N x D, csr)."""
-        return SparseMatrix(self.path / "X" / "rows")
+        return self._X("rows")
+
+    def _X(self, by: str) -> SparseMatrix:
+        matrix = SparseMatrix(self.path / "X" / by, finite=True)
+        return matrix.expect((self.n_samples, self.n_features), _ENCODINGS[by], np.float32)
+
+    def _labels(self, folder: Path, by: str) -> SparseMatrix:
+        return SparseMatrix(folder / by).expect((self.n_samples, self.n_labels), _ENCODINGS[by], None)
 
     def Y_rows(self) -> SparseMatrix:
         """Y by rows (N x K, csr of ones)."""
-        return SparseMatrix(self.path / "Y" / "rows")
+        return self._labels(self.path / "Y", "rows")
 
     def Y_columns(self) -> SparseMatrix:
         """Y by columns (N x K, csc of ones): the positives of each label."""
-        return SparseMatrix(self.path / "Y" / "columns")
+        return self._labels(self.path / "Y", "columns")
 
     def observed_rows(self) -> SparseMatrix:
         """The pairs whose labels are known, by rows (N x K, csr of ones). Raises InputError where no mask was given."""
-        return SparseMatrix(self._observed() / "rows")
+        return self._labels(self._observed(), "rows")
 
     def observed_columns(self) -> SparseMatrix:
         """The pairs whose labels are known, by columns (N x K, csc of ones)."""
-        return SparseMatrix(self._observed() / "columns")
+        return self._labels(self._observed(), "columns")
 
     def with_observed(self, mask: Any, overwrite: bool = False) -> Dataset:
         """Say which labels of which rows are known, the others being unknown; stored beside Y. Returns the dataset.
@@ -118,33 +130,54 @@ class Dataset:
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
                 seal(path.with_name(path.name + ".partial"))
-        return SparseMatrix(path)
+        return self._X("columns")
 
     def feature_counts(self) -> NDArray[np.int64]:
-        """Stored values of each feature (D,)."""
-        return read_small(self.path, "statistics/feature_counts")
+        """Stored values of each feature (D,). Raises StoreError for counts that cannot be."""
+        counts = read_small(self.path / "statistics", "feature_counts", self.n_features, np.int64)
+        if len(counts) and not 0 <= counts.min() <= counts.max() <= self.n_samples:
+            raise self._miscounted("feature_counts")
+        return counts
 
     def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
         """l2 norms of rows [start, stop) of X."""
-        return open_array(self.path / "statistics/row_norms").read(start, stop)
+        norms = open_array(self.path / "statistics/row_norms").read(start, stop)
+        return norms.astype(np.float32, copy=False)
 
     def label_counts(self, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
-        """Positives of each label (K,), or of labels [first, last)."""
-        return read_small(self.path, "statistics/label_counts", first, last)
+        """Positives of each label (K,), or of labels [first, last). Raises StoreError where they are not those of Y by
+
+        columns.
+        """
+        last = self.n_labels if last is None else last
+        counts = read_small(self.path / "statistics", "label_counts", self.n_labels, np.int64, slice(first, last))
+        for low, of_columns in self._positives(first, last):
+            if (counts[low - first : low - first + len(of_columns)] != of_columns).any():
+                raise self._miscounted("label_counts")
+        return counts
+
+    def _positives(
+        self, first: int = 0, last: int | None = None, step: int = _COUNTS
+    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Windows of the positives of each label, as Y by columns has them: the first label, and how many each has."""
+        Y, last = self.Y_columns(), self.n_labels if last is None else last
+        for low in range(first, last, step):
+            yield low, np.diff(Y.ends(low, min(low + step, last)))
+
+    def _miscounted(self, name: str) -> StoreError:
+        return StoreError(
+            f"{self.path / 'statistics' / name} has counts that cannot be: the store is damaged; make it again"
+        )
 
     def most_positives(self) -> int:
         """Positives of the label that has most, by windows: for where there is no room for an array of all labels."""
-        counts = open_array(self.path / "statistics/label_counts")
-        windows = range(0, counts.size, _COUNTS)
-        return max((int(counts.read(a, min(a + _COUNTS, counts.size)).max()) for a in windows), default=0)
+        return max((int(counts.max()) for _, counts in self._positives()), default=0)
 
     def positives_of_runs(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each n labels, the last run may have fewer: how many have positives, and how many positives; by windows."""
-        counts = open_array(self.path / "statistics/label_counts")
-        windows = range(0, counts.size, max(1, _COUNTS // n) * n)
         learned, positives = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for a, b in itertools.pairwise([*windows, counts.size]):
-            some, starts = counts.read(a, b), np.arange(0, b - a, n)
+        for _, some in self._positives(step=max(1, _COUNTS // n) * n):
+            starts = np.arange(0, len(some), n)
             learned.append(np.add.reduceat(some > 0, starts, dtype=np.int64))
             positives.append(np.add.reduceat(some, starts))
         return np.concatenate(learned), np.concatenate(positives)

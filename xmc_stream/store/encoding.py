@@ -1,7 +1,8 @@
 """How arrays and sparse matrices lie on disk, and the writers that put them there.
 
 A 1-D array is chunked, uncompressed and crc32c-checked: chunk k is the file `c/k`, raw little-endian values and four
-bytes of checksum. Chunks hold min(32 MiB, the array rounded up to 64 KiB), so that a local chunk file can be mapped.
+bytes of checksum, which stands in the array's zarr.json too: a chunk file of another array is told from its own. Chunks
+hold min(32 MiB, the array rounded up to 64 KiB), so that a local chunk file can be mapped.
 A sparse matrix is a group in anndata's encoding 0.1.0.
 """
 
@@ -62,6 +63,7 @@ class ArrayWriter:
         self._filled = 0  # bytes in the last chunk
         self._chunks = 0
         self._crc = 0
+        self._crcs: list[int] = []
         self._hash = hashlib.sha256()
 
     def append(self, values: NDArray[Any]) -> None:
@@ -90,6 +92,7 @@ class ArrayWriter:
             raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
         for k in range(source.n_chunks):
             os.link(source.chunk_file(k), self._folder / "c" / str(self._chunks))
+            self._crcs.append(source.stored_crc(k))
             self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
         for start in range(0, source.size, CHUNK_STEP):
             self._hash.update(source.read(start, min(start + CHUNK_STEP, source.size)).data)
@@ -103,6 +106,7 @@ class ArrayWriter:
     def _end_chunk(self) -> None:
         if self._file is not None:
             self._file.write(self._crc.to_bytes(_CHECKSUM_BYTES, "little"))
+            self._crcs.append(self._crc)
             self._file.close()
             self._file = None
 
@@ -118,7 +122,8 @@ class ArrayWriter:
                 self._put(zeros[: chunk - self._filled])
             self._end_chunk()
         itemsize = self.dtype.itemsize
-        PlainArray(self._folder, self.dtype, size // itemsize, chunk // itemsize, 0.0).write()
+        crcs = "".join(f"{crc:08x}" for crc in self._crcs)
+        PlainArray(self._folder, self.dtype, size // itemsize, chunk // itemsize, 0.0, crcs=crcs).write()
         return self._hash.hexdigest()
 
 
@@ -162,15 +167,14 @@ class LineWriter:
     def copy(self, source: SparseMatrix, start: int, stop: int) -> None:
         """Add lines [start, stop) of a stored matrix, in pieces of a few hundred kilobytes, however long a line is."""
         for line in range(start, stop, _PIECE):
-            ends = source.indptr.read(line, min(line + _PIECE, stop) + 1)
+            ends = source.ends(line, min(line + _PIECE, stop))
             self._indptr.append(ends[1:] - ends[0] + self.nnz)
-            for first in range(int(ends[0]), int(ends[-1]), _PIECE):
-                last = min(first + _PIECE, int(ends[-1]))
-                self._indices.append(source.indices.read(first, last))
-                if self._data is not None and source.data is not None:
-                    self._data.append(source.data.read(first, last))
             self.lines += len(ends) - 1
             self.nnz += int(ends[-1] - ends[0])
+        for indices, data in source.pieces(start, stop, _PIECE):
+            self._indices.append(indices)
+            if self._data is not None and data is not None:
+                self._data.append(data)
 
 
 class MatrixWriter(LineWriter):
@@ -206,8 +210,7 @@ class MatrixWriter(LineWriter):
     def link(self, source: SparseMatrix) -> None:
         """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
         for start in range(1, source.n_lines + 1, CHUNK_STEP):
-            ends = source.indptr.read(start, min(start + CHUNK_STEP, source.n_lines + 1))
-            self._indptr.append(ends + self.nnz)
+            self._indptr.append(source.ends(start - 1, min(start - 1 + CHUNK_STEP, source.n_lines))[1:] + self.nnz)
         for mine, theirs in zip(self._arrays[1:], source.arrays()[1:], strict=True):
             mine.link(theirs)
         self.lines += source.n_lines
@@ -237,7 +240,7 @@ def finish_matrix(
     if len(hashes) == 2:
         # readers see ones: the fill value of chunks that do not exist; a run that was killed may have come to here
         shutil.rmtree(folder / "data", ignore_errors=True)
-        PlainArray(folder / "data", np.dtype("<f4"), nnz, chunk_bytes // 4, 1.0).write()
+        PlainArray(folder / "data", np.dtype("<f4"), nnz, chunk_bytes // 4, 1.0, crcs="").write()
     fingerprint = fingerprint_of(encoding, shape, hashes)
     Group(folder).update_attributes(
         {"encoding-type": encoding, "encoding-version": "0.1.0", "shape": list(shape), "fingerprint": fingerprint}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
 
 CHUNK_BYTES = 4 * 2**20  # of a factor
@@ -30,19 +30,26 @@ Cut = tuple[int, int]  # columns [first, last)
 
 @dataclass(frozen=True)
 class Factor:
-    """Lines x columns, float32, in a store."""
+    """Lines x columns, float32, in a store. n: lines, as many as there must be."""
 
     path: str
     columns: int
+    n: int
 
-    @property
-    def n(self) -> int:
-        """Lines."""
-        return open_array(Path(self.path)).size // self.columns
+    def _open(self) -> ChunkedArray:
+        array = open_array(Path(self.path))
+        if array.size != self.n * self.columns or array.dtype != np.float32:
+            raise StoreError(
+                f"{self.path} has {array.size} values of {array.dtype}, not {self.n} lines of {self.columns}: the store is "
+                "damaged; make it again"
+            )
+        return array
 
     def read(self, first: int, last: int) -> NDArray[np.float32]:
         """Lines [first, last): (last - first, columns)."""
-        values = open_array(Path(self.path)).read(first * self.columns, last * self.columns)
+        values = self._open().read(first * self.columns, last * self.columns)
+        if not np.isfinite(values).all():
+            raise StoreError(f"{self.path} has values that are not finite: its training diverged, or it is damaged")
         return values.reshape(last - first, self.columns)
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
@@ -51,7 +58,7 @@ class Factor:
 
     def verify(self) -> int:
         """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
-        array = open_array(Path(self.path))
+        array = self._open()
         for k in range(array.n_chunks):
             array.verify_chunk(k)
         return array.n_chunks * array.chunk * _ITEM

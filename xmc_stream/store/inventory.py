@@ -1,16 +1,20 @@
 """What files a store has and should have, and whether each is what was written.
 
-Every chunk file ends with the checksum of its values. The zarr.json files have none of their own: a finished store is
-sealed, which puts a hash of all of them into the attributes of the outermost. What values mean is not looked at here.
+Every chunk file ends with the checksum of its values, and the array's zarr.json has the checksums of all its chunks. The
+zarr.json files have none of their own: a finished store is sealed, which puts a hash of all of them into the attributes of
+the outermost. So a file that is whole in itself and another store's is found too. What values mean is not looked at here.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,7 +22,9 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import zarr
+
+from xmc_stream.errors import StoreError
+from xmc_stream.store.nodes import CRCS, crcs_of, is_whole, read_json, set_attributes
 
 SEAL = "metadata_sha256"
 BLANK = "0" * 64  # what the seal is while the hash is taken
@@ -27,21 +33,31 @@ _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote d
 LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
 _PIECE = 1 << 20
+_MOST_MISSING = 100  # files of an array that are named
 
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """The chunk files of an array. grid: chunks along each dimension; chunk_bytes, n_bytes: of a chunk's and all values."""
+    """The chunk files of an array. grid: chunks along each dimension; chunk_bytes, n_bytes: of a chunk's and all values.
+
+    crcs: see `nodes.PlainArray`.
+    """
 
     folder: str
     grid: tuple[int, ...]
     chunk_bytes: int
     n_bytes: int
+    crcs: str | None = None
+
+    @property
+    def n_chunks(self) -> int:
+        """Chunk files."""
+        return math.prod(self.grid)
 
     @property
     def file_bytes(self) -> int:
         """Bytes of all chunk files."""
-        return math.prod(self.grid) * (self.chunk_bytes + _CHECKSUM_BYTES)
+        return self.n_chunks * (self.chunk_bytes + _CHECKSUM_BYTES)
 
     def names(self) -> Iterator[str]:
         """The chunk files, in the order of the values of a 1-D array."""
@@ -51,7 +67,7 @@ class ArrayFiles:
         """Read all of it: the sha256 of the values of a 1-D array, and a line for each chunk file that is damaged."""
         values, damage = hashlib.sha256(), []
         left = self.n_bytes  # the last chunk is padded
-        for name in self.names():
+        for k, name in enumerate(self.names()):
             file = Path(self.folder) / name
             try:
                 size = file.stat().st_size
@@ -68,9 +84,33 @@ class ArrayFiles:
                     stored = raw.read(_CHECKSUM_BYTES)
                 if crc.to_bytes(_CHECKSUM_BYTES, "little") != stored:
                     damage.append(f"{file} fails its checksum")
+                elif self.crcs is not None and f"{crc:08x}" != self.crcs[8 * k : 8 * k + 8]:
+                    damage.append(f"{file} is not the file that was written here")
             except OSError as error:
                 damage.append(f"{file} cannot be read ({error.strerror})")
         return values.hexdigest(), damage
+
+    def other_chunks(self) -> Iterator[str]:
+        """A line for each chunk file that is missing, or does not end with the checksum that was written."""
+        for k, (file, crc) in enumerate(self._ends()):
+            if not crc:
+                yield f"{file} is missing or not whole"
+            elif self.crcs is not None and crc != self.crcs[8 * k : 8 * k + 8]:
+                yield f"{file} is not the file that was written here"
+
+    def note_crcs(self) -> None:
+        """Put the checksums that the chunk files end with into the zarr.json."""
+        set_attributes(Path(self.folder), {CRCS: "".join(crc for _, crc in self._ends())})
+
+    def _ends(self) -> Iterator[tuple[Path, str]]:
+        """Each chunk file, and the checksum that it ends with; "" where it is not there or not of its size."""
+        for name in self.names():
+            file, crc = Path(self.folder) / name, ""
+            with suppress(OSError), open(file, "rb") as opened:
+                if opened.seek(0, os.SEEK_END) == self.chunk_bytes + _CHECKSUM_BYTES:
+                    opened.seek(self.chunk_bytes)
+                    crc = f"{int.from_bytes(opened.read(), 'little'):08x}"
+            yield file, crc
 
 
 @dataclass(frozen=True)
@@ -93,17 +133,18 @@ def take_inventory(path: Path) -> Inventory:
     for name in described:
         file = path / name
         try:
-            array, of_ones = _array_files(file)
+            array, of_ones = array_files(file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             damage.append(f"{file} does not describe a group or an array ({error!r})")
             continue
         if array is None:
             continue
         inside = name.removesuffix("zarr.json")
-        expected = {inside + chunk for chunk in array.names()}
-        if of_ones and not expected & found:  # readers see the fill value
+        if of_ones and not any(other.startswith(f"{inside}c/") for other in found):  # readers see the fill value
             continue
-        damage += [f"{path / missing} is missing" for missing in sorted(expected - found)]
+        # no more of them than there are files, whatever is promised
+        expected = {inside + chunk for chunk in itertools.islice(array.names(), len(found) + 1)}
+        damage += [f"{path / missing} is missing" for missing in sorted(expected - found)[:_MOST_MISSING]]
         if expected and expected <= found:
             arrays.append(array)
         found -= expected
@@ -122,9 +163,9 @@ def _is_description(name: str) -> bool:
     return name.rpartition("/")[2] == "zarr.json"
 
 
-def _array_files(file: Path) -> tuple[ArrayFiles | None, bool]:
+def array_files(file: Path) -> tuple[ArrayFiles | None, bool]:
     """The array that a zarr.json describes, if it is none of a group; whether its chunks may be left out for ones."""
-    about: dict[str, Any] = json.loads(file.read_bytes())
+    about: dict[str, Any] = read_json(file)
     if about["zarr_format"] != 3 or about["node_type"] not in ("array", "group"):
         raise ValueError(f"format {about['zarr_format']}, node {about['node_type']}")
     if about["node_type"] == "group":
@@ -132,15 +173,18 @@ def _array_files(file: Path) -> tuple[ArrayFiles | None, bool]:
     if [codec["name"] for codec in about["codecs"]] != ["bytes", "crc32c"]:
         raise ValueError("its chunks are not plain values and a checksum")
     shape, chunk = about["shape"], about["chunk_grid"]["configuration"]["chunk_shape"]
+    if not (all(is_whole(n, 0) for n in shape) and all(is_whole(n, 1) for n in chunk)):
+        raise ValueError(f"shape {shape}, chunks of {chunk}")
     itemsize = np.dtype(about["data_type"]).itemsize
     grid = tuple(-(-n // c) for n, c in zip(shape, chunk, strict=True))
-    array = ArrayFiles(str(file.parent), grid, math.prod(chunk) * itemsize, math.prod(shape) * itemsize)
+    crcs = crcs_of(file.parent, about, math.prod(grid))
+    array = ArrayFiles(str(file.parent), grid, math.prod(chunk) * itemsize, math.prod(shape) * itemsize, crcs)
     return array, about["fill_value"] == 1
 
 
 def seal(path: Path) -> None:
     """Put a hash of all zarr.json files under `path`, byte for byte, into the attributes of its own."""
-    zarr.open_group(path, mode="r+").update_attributes({SEAL: BLANK})
+    set_attributes(path, {SEAL: BLANK})
     fill_seal(path)
 
 
@@ -176,29 +220,38 @@ def log_hashes(path: Path) -> dict[str, str]:
 
 
 def log_damage(path: Path, sealed: dict[str, str]) -> list[str]:
-    """A line for each log that is not as it was when the model was finished."""
+    """A line for each log that is not as it was when the model was finished, or was not there then."""
     now = log_hashes(path)
     return [
-        f"{path / name} {'was changed' if name in now else 'is missing'}"
-        for name in sealed
-        if now.get(name) != sealed[name]
+        f"{path / name} {'is missing' if name not in now else 'was changed' if name in sealed else 'does not belong there'}"
+        for name in sorted({*sealed, *now})
+        if now.get(name) != sealed.get(name)
     ]
 
 
-def seal_damage(path: Path) -> list[str]:
-    """A line where the zarr.json files under `path` are not those that were sealed."""
+def seal_damage(path: Path, must: bool = True) -> list[str]:
+    """A line where the zarr.json files under `path` are not those that were sealed. must: also where there is no seal."""
     file = path / "zarr.json"
     try:
-        content = file.read_bytes()
-        sealed = json.loads(content)["attributes"][SEAL]
-    except (OSError, ValueError, TypeError):
-        return [f"{file} cannot be read"]
+        attributes = read_json(file)["attributes"]
+        if SEAL not in attributes and not must:
+            return []
+        sealed = str(attributes[SEAL])
+        own = file.read_bytes().replace(sealed.encode(), BLANK.encode(), 1)
+        whole = _metadata_hash(path, own) == sealed
+    except (OSError, TypeError) as error:
+        return [f"{file} or a zarr.json below it cannot be read ({error})"]
     except KeyError:
         return [f"{file} has no {SEAL}: it was written by an older xmc_stream, or changed since"]
-    blanked = content.replace(str(sealed).encode(), BLANK.encode(), 1)
-    if _metadata_hash(path, blanked) != sealed:
+    if not whole:
         return [f"{file} or a zarr.json below it was changed or is missing: together they do not fit {SEAL}"]
     return []
+
+
+def refuse_broken_seal(path: Path) -> None:
+    """Raise StoreError where the zarr.json files under `path` are not those that were sealed, if they were."""
+    for line in seal_damage(path, must=False):
+        raise StoreError(f"{line}: the store is damaged; make it again")
 
 
 def _metadata_hash(path: Path, own: bytes) -> str:
@@ -206,6 +259,9 @@ def _metadata_hash(path: Path, own: bytes) -> str:
     digest = hashlib.sha256()
     for name in sorted(_files(path)):
         if _is_description(name) and not name.startswith(_APART):
-            content = own if name == "zarr.json" else (path / name).read_bytes()
-            digest.update(f"{name} {len(content)}\n".encode() + content)
+            size = len(own) if name == "zarr.json" else (path / name).stat().st_size
+            digest.update(f"{name} {size}\n".encode())
+            with io.BytesIO(own) if name == "zarr.json" else open(path / name, "rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
     return digest.hexdigest()

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.memory import format_size
-from xmc_stream.store.chunks import ChunkedArray
-from xmc_stream.store.nodes import PlainArray, attributes_of, plain_array
+from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
+from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
+_CHECKED = 1 << 16  # entries that are looked at at a time: they stay in the second cache
 
 
 @dataclass(frozen=True)
@@ -57,31 +58,65 @@ class Buffer:
 
 
 class SparseMatrix:
-    """One matrix of a store. Not shared between threads: every job opens its own."""
+    """One matrix of a store. Not shared between threads: every job opens its own.
 
-    def __init__(self, path: Path | str) -> None:
+    Kernels trust what it gives, whatever the files hold: lines begin and end within the entries, and indices are below the
+    bound and ascend in a line, each once; with ordered=False they are below the bound. finite: so are the values.
+    What is otherwise raises StoreError as it is read.
+    """
+
+    def __init__(self, path: Path | str, ordered: bool = True, finite: bool = False) -> None:
         self.path = Path(path)
+        self._ordered, self._finite = ordered, finite
         try:
             attributes = attributes_of(self.path)
             self.encoding = str(attributes["encoding-type"])
             shape = attributes["shape"]
-            arrays = {name: plain_array(self.path / name) for name in ("indptr", "indices", "data")}
-            if None in arrays.values():
-                group = zarr.open_group(self.path, mode="r")
-                arrays = {name: group[name] for name in arrays}  # type: ignore[misc]
+        except StoreError:
+            raise
         except (KeyError, FileNotFoundError, ValueError) as error:
             raise StoreError(f"{self.path} is not a sparse matrix in anndata's encoding ({error!r})") from None
         if self.encoding not in ("csr_matrix", "csc_matrix"):
             raise StoreError(f"{self.path} is encoded as {self.encoding!r}, not as csr_matrix or csc_matrix")
+        if not (isinstance(shape, list) and len(shape) == 2 and all(is_whole(n, 0) for n in shape)):
+            raise StoreError(f"{self.path}: its shape {shape!r} is no pair of sizes: the store is damaged")
         self.attributes = attributes
-        self.shape = (int(shape[0]), int(shape[1]))
-        self.n_lines = self.shape[0] if self.encoding == "csr_matrix" else self.shape[1]
-        self.indptr = ChunkedArray(arrays["indptr"])  # type: ignore[arg-type]
-        self.indices = ChunkedArray(arrays["indices"])  # type: ignore[arg-type]
-        self.data = _data_or_ones(self.path, arrays["data"])  # type: ignore[arg-type]
+        self.shape = (shape[0], shape[1])
+        self.n_lines, self.bound = self.shape if self.encoding == "csr_matrix" else self.shape[::-1]
+        self.indptr, self.indices = open_array(self.path / "indptr"), open_array(self.path / "indices")
+        self.data = _data_or_ones(described(self.path / "data"))
         self.nnz = self.indices.size
         if self.indptr.size != self.n_lines + 1 or (self.data is not None and self.data.size != self.nnz):
             raise StoreError(f"{self.path}: its arrays do not fit its shape {self.shape}: the store is damaged")
+        kinds = (
+            self.indptr.dtype.kind,
+            self.indices.dtype,
+            np.dtype(np.float32) if self.data is None else self.data.dtype,
+        )
+        if kinds[0] not in "iu" or kinds[1] not in (np.int32, np.int64) or kinds[2] not in (np.float32, np.float64):
+            raise StoreError(f"{self.path}: its arrays are of types that no matrix has: the store is damaged")
+
+    def expect(self, shape: tuple[int | None, int | None], encoding: str, dtype: DTypeLike | None) -> SparseMatrix:
+        """This matrix. Raises StoreError where it is not of a shape, an encoding and a type of values; None: of any."""
+        fits = all(want in (None, n) for want, n in zip(shape, self.shape, strict=True)) and self.encoding == encoding
+        # kernels are compiled for one type of indices
+        fits = fits and self.indices.dtype == (np.int32 if self.bound <= np.iinfo(np.int32).max else np.int64)
+        if not fits or (dtype is not None and (self.data is None or self.data.dtype != dtype)):
+            values = "ones" if self.data is None else self.data.dtype
+            wanted = "" if dtype is None else f" and {np.dtype(dtype)}"
+            raise StoreError(
+                f"{self.path} is a {self.encoding} of shape {self.shape}, {self.indices.dtype} and {values} where a {encoding} "
+                f"of shape {shape}{wanted} belongs: the store is damaged; make it again"
+            )
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """What "the same matrix" means: a hash of shape and values."""
+        fingerprint = self.attributes.get("fingerprint")
+        if not isinstance(fingerprint, str):
+            raise StoreError(f"{self.path / 'zarr.json'} has no fingerprint: the store is damaged; make it again")
+        return fingerprint
 
     @property
     def entry_bytes(self) -> int:
@@ -104,8 +139,7 @@ class SparseMatrix:
 
     def block(self, start: int, stop: int, buffer: Buffer | None = None) -> Block:
         """Lines [start, stop), in private arrays or in a buffer's."""
-        indptr = self._ends(start, stop + 1)
-        return self._fill(start, indptr, buffer)
+        return self._fill(start, self.ends(start, stop), buffer)
 
     def will_need(self, start: int, stop: int) -> None:
         """Have the kernel read lines [start, stop) into the page cache while the caller does something else.
@@ -114,6 +148,8 @@ class SparseMatrix:
         """
         if self.indptr.path is not None:
             first, last = (int(self.indptr.read(line, line + 1)[0]) for line in (start, stop))
+            if not 0 <= first <= last <= self.nnz:
+                raise self._damaged(f"lines {start} to {stop} begin and end")
             self.indptr.will_need(start, stop + 1)
             self._entries_needed(first, last)
 
@@ -122,9 +158,16 @@ class SparseMatrix:
         if self.data is not None:
             self.data.will_need(first, last)
 
-    def _ends(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Items [start, stop) of indptr; stores of other writers may have it narrower."""
-        return self.indptr.read(start, stop).astype(np.int64, copy=False)
+    def ends(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where the entries of each of lines [start, stop) begin, and where the last one's end."""
+        ends = self.indptr.read(start, stop + 1).astype(np.int64, copy=False)  # others may have it narrower
+        whole = (start or not ends[0]) and (stop < self.n_lines or ends[-1] == self.nnz)
+        if not whole or ends[0] < 0 or ends[-1] > self.nnz or (ends[1:] < ends[:-1]).any():
+            raise self._damaged(f"lines {start} to {stop} begin and end")
+        return ends
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(f"{self.path}: {what} where they cannot: the store is damaged; make it again")
 
     def _fill(self, start: int, indptr: NDArray[np.int64], buffer: Buffer | None) -> Block:
         first, last = int(indptr[0]), int(indptr[-1])
@@ -132,7 +175,65 @@ class SparseMatrix:
         data = None
         if self.data is not None:
             data = self.data.read(first, last, None if buffer is None else buffer.data)
-        return Block(start, indptr - first, indices, data)
+        return self._checked(Block(start, indptr - first, indices, data))
+
+    def _checked(self, block: Block) -> Block:
+        """A block that was read, whose indptr is known to be right."""
+        self._check(block.start, block.indptr, block.indices, block.data)
+        return block
+
+    def _check(
+        self, line: int, starts: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any] | None, before: int = -1
+    ) -> None:
+        """Look at the entries of lines from `line` on, which begin at `starts`, if not earlier. before: the index ahead."""
+        falls = np.empty(min(_CHECKED, len(indices)), np.bool_)
+        unsigned = indices.view(f"u{indices.itemsize}")  # in which what is below zero is far above the bound
+        for low in range(0, len(indices), _CHECKED):
+            high = min(low + _CHECKED, len(indices))
+            some = indices[low:high]
+            sound = unsigned[low:high].max() < self.bound
+            if self._ordered and sound:
+                # all but the first of a line are above the one before
+                fell = falls[: high - low]
+                fell[0] = some[0] <= before
+                np.less_equal(some[1:], some[:-1], out=fell[1:])
+                a, b = np.searchsorted(starts, (low, high))
+                fell[starts[a:b] - low] = False
+                sound, before = not fell.any(), int(some[-1])
+            if not sound:
+                raise self._damaged(f"indices of lines from {line} on stand")
+            if self._finite and data is not None and not np.isfinite(data[low:high]).all():
+                raise StoreError(f"{self.path} has values that are not finite: the store is damaged; make it again")
+
+    def pieces(self, start: int, stop: int, size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
+        """Indices and values (None: ones) of lines [start, stop), one after another, so many at a time."""
+        for low in range(start, stop, _WINDOW):
+            ends, before = self.ends(low, min(low + _WINDOW, stop)), -1
+            for first in range(int(ends[0]), int(ends[-1]), size):
+                last = min(first + size, int(ends[-1]))
+                indices = self.indices.read(first, last)
+                data = None if self.data is None else self.data.read(first, last)
+                self._check(low, ends[slice(*np.searchsorted(ends, (first, last)))] - first, indices, data, before)
+                before = int(indices[-1])
+                yield indices, data
+
+    def parts(self, firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Indices, in whatever order, and values of ranges of entries; see `ChunkedArray.read_ranges`."""
+        n = int(counts.sum())
+        indices, data = np.empty(n, self.indices.dtype), None if self.data is None else np.empty(n, self.data.dtype)
+        self.indices.read_ranges(firsts, counts, indices)
+        if self.data is not None and data is not None:
+            self.data.read_ranges(firsts, counts, data)
+        if n and not 0 <= indices.min() <= indices.max() < self.bound:
+            raise self._damaged("some indices stand")
+        return indices, data
+
+    def mapped(self, start: int, stop: int, first: int) -> Block:
+        """Lines [start, stop), numbered from `first` on, behind memory maps."""
+        indptr = self.ends(start, stop)
+        a, b = int(indptr[0]), int(indptr[-1])
+        data = None if self.data is None else self.data.map()[a:b]
+        return self._checked(Block(first, indptr - a, self.indices.map()[a:b], data))
 
     def blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[Block]:
         """Consecutive blocks of at most max_bytes (entries and 8 bytes a line) over lines [start, stop): see `stream`."""
@@ -153,7 +254,7 @@ class SparseMatrix:
         return n
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """First entry and number of entries of each of the lines (sorted ascending); only their own ends are read."""
+        """First entry and number of entries of each of the lines (sorted ascending, unique); only their own ends are read."""
         firsts = np.empty(len(lines), np.int64)
         counts = np.empty(len(lines), np.int64)
         for start in range(0, len(lines), _WINDOW):
@@ -168,6 +269,8 @@ class SparseMatrix:
             at = np.concatenate([[0], np.cumsum(np.minimum(steps, 2))])
             firsts[some] = ends[at]
             counts[some] = ends[at + 1] - ends[at]
+        if not are_apart(firsts, counts, self.nnz):
+            raise self._damaged("some lines begin and end")
         return firsts, counts
 
     def gather(
@@ -200,7 +303,7 @@ class SparseMatrix:
                 self.indices.read_ranges(firsts, counts, indices)
             finally:
                 values.result()
-        return Block(0, indptr, indices, data)
+        return self._checked(Block(0, indptr, indices, data))
 
 
 def stream(
@@ -235,7 +338,7 @@ def _cuts(
     """The first line of each block of a stream, and what indptr says of its lines in each matrix."""
     for low in range(start, stop, _WINDOW):
         high = min(low + _WINDOW, stop)
-        windows = [matrix._ends(low, high + 1) for matrix in matrices]
+        windows = [matrix.ends(low, high) for matrix in matrices]
         for matrix in matrices:
             matrix.indptr.will_need(high, min(high + _WINDOW, stop) + 1)
         at = 0
@@ -256,8 +359,11 @@ def stream_bytes(matrices: Sequence[SparseMatrix], ranges: Sequence[tuple[int, i
     )
 
 
-def _data_or_ones(path: Path, array: zarr.Array[Any] | PlainArray) -> ChunkedArray | None:
+def _data_or_ones(array: zarr.Array[Any] | PlainArray) -> ChunkedArray | None:
     """The values, or None for a matrix of ones: fill value one and not a single chunk written."""
+    values = ChunkedArray(array)
     if array.fill_value == 1 and array.nchunks_initialized == 0:
         return None
-    return ChunkedArray(array)
+    if isinstance(array, PlainArray) and array.crcs == "" and array.size:
+        raise StoreError(f"{array.path} has chunk files, and had none when it was written: make the store again")
+    return values

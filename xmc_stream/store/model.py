@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_tree, make_folder, new_store, publish
@@ -24,7 +24,7 @@ from xmc_stream.store.factors import Factor
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
-from xmc_stream.store.nodes import Group, attributes_of
+from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
 
 FORMAT = "xmc_stream model"
 VERSION = 2
@@ -33,6 +33,10 @@ UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 FACTORS = "factors"  # where a low-rank model has W (D x r) and H (K x r), in place of units
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `solvers.calibration`
+_KINDS: dict[str, type] = {
+    "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,
+    CALIBRATION: dict,
+}  # fmt: skip
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
 
@@ -148,10 +152,10 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
 def is_model(path: Path) -> bool:
     """Whether a folder says it is a model; read without zarr, so that any other folder is told apart cheaply."""
     try:
-        attributes: Mapping[str, Any] = json.loads((path / "zarr.json").read_text())["attributes"]
-    except (OSError, ValueError, KeyError):
+        attributes = read_json(path / "zarr.json")["attributes"]
+    except (OSError, KeyError, TypeError):
         return False
-    return attributes.get("format") == "xmc_stream model"
+    return isinstance(attributes, dict) and attributes.get("format") == FORMAT
 
 
 class StoredModel:
@@ -171,15 +175,26 @@ class StoredModel:
             raise StoreError(f"{path} is not a model: {hint}") from None
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but not a model of xmc_stream: give the folder that train wrote")
-        if self.attributes["version"] > VERSION:
-            raise StoreError(f"{path} was written by a newer xmc_stream (format {self.attributes['version']}): update")
-        self.n_features = int(self.attributes["n_features"])
-        self.n_labels = int(self.attributes["n_labels"])
+        if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
+            raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        self.n_features, self.n_labels, self.nnz = (
+            whole_of(self.path, self.attributes, name) for name in ("n_features", "n_labels", "nnz")
+        )
+        self._rank = whole_of(self.path, {"rank": 0, **self.attributes}, "rank")
+        for name, kind in _KINDS.items():
+            if not isinstance(self.attributes.get(name, kind()), kind):
+                raise StoreError(
+                    f"{self.path / 'zarr.json'}: the attribute {name} is no {kind.__name__}: it is damaged"
+                )
         self.units = [] if self.rank else plain_units(self.n_labels)
         if "units" in self.attributes:
-            self.units = units_from(self.attributes["units"], self.n_labels)
-            if self.units[0].first or any(unit.first % UNIT or unit.last <= unit.first for unit in self.units):
-                raise StoreError(f"{path} does not say which classes its units have: the store is damaged; train again")
+            with understood(self.path / "zarr.json"):
+                starts = [int(start) for start in self.attributes["units"]]
+                if not starts or starts[0] or starts[-1] >= self.n_labels or any(start % UNIT for start in starts):
+                    raise ValueError("units")
+                self.units = units_from(starts, self.n_labels)
+                if any(unit.last <= unit.first for unit in self.units):
+                    raise ValueError("units")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -200,11 +215,36 @@ class StoredModel:
 
     def unit_weights(self, unit: Unit) -> SparseMatrix:
         """Weights of a unit (D x classes, csc)."""
-        return SparseMatrix(unit_path(self.path, unit) / "weights")
+        weights = SparseMatrix(unit_path(self.path, unit) / "weights")
+        return weights.expect((self.n_features, unit.last - unit.first), "csc_matrix", np.float32)
 
     def unit_array(self, unit: Unit, name: str = "bias") -> NDArray[Any]:
         """The bias, or another array with an entry for each class of a unit."""
-        return read_small(unit_path(self.path, unit), name)
+        dtype = np.float32 if name == "bias" else np.float64
+        return read_small(unit_path(self.path, unit), name, unit.last - unit.first, dtype)
+
+    @property
+    def tiles(self) -> list[list[tuple[int, int, int, int]]]:
+        """Of each unit of a model that has weights by class, runs of classes: first, last, bytes of their tile, weights.
+
+        Together they hold every class. Raises StoreError where they do not.
+        """
+        if self.rank:
+            raise InputError(f"{self.path} is a low-rank model, which has no weights by class to begin from")
+        runs: list[list[tuple[int, int, int, int]]] = []
+        with understood(self.path / "zarr.json"):
+            plain = plain_units(self.n_labels)
+            for unit, (of_unit, (low, end)) in enumerate(zip(self.attributes["tiles"], plain, strict=True)):
+                runs.append([(first, last, size, weights) for first, last, size, weights in of_unit])
+                done = low
+                for first, last, size, weights in sorted(runs[-1]):
+                    whole = all(type(number) is int for number in (first, last, size, weights))
+                    if not (whole and low <= first < last <= end and first <= done and size >= 0 <= weights):
+                        raise ValueError(f"tiles of unit {unit}: {(first, last, size, weights)}")
+                    done = max(done, last)
+                if done != end:
+                    raise ValueError(f"tiles of unit {unit} end with class {done}")
+        return runs
 
     def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
         """The units that have classes [first, last), and which of theirs these are, counted from their first."""
@@ -217,7 +257,19 @@ class StoredModel:
     @property
     def rank(self) -> int:
         """Columns of W and H of a low-rank model, whose scores are x W H^T; 0 of one that has weights by class."""
-        return int(self.attributes.get("rank", 0))
+        return self._rank
+
+    @property
+    def threshold(self) -> float:
+        """The score above which a label is predicted: even odds, where scores are calibrated."""
+        with understood(self.path / "zarr.json"):
+            return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
+
+    @property
+    def bias_row(self) -> bool:
+        """Whether a low-rank model's W has a last row for the bias."""
+        with understood(self.path / "zarr.json"):
+            return bool(self.attributes["params"]["bias"])
 
     def label_counts(self, first: int, last: int) -> NDArray[np.int64]:
         """Training rows of labels [first, last). Raises StoreError where the model does not have them."""
@@ -244,11 +296,6 @@ class StoredModel:
         about = self.attributes.get(CALIBRATION)
         return isinstance(about, dict) and bool(about.get("applied"))
 
-    @property
-    def threshold(self) -> float:
-        """The score above which a label is predicted: even odds, where scores are calibrated."""
-        return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
-
     def set_calibration(self, about: Mapping[str, Any] | None) -> None:
         """Keep how scores are calibrated with the model, or drop it; in one step, see `inventory.change_sealed`."""
         kept = {name: value for name, value in attributes_of(self.path).items() if name != CALIBRATION}
@@ -257,16 +304,13 @@ class StoredModel:
 
     def factor(self, name: str) -> Factor:
         """W (D x r) or H (K x r) of a low-rank model."""
-        return Factor(str(self.path / FACTORS / name), self.rank)
+        n = self.n_features + self.bias_row if name == "W" else self.n_labels
+        return Factor(str(self.path / FACTORS / name), self.rank, n)
 
     def classes(self, first: int, last: int) -> Block:
         """Weights of classes [first, last) of one unit, behind a memory map."""
         unit = self.unit_of(first)
-        matrix, low, high = self.unit_weights(unit), first - unit.first, last - unit.first
-        indptr = matrix.indptr.read(low, high + 1)
-        a, b = int(indptr[0]), int(indptr[-1])
-        data = None if matrix.data is None else matrix.data.map()[a:b]
-        return Block(first, indptr - a, matrix.indices.map()[a:b], data)
+        return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)
 
     def digest(self) -> str:
         """What "the same model" means: a hash of parameters, seed, start, shape, weights in class order, calibration."""
@@ -287,7 +331,7 @@ class StoredModel:
             matrix, bias = self.unit_weights(unit), self.unit_array(unit)
             for low in range(0, matrix.n_lines, UNIT):  # whatever the units are
                 high = min(low + UNIT, matrix.n_lines)
-                digest.update(np.diff(matrix.indptr.read(low, high + 1)).astype("<i8").data)
+                digest.update(np.diff(matrix.ends(low, high)).astype("<i8").data)
                 digest.update(bias[low:high].astype("<f4").data)
                 for block in matrix.blocks(max(1 << 24, 16 * self.n_features), low, high):  # a class always fits
                     digest.update(block.indices.astype("<i8").data)

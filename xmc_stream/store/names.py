@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, open_array
+from xmc_stream.store.chunks import ChunkedArray, are_apart, open_array
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
-from xmc_stream.store.nodes import Group, attributes_of
+from xmc_stream.store.nodes import Group, attributes_of, understood
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
 WINDOW = 2**13  # names read at a time
 _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
+_MOST_TAKEN = 2**26  # bytes of names that are taken at once
 
 
 class NamesWriter:
@@ -71,13 +72,22 @@ class Names:
             self._bytes, self._ends = (open_array(path / name) for name in ("bytes", "ends"))
         except StoreError:
             raise StoreError(f"{path} holds no names: the store is damaged; make it again") from None
+        if self._bytes.dtype != np.uint8 or self._ends.dtype != np.int64:
+            raise self._damaged()
 
     def __len__(self) -> int:
         return self._ends.size
 
     def read(self, start: int, stop: int) -> list[str]:
         """Names [start, stop)."""
-        return [name.decode() for name in self.read_bytes(start, stop)]
+        return [self._text(name) for name in self.read_bytes(start, stop)]
+
+    def _text(self, name: bytes) -> str:
+        with understood(self.path):
+            return name.decode()
+
+    def _damaged(self) -> StoreError:
+        return StoreError(f"{self.path}: names end where they cannot: the store is damaged; make it again")
 
     def read_bytes(self, start: int, stop: int) -> list[bytes]:
         """Names [start, stop) in UTF-8."""
@@ -90,7 +100,10 @@ class Names:
     def _bounds(self, start: int, stop: int) -> list[int]:
         """Where name `start` begins and where it and those before `stop` end."""
         ends = self._ends.read(max(start - 1, 0), stop).tolist()
-        return ends if start else [0, *ends]
+        ends = ends if start else [0, *ends]
+        if ends[0] < 0 or ends[-1] > self._bytes.size or any(a > b for a, b in itertools.pairwise(ends)):
+            raise self._damaged()
+        return ends
 
     def windows(self) -> Iterator[list[bytes]]:
         """All names in UTF-8, some thousands at a time."""
@@ -103,7 +116,7 @@ class Names:
             start = stop
 
     def __iter__(self) -> Iterator[str]:
-        return (name.decode() for window in self.windows() for name in window)
+        return (self._text(name) for window in self.windows() for name in window)
 
     def take(self, ids: NDArray[np.int64]) -> list[str]:
         """The names of ascending ids without repetition, in one sweep."""
@@ -115,11 +128,15 @@ class Names:
         self._ends.read_ranges(ids[inner] - 1, ones[inner], gathered)
         begins[inner] = gathered
         lengths = ends - begins
+        if not are_apart(begins, lengths, self._bytes.size):
+            raise self._damaged()
+        if lengths.sum() > _MOST_TAKEN:
+            raise StoreError(f"{self.path}: {len(ids)} names have more than {_MOST_TAKEN} bytes: the store is damaged")
         blob_array = np.empty(int(lengths.sum()), np.uint8)
         self._bytes.read_ranges(begins, lengths, blob_array)
         blob = blob_array.tobytes()
         stops = np.cumsum(lengths).tolist()
-        return [blob[b - n : b].decode() for b, n in zip(stops, lengths.tolist(), strict=True)]
+        return [self._text(blob[b - n : b]) for b, n in zip(stops, lengths.tolist(), strict=True)]
 
 
 def open_names(store: Path, kind: str) -> Names | None:
@@ -145,7 +162,7 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
         return None
     try:
         return attributes_of(path), open_array(path / "idf")
-    except (FileNotFoundError, ValueError, KeyError, StoreError):
+    except (FileNotFoundError, ValueError, StoreError):
         raise StoreError(f"{path} is not a vectorizer: the store is damaged; make it again") from None
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,17 @@ from typing import Any
 import numpy as np
 import zarr
 
+from xmc_stream.errors import StoreError, XmcStreamError
 from xmc_stream.store.packs import member
 
 _NAME = "zarr.json"
+_MOST_BYTES = 1 << 24  # of a zarr.json: what is parsed takes some twenty times as much memory
+_MOST_ITEMS = 1 << 60  # of an array, and of a chunk: their bytes are numbers of 64 bits
+CRCS = "chunks_crc32c"  # attribute of an array: the checksum of each chunk file, in eight digits, one after another
+# what zarr raises where a zarr.json is not what it must be
+ZARR_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 _GRID = {"name": "regular"}
 _KEYS = {"name": "default", "configuration": {"separator": "/"}}
 _KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -43,16 +53,23 @@ class Group:
 
     def update_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes beside those that are there."""
-        about = json.loads((self.path / _NAME).read_bytes())
-        about["attributes"].update(attributes)
-        _write(self.path, about)
+        set_attributes(self.path, attributes)
+
+
+def set_attributes(path: Path, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of the group or array in a folder, beside those that are there."""
+    about = json.loads((path / _NAME).read_bytes())
+    about["attributes"].update(attributes)
+    _write(path, about)
 
 
 @dataclass(frozen=True)
 class PlainArray:
     """A 1-D array in a local folder: chunk k is the file c/k, raw little-endian values and their crc32c.
 
-    places: where the chunks begin in the file `path`, a pack, if that is where they are.
+    places: where the chunks begin in the file `path`, a pack, if that is where they are. crcs: the checksum of each chunk
+    as it was written, in eight digits, one after another: of values that are left out, as ones are, ""; None where nobody
+    noted them.
     """
 
     path: Path
@@ -61,6 +78,7 @@ class PlainArray:
     chunk: int
     fill_value: float
     places: tuple[int, ...] | None = None
+    crcs: str | None = None
 
     def write(self) -> None:
         """Describe it in its folder, which is made if it is not there."""
@@ -75,7 +93,7 @@ class PlainArray:
                 "chunk_key_encoding": _KEYS,
                 "fill_value": (float if self.dtype.kind == "f" else int)(self.fill_value),
                 "codecs": [{"name": "bytes", **endian}, {"name": "crc32c"}],
-                "attributes": {},
+                "attributes": {} if self.crcs is None else {CRCS: self.crcs},
                 "zarr_format": 3,
                 "node_type": "array",
                 "storage_transformers": [],
@@ -90,13 +108,20 @@ class PlainArray:
 
 
 def plain_array(path: Path) -> PlainArray | None:
-    """The array in a folder; None where there is none, or one that zarr must read."""
+    """The array in a folder; None where there is none, or one that zarr must read.
+
+    Raises StoreError where its zarr.json is damaged.
+    """
     about = _read(path, "array")
     if about is None:
         return None
     if "places" in about:
-        size, dtype = about["shape"][0], np.dtype(about["data_type"])
-        return PlainArray(Path(about["pack"]), dtype, size, about["chunk"], 0.0, tuple(about["places"]))
+        with understood(path):
+            (size,), kind, chunk, places = about["shape"], about["data_type"], about["chunk"], about["places"]
+            whole = kind in _KINDS and is_whole(size, 0) and is_whole(chunk, 1) and len(places) == -(-size // chunk)
+            if not whole or not all(is_whole(place, 0) for place in places):
+                raise ValueError("a member of a pack that cannot be")
+            return PlainArray(Path(about["pack"]), np.dtype(kind), size, chunk, 0.0, tuple(places))
     try:
         names = [codec["name"] for codec in about["codecs"]]
         endian = about["codecs"][0].get("configuration", {}).get("endian", "little")
@@ -105,29 +130,101 @@ def plain_array(path: Path) -> PlainArray | None:
         if not plain or grid["name"] != "regular" or about["chunk_key_encoding"] != _KEYS:
             return None
         (chunk,) = grid["configuration"]["chunk_shape"]
-        if about.get("storage_transformers") or size < 0 or chunk < 1:
+        if about.get("storage_transformers") or not (is_whole(size, 0) and is_whole(chunk, 1)):
             return None
-        return PlainArray(path, np.dtype(kind), int(size), int(chunk), float(about["fill_value"]))
+        crcs = crcs_of(path, about, -(-size // chunk))
+        return PlainArray(path, np.dtype(kind), size, chunk, float(about["fill_value"]), crcs=crcs)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         return None
 
 
+@contextmanager
+def understood(file: Path) -> Iterator[None]:
+    """What a file of a store holds is taken for granted in the block: where it is otherwise, a StoreError names it."""
+    try:
+        yield
+    except XmcStreamError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise not_understood(file, error) from error
+
+
+def whole_of(path: Path, attributes: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """An attribute of the group in a folder. Raises StoreError where it is no whole number from `least` on."""
+    value = attributes.get(name)
+    if not is_whole(value, least):
+        raise StoreError(
+            f"{path / _NAME}: the attribute {name} is {str(value)[:100]!r}, no whole number from {least} on: the store is "
+            "damaged; make it again"
+        )
+    return int(value)  # type: ignore[arg-type]
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether a value of a zarr.json is a whole number from `least` up to what arrays may have."""
+    return type(value) is int and least <= value <= _MOST_ITEMS
+
+
+def crcs_of(path: Path, about: Mapping[str, Any], n_chunks: int) -> str | None:
+    """The checksums of an array's chunks that its zarr.json has, if any. Raises StoreError for what they cannot be."""
+    attributes = about.get("attributes")
+    crcs = attributes.get(CRCS) if isinstance(attributes, dict) else None
+    if crcs is None:
+        return None
+    if not isinstance(crcs, str) or len(crcs) not in (0, 8 * n_chunks) or not re.fullmatch("[0-9a-f]*", crcs):
+        raise StoreError(
+            f"{path / _NAME}: {CRCS} is not a checksum of each of {n_chunks} chunks: the store is damaged; make it again"
+        )
+    return crcs
+
+
 def attributes_of(path: Path) -> dict[str, Any]:
-    """The attributes of the group in a folder. Raises FileNotFoundError or ValueError where there is none."""
+    """The attributes of the group in a folder. Raises FileNotFoundError or ValueError where there is none, and
+
+    StoreError where its zarr.json is damaged.
+    """
     about = _read(path, "group")
-    attributes = None if about is None else about.get("attributes", {})
-    return attributes if isinstance(attributes, dict) else dict(zarr.open_group(path, mode="r").attrs)
+    if about is not None:
+        attributes = about.get("attributes", {})
+        if not isinstance(attributes, dict):
+            raise StoreError(f"{path / _NAME}: its attributes are no object: the store is damaged; make it again")
+        return attributes
+    try:
+        return dict(zarr.open_group(path, mode="r").attrs)
+    except (FileNotFoundError, ValueError):
+        raise
+    except ZARR_ERRORS as error:
+        raise not_understood(path / _NAME, error) from None
+
+
+def read_json(file: Path) -> Any:
+    """What a zarr.json holds. Raises StoreError where it is no JSON or far too large, OSError where it cannot be read."""
+    with open(file, "rb") as opened:
+        content = opened.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise not_understood(file, error) from None
+
+
+def not_understood(file: Path, error: Exception) -> StoreError:
+    """The error for a file of a store that is not what it must be."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return StoreError(f"{file} is not what it must be ({said[:200]}): the store is damaged; make it again")
 
 
 def _read(path: Path, kind: str) -> dict[str, Any] | None:
+    """The description of a group or array; None where there is none of version 3."""
     try:
-        about = json.loads((path / _NAME).read_bytes())
+        about = read_json(path / _NAME)
     except NotADirectoryError:  # it may lead into a pack
         found = member(path)
         if found is None:
             return None
         about = {**found[1], "pack": str(found[0])}
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
     whole = isinstance(about, dict) and about.get("zarr_format") == 3 and about.get("node_type") == kind
     return about if whole else None

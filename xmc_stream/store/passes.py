@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWriter, new_store
 from xmc_stream.store.inventory import BLANK, SEAL, fill_seal
 from xmc_stream.store.matrix import SparseMatrix
 
 LEG_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
+_ROWS = 1 << 12  # compared at a time
 _TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
 
 
@@ -31,6 +33,20 @@ class DualRows:
     size: NDArray[np.int64]
     labels: NDArray[np.int32]
     a: NDArray[np.float64]
+
+
+def begin_with(rows: DualRows, indptr: NDArray[np.int64], labels: NDArray[np.int32]) -> bool:
+    """Whether the labels of each row begin with those that are its own: labels[indptr[r] : indptr[r + 1]]."""
+    counts = np.diff(indptr)
+    if (rows.size < counts).any():
+        return False
+    for low in range(0, len(counts), _ROWS):
+        high = min(low + _ROWS, len(counts))
+        mine = slice(int(indptr[low]), int(indptr[high]))
+        at = np.arange(mine.start, mine.stop) + np.repeat(rows.begin[low:high] - indptr[low:high], counts[low:high])
+        if (rows.labels[at] != labels[mine]).any():
+            return False
+    return True
 
 
 class LegWriter:
@@ -60,15 +76,24 @@ def new_leg(path: Path, n_labels: int) -> Iterator[LegWriter]:
 class PassState:
     """The dual variables that the legs of a pass left."""
 
-    def __init__(self, legs: Sequence[Path], n_samples: int, run_bits: int) -> None:
-        self._active = [SparseMatrix(leg / "active") for leg in legs]
+    def __init__(self, legs: Sequence[Path], n_samples: int, n_labels: int, run_bits: int) -> None:
+        # a row's labels stand in an order of their own
+        self._active = [
+            SparseMatrix(leg / "active", ordered=False, finite=True).expect((None, n_labels), "csr_matrix", np.float64)
+            for leg in legs
+        ]
         n_runs = -(-n_samples >> run_bits)
-        self._leg = np.zeros(n_runs, np.int32)
+        self._leg = np.full(n_runs, -1, np.int32)
         self._line = np.zeros(n_runs, np.int64)
-        for number, leg in enumerate(legs):
-            runs = read_small(leg, "runs")
-            sizes = np.minimum((runs + 1) << run_bits, n_samples) - (runs << run_bits)
+        for number, (leg, active) in enumerate(zip(legs, self._active, strict=True)):
+            runs = read_small(leg, "runs", None, np.int64)
+            known = len(runs) <= n_runs and ((runs >= 0) & (runs < n_runs)).all() and (self._leg[runs] < 0).all()
+            sizes = np.minimum((runs + 1) << run_bits, n_samples) - (runs << run_bits) if known else runs
+            if not known or len(np.unique(runs)) != len(runs) or sizes.sum() != active.n_lines:
+                raise _damaged(leg / "runs")
             self._leg[runs], self._line[runs] = number, np.cumsum(sizes) - sizes
+        if (self._leg < 0).any():
+            raise _damaged(legs[-1] / "runs")
 
     @property
     def bytes_read(self) -> int:
@@ -121,14 +146,31 @@ def new_tables(path: Path) -> Iterator[TablesWriter]:
         fill_seal(path.with_name(path.name + ".partial"))
 
 
-def stored_tables(path: Path, most: int) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Runs of features with about so many labels together: the first feature, counts, labels, values."""
-    counts = read_small(path, "counts")
+def _damaged(path: Path) -> StoreError:
+    return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
+
+
+def stored_tables(
+    path: Path, n_features: int, n_labels: int, most: int
+) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Runs of features with about so many labels together: the first feature, counts, labels, values.
+
+    Raises StoreError where they are not those of so many features and labels.
+    """
+    counts = read_small(path, "counts", n_features, np.int32)
     ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     labels, values = open_array(path / "labels"), open_array(path / "values")
+    bounded = not len(counts) or 0 <= counts.min() <= counts.max() <= n_labels
+    if not bounded or labels.size != ends[-1] or values.size != ends[-1]:
+        raise _damaged(path)
+    if labels.dtype != np.int32 or values.dtype != np.float64:
+        raise _damaged(path)
     first = 0
     while first < len(counts):
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + most, side="right")) - 1)
         low, high = int(ends[first]), int(ends[last])
-        yield first, counts[first:last], labels.read(low, high), values.read(low, high)
+        some, v = labels.read(low, high), values.read(low, high)
+        if len(some) and not (0 <= some.min() <= some.max() < n_labels and np.isfinite(v).all()):
+            raise _damaged(path)
+        yield first, counts[first:last], some, v
         first = last

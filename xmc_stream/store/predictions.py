@@ -15,38 +15,59 @@ from zarr.codecs import Crc32cCodec
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import index_dtype, naming, publish
-from xmc_stream.store.inventory import seal
+from xmc_stream.store.inventory import array_files, seal
+from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood
 
 FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one
 
 
 class Predictions:
-    """Opened predictions: n_samples, k, and rows of labels and scores."""
+    """Opened predictions: n_samples, k, and rows of labels and scores.
+
+    Raises StoreError where they are damaged, or chunk files are not those that were written; labels are -1 and more.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            group = zarr.open_group(self.path, mode="r")
-        except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
+            self.attributes = attributes_of(self.path)
+        except (FileNotFoundError, ValueError):
             raise StoreError(
                 f"{path} holds no predictions: make them with `xmc-stream predict MODEL DATA {path}`"
             ) from None
-        self.attributes = dict(group.attrs)
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but holds no predictions of xmc_stream")
-        self._labels, self._scores = group["labels"], group["scores"]
-        for name in ("labels", "scores"):
-            if group[name].nchunks_initialized < group[name].nchunks:  # type: ignore[union-attr]
-                raise StoreError(f"{path}/{name} lacks chunks: it is damaged; predict again")
-        self.n_samples, self.k = (int(n) for n in self._labels.shape)  # type: ignore[union-attr]
+        try:
+            described = [array_files(self.path / name / "zarr.json")[0] for name in ("labels", "scores")]
+            arrays: list[Any] = [zarr.open_array(self.path / name, mode="r") for name in ("labels", "scores")]
+        except StoreError:
+            raise
+        except ZARR_ERRORS as error:
+            raise not_understood(self.path, error) from None
+        self._labels, self._scores = arrays
+        shape: tuple[int, ...] = self._labels.shape
+        whole = len(shape) == 2 and shape[1] > 0
+        types = self._labels.dtype in (np.int32, np.int64) and self._scores.dtype == np.float32
+        chunks = (min(CHUNK_ROWS, max(shape[0], 1)), shape[1]) if whole else ()
+        if not types or any((array.shape, array.chunks) != (shape, chunks) for array in arrays):
+            raise StoreError(f"{path}: its arrays are not those of predictions: it is damaged; predict again")
+        self.n_samples, self.k = shape
+        for array in described:
+            line = next(array.other_chunks(), "") if array is not None else f"{path} has a group for an array"
+            if line:
+                raise StoreError(f"{line}: it is damaged; predict again")
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Labels and scores of rows [start, stop)."""
         try:
-            return np.asarray(self._labels[start:stop]), np.asarray(self._scores[start:stop])  # type: ignore[index]
-        except ValueError as error:
-            raise StoreError(f"{self.path} cannot be read ({error}): it is damaged; predict again") from None
+            labels, scores = np.asarray(self._labels[start:stop]), np.asarray(self._scores[start:stop])
+        except ZARR_ERRORS as error:
+            said = " ".join(str(error).split())
+            raise StoreError(f"{self.path} cannot be read ({said}): it is damaged; predict again") from None
+        if labels.size and labels.min() < -1:
+            raise StoreError(f"{self.path} has labels below -1: it is damaged; predict again")
+        return labels, scores
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32]]]:
         """First row, labels and scores of a few thousand rows at a time."""
@@ -101,6 +122,10 @@ def refuse_to_replace(path: Path, overwrite: bool, as_file: bool = False) -> Non
 def finish_predictions(work: Path, path: Path, attributes: Mapping[str, Any], overwrite: bool) -> None:
     """Give the predictions their name. Raises InputError as `refuse_to_replace` does."""
     refuse_to_replace(path, overwrite)
-    zarr.open_group(work, mode="r+").update_attributes({"format": FORMAT, **attributes})
+    Group(work).update_attributes({"format": FORMAT, **attributes})
+    for name in ("labels", "scores"):  # which zarr wrote
+        array, _ = array_files(work / name / "zarr.json")
+        if array is not None:
+            array.note_crcs()
     seal(work)
     publish(work, path)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.store.chunks import clip_ranges, read_small
+from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import are_apart, clip_ranges, read_small
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import plain_array
 from xmc_stream.store.packing import CHUNK_BYTES, PackedMatrixWriter, PackWriter, new_pack
@@ -50,13 +51,13 @@ def new_unit_state(
 
 
 class UnitState:
-    """A unit's state, opened for reading."""
+    """A unit's state, opened for reading. Raises StoreError where it is not one of so many classes, samples and features."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, n_classes: int, n_samples: int, n_features: int) -> None:
         self.path = path
-        self.figures = read_small(path, "figures").reshape(-1, N_FIGURES)
-        self.active = SparseMatrix(path / "active")
-        self.weights = SparseMatrix(path / "weights")
+        self.figures = read_small(path, "figures", n_classes * N_FIGURES, np.float64).reshape(-1, N_FIGURES)
+        self.active = SparseMatrix(path / "active").expect((n_classes, n_samples), "csr_matrix", np.float64)
+        self.weights = SparseMatrix(path / "weights").expect((n_features, n_classes), "csc_matrix", np.float32)
 
     @property
     def bytes_read(self) -> int:
@@ -98,20 +99,33 @@ def new_found(path: Path, n_classes: int, n_samples: int, flushed: NDArray[np.in
 
 
 class Found:
-    """What a search job found, opened for reading; classes are counted from the first of the job's block."""
+    """What a search job found, opened for reading; classes are counted from the first of the job's block.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rows = SparseMatrix(path / "rows")
+    n_classes, n_samples: of the block, and in all. Raises StoreError where it is of others.
+    """
+
+    def __init__(self, path: Path, n_classes: int, n_samples: int) -> None:
+        self._path, self._n_classes, self._n_samples = path, n_classes, n_samples
+        self._rows = SparseMatrix(path / "rows").expect((n_classes, n_samples), "csr_matrix", np.float32)
         self._flushed = np.zeros(0, np.int64)
         self._legs = None
         if plain_array(path / "flushed") is not None:
-            self._legs = SparseMatrix(path / "legs")
-            self._flushed = read_small(path, "flushed")
+            self._legs = SparseMatrix(path / "legs").expect((None, n_samples), "csr_matrix", np.float32)
+            self._flushed = read_small(path, "flushed", None, np.int64)
+            apart = len(self._flushed) and are_apart(self._flushed, np.ones(len(self._flushed), np.int64), n_classes)
+            if not apart or self._legs.n_lines % len(self._flushed):
+                raise self._damaged("flushed")
+
+    def _damaged(self, name: str) -> StoreError:
+        return StoreError(f"{self._path / name} has what it cannot have: remove the unfinished run and begin anew")
 
     def of_classes(self, name: str, low: int, high: int) -> NDArray[Any]:
         """counts, losses or best of classes [low, high)."""
-        return read_small(self._path, name, low, high)
+        dtype = np.int64 if name == "counts" else np.float64
+        values = read_small(self._path, name, self._n_classes, dtype, slice(low, high))
+        if name == "counts" and len(values) and not 0 <= values.min() <= values.max() <= self._n_samples:
+            raise self._damaged(name)
+        return values
 
     def blocks(self, low: int, high: int) -> Iterator[tuple[NDArray[np.int64], Block]]:
         """All that was found for classes [low, high): blocks, and of each line the class, counted from low.
@@ -136,12 +150,11 @@ class Found:
         if self._legs is not None and at < len(self._flushed) and self._flushed[at] == label:
             matrix, lines = self._legs, np.arange(at, self._legs.n_lines, len(self._flushed))
         firsts, counts = matrix.lengths(lines)
-        total = int(counts.sum())
+        total, before = int(counts.sum()), -1
         for begin in range(0, total, _WINDOW):
             end = min(begin + _WINDOW, total)
-            part = clip_ranges(firsts, counts, begin, end)
-            rows, scores = np.empty(end - begin, matrix.indices.dtype), np.empty(end - begin, np.float32)
-            matrix.indices.read_ranges(*part, rows)
-            if matrix.data is not None:
-                matrix.data.read_ranges(*part, scores)
+            rows, scores = matrix.parts(*clip_ranges(firsts, counts, begin, end))
+            if scores is None or rows[0] <= before or (rows[1:] <= rows[:-1]).any():
+                raise self._damaged("rows")
+            before = int(rows[-1])
             yield rows, scores

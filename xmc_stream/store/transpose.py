@@ -35,7 +35,7 @@ def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: Group, max_b
     """
     ends = np.zeros(len(counts) + 1, np.int64)  # where each column begins, and the end of the last
     np.cumsum(counts, out=ends[1:])
-    if ends[-1] != rows.nnz:
+    if ends[-1] != rows.nnz or len(counts) != rows.bound or (ends[1:] < ends[:-1]).any():
         raise StoreError(
             f"{rows.path} has {rows.nnz} entries, {ends[-1]} by their counts: it is damaged; make it again"
         )
