@@ -16,6 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.losses import WStep, _Pairs
 from xmc_stream.jobs.lowrank import Learned
+from xmc_stream.jobs.lowrank_scale import ScaleJob
 from xmc_stream.solvers.leml import (
     LOSSES,
     LEMLParameters,
@@ -40,12 +41,25 @@ def problem(n: int = 80, d: int = 15, k: int = 6, seed: int = 0) -> tuple[Any, A
     return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
 
 
+def stored(X: Any, Y: Any, folder: Path) -> Any:
+    return xs.convert(X, folder / "data.xmc", labels=Y, memory_limit=LIMIT, overwrite=True)
+
+
 def fit(X: Any, Y: Any, folder: Path, mask: Any = None, **parameters: Any) -> Any:
-    dataset = xs.convert(X, folder / "data.xmc", labels=Y, memory_limit=LIMIT, overwrite=True)
+    dataset = stored(X, Y, folder)
     if mask is not None:
         dataset.with_observed(mask)
         parameters["observed"] = "given"
-    p = {"lam": 0.1, "tol": 0.0, "cg": 200, "cg_tol": 1e-6, "bias": False, **parameters}
+    p = {
+        "lam": 0.1,
+        "tol": 0.0,
+        "cg": 200,
+        "cg_tol": 1e-6,
+        "bias": False,
+        "held_out": 0.0,
+        "refit": False,
+        **parameters,
+    }
     return xs.LEML(memory_limit=LIMIT, **p).fit(dataset, model=folder / "model", overwrite=True)
 
 
@@ -166,7 +180,9 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
     learned = Learned.of(dataset, 0.0, 0, bias)
     p = LEMLParameters(r, lam, loss=loss, observed=observed, bias=bias)
     labels, rows = Factor(str(tmp_path / "factors" / "H"), r, 6), ((0, 1024), (1024, 2048), (2048, 2500))
-    step = WStep(learned, "w/1", "W", 1, p, ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"))
+    step = WStep(
+        learned, "w/1", "W", 1, p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch")
+    )
     (tmp_path / "scratch").mkdir()
 
     def asked() -> Any:
@@ -286,6 +302,75 @@ def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: 
         xs.open_dataset(tmp_path / "data.xmc").with_observed(np.ones((3, 3)))
     assert xs.verify(tmp_path / "data.xmc")["sound"]
     assert xs.verify(tmp_path / "model")["sound"]
+
+
+def shuffled(n: int, d: int, k: int, seed: int) -> tuple[Any, Any]:
+    """Rows of length one that have a common part; labels, some frequent, that have nothing to do with them."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n, d)) * (rng.random((n, d)) < 0.3)
+    X[:, 0] = 1
+    X /= np.sqrt((X**2).sum(axis=1, keepdims=True))
+    return X, rng.random((n, k)) < rng.random(k) ** 3
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None:
+    """It is the formula's, of rows that are learned from; and about the largest singular value that chance makes."""
+    n, d, k = 3000, 40, 25
+    X, Y = shuffled(n, d, k, 0)
+    mask = np.random.default_rng(1).random((n, k)) < 0.3 if given else np.ones((n, k), np.bool_)
+    dataset = xs.convert(
+        sp.csr_matrix(X.astype(np.float32)), tmp_path / "data.xmc", labels=sp.csr_matrix(Y.astype(np.float32))
+    )
+    dataset.with_observed(sp.csr_matrix(mask))
+    for share in (0.0, 0.3):
+        learned = Learned.of(dataset, share, 0, True)
+        scale = ScaleJob(learned, given).run()["scale"]
+        held = learned.kept_out(0, n)
+        rows = np.ones(n, np.bool_) if held is None else ~held
+        known = mask[rows]
+        residual = np.where(known, Y[rows] - (Y[rows] & known).sum(axis=0) / known.sum(axis=0), 0)
+        spread = np.square(X[rows] - X[rows].mean(axis=0)).sum(axis=1).mean()
+        assert scale == pytest.approx(np.sqrt(spread) * np.linalg.norm(residual, 2), rel=5e-3)
+        chance = np.linalg.norm((X[rows] - X[rows].mean(axis=0)).T @ residual, 2)
+        assert chance / 2 < scale < 2 * chance
+    for loss, slope in (("squared", 1), ("logistic", 2), ("squared_hinge", 4)):
+        clf = fit(sp.csr_matrix(X.astype(np.float32)), sp.csr_matrix(Y.astype(np.float32)), tmp_path, lam=None, loss=loss,
+                  rank=2, alternations=1, cg=2)  # fmt: skip
+        mine = ScaleJob(Learned.of(xs.open_dataset(tmp_path / "data.xmc"), 0.0, 0, False), False).run()["scale"]
+        assert clf.report_["lam"] == pytest.approx(slope * mine / 16)
+    assert LEMLParameters(lam=None).lam_for(0.0) == 1.0  # rows that are all the same, or no positives
+    assert LEMLParameters(lam=3.0).lam_for(7.0) == 3.0
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: Path) -> None:
+    """From where it began: with one alternation that is a run with nothing held out. Held-out rows then count."""
+    X, Y = problem(n=400)
+    held = Learned.of(stored(X, Y, tmp_path), 0.3, 0, False).kept_out(0, 400)
+    Y = Y.tolil()
+    Y[~held, 2] = 0  # only in rows that are held out
+    Y = sp.csr_matrix(Y.tocsr(), dtype=np.float32)
+    options = {"loss": loss, "rank": 3, "cg": 20, "newton": 3}
+    one = fit(X, Y, tmp_path, **options, alternations=1, held_out=0.3, refit=True)
+    again = one.model_.factors()
+    all_rows = fit(X, Y, tmp_path, **options, alternations=1).model_.factors()
+    for a, b in zip(again, all_rows, strict=True):
+        np.testing.assert_array_equal(a, b)
+    some = fit(X, Y, tmp_path, **options, alternations=4, held_out=0.3)
+    some_factors = some.model_.factors()
+    more = fit(X, Y, tmp_path, **options, alternations=4, held_out=0.3, refit=True)
+    before, after = some.report_["history"], more.report_["history"]
+    assert after[:-1] == before
+    assert (after[-1]["stage"], after[-1]["alternation"]) == ("all rows", more.report_["best_pass"])
+    assert "held_out_P@1" not in after[-1]
+    assert more.report_["held_out_P@1"] == some.report_["held_out_P@1"]
+    W, H = (factor.astype(np.float64) for factor in more.model_.factors())
+    f = twin.objective(loss, X.toarray(), Y.toarray(), np.ones((400, 6)), W, H, 0.1)
+    assert more.report_["objective"] == after[-1]["objective"] == pytest.approx(f, rel=1e-5)
+    V, G = some_factors
+    only_held = Y[:, 2].toarray()[:, 0] > 0
+    assert (X @ W @ H[2])[only_held].mean() > (X @ V @ G[2])[only_held].mean()
 
 
 def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:

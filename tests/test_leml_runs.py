@@ -148,14 +148,16 @@ def test_the_sums_of_a_run_are_those_of_its_event_log(
     assert whole["bytes_read"] == sum(job["bytes_read"] for job in jobs)
     assert whole["bytes_streamed"] == sum(job["bytes_read"] for job in jobs if not job["job"].startswith("h/"))
     assert {job["phase"] for job in jobs if job["job"].startswith("w/")} == {
-        f"alternation {done['alternation']}, W" for done in whole["history"]
+        f"alternation {done['alternation']}{', all rows' * (done['stage'] == 'all rows')}, W"
+        for done in whole["history"]
     }
     dataset, products = Dataset(several_blocks), [done["products"] for done in whole["history"]]
+    passes = whole["passes"] - 1  # the scale of lam
     if p.closed:  # the residual, the products, A
-        assert whole["passes"] == sum(n + 2 for n in products)
+        assert passes == sum(n + 2 for n in products)
     else:  # values and gradients of the steps, products of two passes each, A
         steps = 1 if p.loss == "squared" else p.newton
-        assert sum(2 * n + 3 for n in products) <= whole["passes"] <= sum(2 * n + 2 * steps + 2 for n in products)
+        assert sum(2 * n + 3 for n in products) <= passes <= sum(2 * n + 2 * steps + 2 for n in products)
     assert whole["passes"] <= most_passes(p)
     assert whole["bytes_read"] >= whole["passes"] * dataset.X_rows().nnz * 8
 
@@ -268,3 +270,19 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
     assert (
         cli("evaluate", tmp_path / "whole", several_blocks, "--memory-limit", "600MB")["average_auc"] > 0.3
     )  # rows without labels count 0
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("bibtex", (62.3, 37.7, 27.7)), ("rcv1_topics", (94.7, 70.5, 49.0))],
+    ids=lambda value: str(value),
+)
+def test_the_defaults_hold_on_real_sets(
+    name: str, least: tuple[float, ...], real: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """Within a point of the best lam there is; with lam=1 and no rows held out rcv1_topics came to 91.8, 67.6, 47.3."""
+    train, test = real(name)
+    clf = xs.LEML(memory_limit=LIMIT).fit(train, model=tmp_path / "m")
+    figures = xs.evaluate(clf.model_.path, xs.open_dataset(test))
+    for k, bound in zip((1, 3, 5), least, strict=True):
+        assert figures[f"P@{k}"] >= bound

@@ -319,10 +319,10 @@ class LEML(_Estimator):
 
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
 
-    Parameters of the model: rank, lam, loss ("squared", "logistic", "squared_hinge"), observed ("full", or "given" for the
-    pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, criterion, bias (see
-    `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or bytes; of each worker on
-    a cluster), threads, scheduler (a dask client or address), progress.
+    Parameters of the model: rank, lam (None: by the data), loss ("squared", "logistic", "squared_hinge"), observed ("full",
+    or "given" for the pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, refit,
+    criterion, bias (see `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or
+    bytes; of each worker on a cluster), threads, scheduler (a dask client or address), progress.
 
     After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:
     of each alternation).
@@ -333,7 +333,7 @@ class LEML(_Estimator):
     def __init__(
         self,
         rank: int = 100,
-        lam: float = 1.0,
+        lam: float | None = None,
         loss: str = "squared",
         observed: str = "full",
         alternations: int = 10,
@@ -341,8 +341,9 @@ class LEML(_Estimator):
         newton: int = 3,
         cg: int = 20,
         cg_tol: float = 0.1,
-        held_out: float = 0.0,
+        held_out: float = 0.1,
         patience: int = 2,
+        refit: bool = True,
         criterion: str = "precision",
         bias: bool = True,
         seed: int = 0,
@@ -362,6 +363,7 @@ class LEML(_Estimator):
         self.cg_tol = cg_tol
         self.held_out = held_out
         self.patience = patience
+        self.refit = refit
         self.criterion = criterion
         self.bias = bias
         self.seed = seed

@@ -127,7 +127,7 @@ def _train(
         streamed = sum(receipt.get("bytes_read", 0) for receipt in beside) + sum(
             receipt.get("bytes_read", 0)
             for key, receipt in ledger.items()
-            if key.startswith(("search/", "pass/", "objective/", "w/"))
+            if key.startswith(("search/", "pass/", "objective/", "w/", "scale"))
         )
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),

@@ -120,13 +120,14 @@ def train(
 
     \b
     Parameters of leml, which learns W and H of a low rank:
-      rank=100        columns of W and H               lam=1          weight of their squared norms
+      rank=100        columns of W and H               lam=none       weight of their squared norms; none: by the data
       loss=squared    logistic, or squared_hinge       observed=full  or given: the pairs of `convert --observed`
       alternations=10 solves of W and H, at most       tol=0.001      decrease of the objective at which they end
       cg=20           conjugate gradient steps, at most (newton=3: Newton steps, with the other losses)
       cg_tol=0.1      residual at which they end, as a part of the gradient
       bias=true       each row has one more feature, which is 1
-      held_out=0      share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
+      held_out=0.1    share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
+      refit=true      and are learned from in the end
       criterion=precision  or auc: their average AUC
 
     cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.
@@ -241,7 +242,8 @@ def _of_alternations(figures: dict[str, Any]) -> list[str]:
     held = [f"{name} {figures[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in figures]
     told = f", {', '.join(held)} on {figures['n_held_out']:,} rows held out" if held else ""
     best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
-    return [f"rank {figures['rank']}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
+    lam = f", lam {figures['lam']:.3g}" if "lam" in figures else ""
+    return [f"rank {figures['rank']}{lam}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
 
 
 @click.command()

@@ -97,7 +97,7 @@ class CPLSTRun:
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
             solves = [
                 RidgeJob(
-                    learned, f"w/{number}", inner.lam, inner.cg, inner.cg_tol, cut, (1.0,) * (cut[1] - cut[0]), before,
+                    learned, f"w/{number}", p.lam, inner.cg, inner.cg_tol, cut, (1.0,) * (cut[1] - cut[0]), before,
                     None, str(state / f"w-{number}" / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
                 )
                 for cut in self._sizes.cuts

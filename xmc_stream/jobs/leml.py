@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from xmc_stream.jobs.lowrank import (
     x_bytes,
 )
 from xmc_stream.jobs.lowrank_pairs import LOSS_UNIT
+from xmc_stream.jobs.lowrank_scale import ScaleJob
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import add_transposed
@@ -71,6 +72,8 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
+    if p.lam is None:
+        needs["scale of lam"] = 16 * d + 40 * k
     if p.closed:
         needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
         kept = x_bytes(dataset)
@@ -127,10 +130,11 @@ def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple
 
 def most_passes(p: LEMLParameters) -> int:
     """Passes over X of a run, at most: for each W step, and to project it."""
+    alternations = p.alternations + (p.refit and p.held_out > 0)
     if p.closed:
-        return p.alternations * (p.cg + 2)
+        return (p.lam is None) + alternations * (p.cg + 2)
     newton = 1 if p.loss == "squared" else p.newton
-    return p.alternations * (2 + newton * (2 * p.cg + 2))  # a product takes two
+    return (p.lam is None) + alternations * (2 + newton * (2 * p.cg + 2))  # a product takes two
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,18 @@ class LEMLProbe:
         return {"seconds": min(taken) / share}
 
 
+@dataclass(frozen=True)
+class Alternation:
+    """number: of its factors; start: of those that it begins from; told: of the one before; learned: rows to learn from."""
+
+    number: int
+    start: int
+    name: str
+    told: str
+    learned: Learned
+    lam: float
+
+
 @dataclass
 class LEMLRun:
     """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
@@ -174,9 +190,7 @@ class LEMLRun:
     ledger: Ledger
 
     def __post_init__(self) -> None:
-        p = self.parameters
-        self._sizes = plan_lowrank(self.plan, self.dataset, p)
-        self._learned = Learned.of(self.dataset, p.held_out, self.seed, p.bias)
+        self._sizes = plan_lowrank(self.plan, self.dataset, self.parameters)
         self._scratch = self.work / "scratch"
 
     def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
@@ -194,38 +208,49 @@ class LEMLRun:
         """Phases of jobs; returns figures of the model."""
         p, d = self.parameters, self.dataset
         self._scratch.mkdir(parents=True, exist_ok=True)
+        learned = Learned.of(d, p.held_out, self.seed, p.bias)
+        measured: Receipt = {"scale": 0.0}
+        if p.lam is None:
+            measured = (yield Phase("scale", [ScaleJob(learned, p.observed == "given")]))[0]
+        lam = p.lam_for(measured["scale"])
         h = self._panels("h", d.n_labels, whole=True)
-        start = StartJob(self._learned, d.n_labels, p.rank, p.closed, h, str(self._state("factors", 0) / "all"))
-        receipt = (yield Phase("start", [start]))[0]
+        start = StartJob(learned, d.n_labels, p.rank, p.closed, h, str(self._state("factors", 0) / "all"))
+        receipts = [(yield Phase("start", [start]))[0]]
         history: list[dict[str, Any]] = []
         best, waited, before = 0, 0, float("inf")
         for number in range(1, p.alternations + 1):
-            told = self._told(history)
-            step = self._closed_step if p.closed else self._step
-            receipt = yield from step(number, receipt, told)
-            history.append(self._entry(number, receipt))
+            step = Alternation(number, number - 1, f"alternation {number}", self._told(history), learned, lam)
+            receipt = yield from self._alternate(step, receipts[-1])
+            receipts.append(receipt)
+            history.append(self._entry("alternation", number, receipt))
             f = history[-1]["objective"]
             if receipt.get("held") and best and self._score(history[-1]) <= self._score(history[best - 1]):
                 waited += 1
             else:
-                self._drop(best, number)
                 best, waited = number, 0
-            self._drop(number - 1, best)
+            # the best one, what it began from, and what the next begins from
+            self._keep({best, best - 1, number}, number)
             if waited == p.patience or before - f <= p.tol * abs(f):
                 break
             before = f
-        job = ModelJob(self._factor(best, "W"), self._factor(best, "H"), str(self.work / FACTORS))
+        final, told = best, history[best - 1]
+        if p.refit and receipt.get("held"):
+            final, everything = len(receipts), replace(learned, share=0.0)
+            step = Alternation(final, best - 1, f"alternation {best}, all rows", self._told(history), everything, lam)
+            again = yield from self._alternate(step, receipts[best - 1])
+            history.append(self._entry("all rows", best, again))
+        job = ModelJob(self._factor(final, "W"), self._factor(final, "H"), str(self.work / FACTORS))
         yield Phase("finalise", [job])
-        last = history[best - 1]
         return {
             "rounds": len(history),
             "rank": p.rank,
+            "lam": lam,
             "threshold": p.threshold,
             "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
-            "objective": last["objective"],
+            "objective": history[final - 1]["objective"],
             "duality_gap": None,
             "best_pass": best,
-            **{name: value for name, value in last.items() if name.startswith("held_out")},
+            **{name: value for name, value in told.items() if name.startswith("held_out")},
             "n_held_out": receipt.get("held", 0),
             "history": history,
         }
@@ -244,94 +269,94 @@ class LEMLRun:
         return f" (objective {last['objective']:.6g}{held})"
 
     @staticmethod
-    def _entry(number: int, receipt: Receipt) -> dict[str, Any]:
+    def _entry(stage: str, number: int, receipt: Receipt) -> dict[str, Any]:
         held = receipt.get("held", 0)
         figures = {f"held_out_P@{k}": round(100 * receipt["hits"][k - 1] / (k * held), 4) for k in (1, 3, 5) if held}
         if held and "auc" in receipt:
             figures["held_out_auc"] = round(average_auc(receipt["auc"], held), 6)
         return {
-            "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
+            "stage": stage, "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
             "products": receipt["products"], **figures,
         }  # fmt: skip
 
-    def _drop(self, number: int, keep: int) -> None:
+    def _keep(self, kept: set[int], last: int) -> None:
         """Remove factors that nothing is made from any more."""
-        if number != keep:
-            remove(self._state("factors", number))
+        for number in range(last + 1):
+            if number not in kept:
+                remove(self._state("factors", number))
 
-    def _closed_step(
-        self, number: int, before: Receipt, told: str
-    ) -> Generator[Phase, list[Receipt], Receipt]:  # fmt: skip
+    def _alternate(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
+        """An alternation; before: the receipt of what it begins from."""
+        done = self.ledger.get(f"h/{step.number}")
+        if done is not None:
+            return done
+        return (yield from (self._closed_step if self.parameters.closed else self._step)(step, before))
+
+    def _closed_step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
         """Both half-steps of the squared loss and full labels."""
-        p, d, name = self.parameters, self.dataset, f"alternation {number}"
-        h, w = self._factor(number - 1, "H"), self._state("w", number)
-        previous = self._factor(number - 1, "W") if number > 1 else None
+        p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
+        h, w = self._factor(step.start, "H"), self._state("w", number)
+        previous = self._factor(step.start, "W") if step.start else None
         solves = [
             RidgeJob(
-                self._learned, f"w/{number}", p.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
+                learned, f"w/{number}", step.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
                 previous, str(w / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
             )
             for cut in self._sizes.cuts
         ]  # fmt: skip
         out = self._state("factors", number) / "all"
-        done = self.ledger.get(f"h/{number}")
-        if done is not None:
-            return done
-        steps = yield Phase(f"{name}, W", solves, note=told, unit="alternation", number=number)
-        n = self._learned.n_inputs()
+        steps = yield Phase(f"{name}, W", solves, note=step.told, unit="alternation", number=number)
+        n = learned.n_inputs()
         parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
-        projections = [ProjectJob(self._learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
+        projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
         projected = yield Phase(f"{name}, A", projections, kept=False)
         blocks = -(-d.n_samples // BLOCK)
         grams = [
             GramJob(
-                self._learned, f"gram/{number}", a * BLOCK, min(b * BLOCK, d.n_samples), scores,
+                learned, f"gram/{number}", a * BLOCK, min(b * BLOCK, d.n_samples), scores,
                 str(self._scratch / f"gram-{a}.npy"),
             )
             for a, b in even_ranges(blocks, min(_GRAMS, blocks))
         ]  # fmt: skip
         yield Phase(f"{name}, A^T A", grams, kept=False)
         job = FactorsJob(
-            self._learned, f"h/{number}", p.lam, tuple(gram.out for gram in grams), sums, scores,
+            learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,
             projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
-            max(step["steps"] for step in steps), p.criterion,
+            max(solved["steps"] for solved in steps), p.criterion,
         )  # fmt: skip
         receipt = (yield Phase(f"{name}, H", [job]))[0]
         remove(w)
         return receipt
 
-    def _step(self, number: int, before: Receipt, told: str) -> Generator[Phase, list[Receipt], Receipt]:
+    def _step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
         """Both half-steps over pairs."""
-        p, d, name = self.parameters, self.dataset, f"alternation {number}"
-        h, w = self._factor(number - 1, "H"), self._state("w", number) / "all"
-        previous = self._factor(number - 1, "W") if number > 1 else None
-        done = self.ledger.get(f"h/{number}")
-        if done is not None:
-            return done
-        step = WStep(
-            self._learned, f"w/{number}", f"{name}, W", number, p, self._sizes.cuts, self._sizes.rows, h, previous,
+        p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
+        h, w = self._factor(step.start, "H"), self._state("w", number) / "all"
+        previous = self._factor(step.start, "W") if step.start else None
+        of_w = WStep(
+            learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.cuts, self._sizes.rows, h, previous,
             str(self._scratch),
         )  # fmt: skip
-        solved = self.ledger.get(step.name)
+        solved = self.ledger.get(of_w.name)
         if self._sizes.small:
-            alone = [WStepJob(step, str(w))]
-            solved = (yield Phase(f"{name}, W", alone, note=told, unit="alternation", number=number))[0]
+            alone = [WStepJob(of_w, str(w))]
+            solved = (yield Phase(f"{name}, W", alone, note=step.told, unit="alternation", number=number))[0]
         elif solved is None:
-            figures = yield from step.loop()
-            solved = (yield Phase(f"{name}, W", [StoreWJob(step, str(w), figures)]))[0]
-        found, scores = Factor(str(w / "W"), p.rank, self._learned.n_inputs()), self._panels("a", d.n_samples)
-        projections = [ProjectJob(self._learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
+            figures = yield from of_w.loop()
+            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), figures)]))[0]
+        found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
+        projections = [ProjectJob(learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
         yield Phase(f"{name}, A", projections, kept=False)
         lines = self._panels("h", d.n_labels, whole=True)
         jobs = [
-            LabelsJob(self._learned, f"labels/{number}", p, first, last, h, scores, lines)
+            LabelsJob(learned, f"labels/{number}", p, step.lam, first, last, h, scores, lines)
             for first, last in self._sizes.labels
         ]
         receipts = yield Phase(f"{name}, H", jobs, kept=False)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         job = JoinJob(
-            self._learned, f"h/{number}", p.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
+            learned, f"h/{number}", step.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
             str(self._state("factors", number) / "all"), p.criterion,
         )  # fmt: skip
         receipt = (yield Phase(f"{name}, store", [job]))[0]

@@ -158,6 +158,7 @@ class WStep:
     title: str
     number: int
     parameters: LEMLParameters
+    lam: float
     cuts: tuple[Cut, ...]
     rows: tuple[tuple[int, int], ...]
     labels: Factor
@@ -232,7 +233,7 @@ class _Pairs:
         step = self._step
         panels = step.panels("g")
         jobs = [
-            BackwardJob(step.learned, f"{step.name}/g", cut, step.parameters.lam, step.panels("v"), step.panels(source), panels)
+            BackwardJob(step.learned, f"{step.name}/g", cut, step.lam, step.panels("v"), step.panels(source), panels)
             for cut in step.cuts
         ]  # fmt: skip
         yield from self._do(jobs)
@@ -249,7 +250,7 @@ class _Pairs:
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         flat = w.reshape(self._shape)
         square = sum(float(np.square(flat[i : i + BLOCK], dtype=np.float64).sum()) for i in range(0, len(flat), BLOCK))
-        return np.array([losses + 0.5 * self._step.parameters.lam * square])
+        return np.array([losses + 0.5 * self._step.lam * square])
 
     def gradient(self, w: Array) -> Generator[Phase, list[Receipt], Array]:
         """Where `value` was asked last, whose A becomes that of `hessian`."""
@@ -315,6 +316,7 @@ class LabelsJob:
     learned: Learned
     name: str
     parameters: LEMLParameters
+    lam: float
     first: int
     last: int
     before: Factor
@@ -405,7 +407,7 @@ class _Labels:
     def value(self, h: Array) -> Generator[Any, Any, NDArray[np.float64]]:
         """The objective of each label."""
         loss, low = self._job.parameters.loss, h.astype(np.float32)
-        total = 0.5 * self._job.parameters.lam * np.square(h).sum(axis=1)
+        total = 0.5 * self._job.lam * np.square(h).sum(axis=1)
         for pairs, a, held in self._sweep():
             values = loss_values(loss, pairs.true, pairs.dots(a, low).astype(np.float64))
             total += pairs.label_sums(self._counted(pairs, values, held), self._n)
@@ -415,7 +417,7 @@ class _Labels:
     def gradient(self, h: Array) -> Generator[Any, Any, Array]:
         """Its gradient, (labels x r)."""
         self._at = h.astype(np.float32)
-        total = self._job.parameters.lam * h
+        total = self._job.lam * h
         for pairs, a, held in self._sweep():
             slopes = loss_slopes(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
             pairs.add_by_label(self._counted(pairs, slopes, held), a, total)
@@ -424,7 +426,7 @@ class _Labels:
 
     def hessian(self, s: Array) -> Generator[Any, Any, Array]:
         """The products with the Hessians."""
-        total, low = self._job.parameters.lam * s, s.astype(np.float32)
+        total, low = self._job.lam * s, s.astype(np.float32)
         for pairs, a, held in self._sweep():
             weights = loss_curvatures(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
             weights *= pairs.dots(a, low)
@@ -434,7 +436,7 @@ class _Labels:
 
     def solve(self) -> Array:
         """h_k = (sum_i a_i a_i^T + lam I)^-1 sum_i y_ik a_i over the pairs of label k, some labels at a time."""
-        r, lam = self._at.shape[1], self._job.parameters.lam
+        r, lam = self._at.shape[1], self._job.lam
         out = np.zeros(self._at.shape)
         step = max(1, GRAMS // (r * r))
         for low in range(0, self._n, step):

@@ -36,6 +36,8 @@ from xmc_stream.store.model import UNIT
 BLOCK, LINES = 1024, 4096
 ROW_BYTES = 4 * MIB  # of X in a row block, and of Y
 ROW_LINES = 2048  # rows of a row block, at most
+_HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
+_LEAST_HELD = 1000  # rows, about, whatever that takes
 PLACES = 5  # of the ranking of a held-out row that are looked at
 
 Array = NDArray[Any]
@@ -60,8 +62,9 @@ class Learned:
 
     @classmethod
     def of(cls, dataset: Dataset, held: float, seed: int, bias: bool) -> Learned:
-        """held: the share asked for; about 50,000 rows are held out at most."""
-        return cls(str(dataset.path), seed, min(held, HELD_OUT / max(dataset.n_samples, 1)), bias)
+        """held: the share asked for; fewer rows are held out where scoring all labels of these would take long."""
+        most = min(HELD_OUT, max(_LEAST_HELD, _HELD_SCORES // max(dataset.n_labels, 1)))
+        return cls(str(dataset.path), seed, min(held, most / max(dataset.n_samples, 1)), bias)
 
     def dataset(self) -> Dataset:
         """The dataset, opened by this job."""

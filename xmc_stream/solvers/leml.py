@@ -26,6 +26,8 @@ from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 LOSSES = ("squared", "logistic", "squared_hinge")
 OBSERVED = ("full", "given")
 CRITERIA = ("precision", "auc")
+_CHANCE = 1 / 16  # of what chance makes, lam: measured, see benchmarks/README.md
+_OF_LOSS = {"squared": 1.0, "logistic": 2.0, "squared_hinge": 4.0}  # lam beside that of the squared loss, measured too
 _SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
 _LANES = 16  # sums of a long dot product
 _POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
@@ -37,21 +39,22 @@ Array = NDArray[Any]
 class LEMLParameters:
     """Parameters of the model, validated once, stored beside it; nothing here depends on the machine.
 
-    rank >= 1: columns of W and H. lam > 0: weight of the squared norms. loss: "squared" (targets 0 and 1), "logistic" or
-    "squared_hinge" (-1 and 1). observed: "full", every pair of a row and a label counts, or "given", those of the dataset's
-    mask do (`Dataset.with_observed`). alternations: solves of W and H, at most. tol: they end when one lowers the
-    objective by no more than this part of it. newton: steps of the trust-region method in a half-step, at most; cg:
-    of conjugate gradients in one of these (or in a half-step with the squared loss); cg_tol: residual, as a part of the
-    gradient, at which they end before. held_out: share of the rows (50,000 at most, about) that are not learned from and
-    tell when to stop: once what `criterion` names, "precision" (P@1 + P@3 + P@5) or "auc" (the average AUC of a row), has
-    not risen for `patience` alternations; the best alternation is kept. bias: each row has one more feature, which is 1; W
-    has a last row for it.
+    rank >= 1: columns of W and H. lam > 0: weight of the squared norms; None: what `lam_for` makes of the data. loss:
+    "squared" (targets 0 and 1), "logistic" or "squared_hinge" (-1 and 1). observed: "full", every pair of a row and a label
+    counts, or "given", those of the dataset's mask do (`Dataset.with_observed`). alternations: solves of W and H, at most.
+    tol: they end when one lowers the objective by no more than this part of it. newton: steps of the trust-region method in
+    a half-step, at most; cg: of conjugate gradients in one of these (or in a half-step with the squared loss); cg_tol:
+    residual, as a part of the gradient, at which they end before. held_out: share of the rows that are not learned from and
+    tell when to stop (about 50,000 at most; with more than 335 labels 17 million over their number, but 1,000 rows): once what
+    `criterion` names, "precision" (P@1 + P@3 + P@5) or "auc" (the average AUC of a row), has not risen for `patience`
+    alternations; the best alternation is kept. refit: it is then done again, from where it began, with all rows. bias: each
+    row has one more feature, which is 1; W has a last row for it.
     """
 
     solver: ClassVar[str] = "leml"
 
     rank: int = 100
-    lam: float = 1.0
+    lam: float | None = None
     loss: str = "squared"
     observed: str = "full"
     alternations: int = 10
@@ -59,8 +62,9 @@ class LEMLParameters:
     newton: int = 3
     cg: int = 20
     cg_tol: float = 0.1
-    held_out: float = 0.0
+    held_out: float = 0.1
     patience: int = 2
+    refit: bool = True
     criterion: str = "precision"
     bias: bool = True
 
@@ -70,6 +74,8 @@ class LEMLParameters:
             ("held_out", "[0, 0.5]", 0.0, 0.5),
         ):  # fmt: skip
             value = getattr(self, name)
+            if name == "lam" and value is None:
+                continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and least <= value <= most and value < math.inf) or (most == 1.0 and value == 1.0):
                 raise InputError(
@@ -80,8 +86,11 @@ class LEMLParameters:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"The '{name}' parameter of LEML must be an int in [1, inf). Got {value!r} instead.")
-        if not isinstance(self.bias, bool):
-            raise InputError(f"The 'bias' parameter of LEML must be true or false. Got {self.bias!r} instead.")
+        for name in ("refit", "bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(
+                    f"The '{name}' parameter of LEML must be true or false. Got {getattr(self, name)!r} instead."
+                )
         for name, choices in (("loss", LOSSES), ("observed", OBSERVED), ("criterion", CRITERIA)):
             if getattr(self, name) not in choices:
                 raise InputError(
@@ -101,6 +110,14 @@ class LEMLParameters:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    def lam_for(self, scale: float) -> float:
+        """lam: as given, or a sixteenth of what chance alone makes of the losses' slopes; 1 where that is nothing.
+
+        scale: that of the squared loss, whose slopes without weights are M - Y (see `jobs.lowrank_scale`). At the optimum
+        X^T times the slopes has no singular value above lam, so what lam is measured by is how large noise makes them.
+        """
+        return self.lam if self.lam is not None else _CHANCE * _OF_LOSS[self.loss] * scale or 1.0
 
     @property
     def closed(self) -> bool:
@@ -165,7 +182,7 @@ class CPLSTParameters:
                 f"features and labels. Got {self.rank} instead."
             )
         rank = min(self.rank + self.oversampling, n_features, n_labels)
-        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, bias=self.bias)
+        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, held_out=0.0, bias=self.bias)
 
     @property
     def threshold(self) -> float:
