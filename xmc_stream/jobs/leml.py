@@ -201,7 +201,7 @@ class LEMLRun:
         return self.work / "state" / f"{kind}-{number}"
 
     def _factor(self, number: int, name: str) -> Factor:
-        n = self._learned.n_inputs() if name == "W" else self.dataset.n_labels
+        n = self.dataset.n_features + self.parameters.bias if name == "W" else self.dataset.n_labels
         return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank, n)
 
     def loop(self) -> Loop:
