@@ -18,7 +18,7 @@ from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import Encoding, LineWriter, fsync_folder, index_dtype, naming, remove
 from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
 
-CHUNK_BYTES = 2**20  # held of each array
+CHUNK_BYTES = 2**18  # held of each array
 _STEP = 8  # chunks begin at multiples of it: of all sizes of items
 
 

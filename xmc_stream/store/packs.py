@@ -3,7 +3,7 @@
 In folders of its own an array takes two files and two folders, and each of them an fsync of some milliseconds; a pack
 takes one. It is read as a folder is: `nodes` describes what lies at PACK/active/indices as if PACK were a folder.
 
-Chunks of 1 MiB (an array that has one only: of its size) stand in the order in which they were full, each with its
+Chunks of 256 KiB (an array that has one only: of its size) stand in the order in which they were full, each with its
 crc32c behind it, at multiples of eight. Behind the last one stands the index, a JSON object: of each member what its
 zarr.json would say, of an array also where its chunks begin (`places`). Then, little-endian, the length of the index
 (8 bytes) and the crc32c of index and length (4 bytes). This reads packs; `packing` writes them.

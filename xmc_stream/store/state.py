@@ -17,7 +17,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import are_apart, clip_ranges, read_small
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import plain_array
-from xmc_stream.store.packing import CHUNK_BYTES, PackedMatrixWriter, PackWriter, new_pack
+from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
 
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
@@ -25,7 +25,7 @@ _WINDOW = 1 << 17  # entries of one class read at a time
 # columns of a state's figures, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_FIGURES = range(10)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; without positives
-WRITER_BYTES = 12 * CHUNK_BYTES  # two matrices of three arrays: a chunk each, and as much for large classes
+WRITER_BYTES = 12 * 2**20  # of a state and one of large classes: a chunk of each array, copies of what is appended
 
 
 class UnitStateWriter:
