@@ -139,8 +139,9 @@ def calibrated_by_hand(path: Path) -> None:
 def raw_scores(path: Path, data: Path) -> NDArray[np.float32]:
     """Scores of all labels, of a model that is not calibrated."""
     labels, scores = xs.load_model(path).predict_topk(xs.open_dataset(data), 1100, LIMIT)
-    out = np.empty_like(scores)
-    np.put_along_axis(out, labels, scores, axis=1)
+    out = np.full_like(scores, -np.inf)  # of labels that are never predicted
+    rows, ranks = np.nonzero(labels >= 0)
+    out[rows, labels[rows, ranks]] = scores[rows, ranks]
     return out
 
 
@@ -215,7 +216,7 @@ def test_damage_to_the_calibration_is_found(parts: tuple[Path, Path, Path], mode
         changed = {**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, **wrong}}}
         file.write_text(json.dumps(changed))
         assert any("not understood" in line for line in xs.verify(model, LIMIT)["damage"])
-        with pytest.raises(StoreError, match="calibration is not understood"):
+        with pytest.raises(StoreError, match=r"calibration is not understood|was changed"):
             xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT)
     file.write_text(json.dumps({**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, "cap": 0.5}}}))
     assert "zarr.json" in xs.verify(model, LIMIT)["damage"][0]
