@@ -134,10 +134,11 @@ def test_label_figures_are_the_same_bits_for_any_blocks(counts: Any, data: st.Da
 
 
 def dense(model: xs.Model, dataset: xs.Dataset) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Every score, by ranking all labels, and Y."""
+    """Every score, by ranking all labels, and Y; -1e6 stands for the -inf of labels without training rows."""
     labels, ranked = model.predict_topk(dataset, model.n_labels, Execution("4GB"))
-    scores = np.empty(ranked.shape, np.float32)
-    np.put_along_axis(scores, labels, ranked, axis=1)
+    scores = np.full(ranked.shape, -1e6, np.float32)
+    rows, ranks = np.nonzero(labels >= 0)
+    scores[rows, labels[rows, ranks]] = ranked[rows, ranks]
     block = dataset.Y_rows().block(0, dataset.n_samples)
     Y = np.zeros(scores.shape, np.bool_)
     Y[np.repeat(np.arange(block.n), np.diff(block.indptr)), block.indices] = True

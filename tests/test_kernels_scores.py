@@ -504,7 +504,7 @@ def test_a_tile_of_more_entries_than_four_bytes_number(monkeypatch: pytest.Monke
 
 
 def empty_tile() -> Tile:
-    return Tile(np.zeros(1, np.int32), np.zeros(0, np.uint16), np.zeros(0, np.float32), np.zeros(0, np.float32))
+    return Tile(np.zeros(0, np.int32), np.zeros(0, np.uint16), np.zeros(0, np.float32), np.zeros(0, np.float32))
 
 
 def no_tile() -> Tile:
