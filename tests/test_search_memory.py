@@ -38,7 +38,7 @@ def searched(data: Dataset, work: Path, leg: int) -> tuple[int, int, int]:
     loop = PPDSparseRun(data, work, PPDSparseParameters(max_rounds=2), 0, plan, Notes()).loop()
     (solve,) = next(loop).jobs
     runs = solve.run()["runs"]
-    (search,) = loop.send([{"runs": runs, "inside": 1.0}]).jobs
+    (search,) = loop.send([{"runs": runs, "inside": 1.0, "open": K}]).jobs
     assert isinstance(search, SearchJob)
     search.run()  # compiled and imported what it needs
     tracemalloc.start()
@@ -55,5 +55,5 @@ def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset,
     assert whole > 12 * found
     in_legs, planned_legs, found_legs = searched(heavy, tmp_path / "legs", 1000)
     assert in_legs <= planned_legs
-    assert in_legs < whole / 3
+    assert in_legs < 0.6 * whole  # what a search holds in any case is half of it here
     assert found <= found_legs < 2 * found

@@ -304,8 +304,8 @@ def use(path: Path, kind: str) -> None:
                 factor = model.factor(name)
                 factor.read(0, factor.n)
         else:
-            model.tiles, model.unit_array(0)
-            model.classes(0, model.n_labels)
+            model.tiles, model.unit_array(model.units[0])
+            model.classes(*model.units[0])
         model.digest()
 
 
