@@ -156,7 +156,7 @@ class Parameters(PPDSparseParameters):
 
 def parameters(p: twin.Problem, epochs: int, tol: float) -> Parameters:
     return Parameters(
-        lam=p.lam, tau=p.tau, C=p.C, loss=p.loss, bias=p.bias, tol=tol, max_rounds=99, epochs=epochs
+        lam=p.lam, tau=p.tau, C=p.C, loss=p.loss, bias=p.bias, tol=tol, rounds=99, max_rounds=99, epochs=epochs
     )  # fmt: skip
 
 
