@@ -127,10 +127,10 @@ def test_a_pack_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stop"), new_pack(tmp_path / "s"):
         raise ValueError("stop")
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "s" / "figures").mkdir(parents=True)  # as an earlier release left it
+    for left in ("s", "s.partial"):  # by an earlier release
+        (tmp_path / left / "figures").mkdir(parents=True)
     with new_pack(tmp_path / "s") as pack:
         pack.write("figures", np.arange(3))
-        assert (tmp_path / "s").is_dir()
     assert read_small(tmp_path / "s", "figures", 3, np.int64).tolist() == [0, 1, 2]
     with new_pack(tmp_path / "s") as pack:
         pack.write("figures", np.arange(4))

@@ -135,6 +135,9 @@ def new_pack(path: Path, durable: bool = True) -> Iterator[PackWriter]:
     """
     work = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (work, path):  # of a run that an earlier release began
+        if folder.is_dir():
+            remove(folder)
     try:
         with naming(path):
             with open(work, "wb") as file:
@@ -144,8 +147,6 @@ def new_pack(path: Path, durable: bool = True) -> Iterator[PackWriter]:
                 pack.close()
                 if durable:
                     os.fsync(file.fileno())
-            if path.is_dir():  # of an earlier release
-                remove(path)
             work.replace(path)
             if durable:
                 fsync_folder(path.parent)
