@@ -71,16 +71,8 @@ def prepare(folder: Path) -> None:
         train = ["train", str(folder / "data.xmc"), str(model), f"--solver={solver}", *options, "--memory-limit", LIMIT]
         run(train)
         left_off(train, solver)
-    run(
-        [
-            "predict",
-            str(folder / "ppdsparse.model"),
-            str(folder / "test.xmc"),
-            str(folder / "p.zarr"),
-            "--memory-limit",
-            LIMIT,
-        ]
-    )
+    model, test, predictions = (str(folder / name) for name in ("ppdsparse.model", "test.xmc", "p.zarr"))
+    run(["predict", model, test, predictions, "--memory-limit", LIMIT])
 
 
 TRAININGS: dict[str, list[str]] = {
@@ -89,12 +81,8 @@ TRAININGS: dict[str, list[str]] = {
     "leml": ["--set", "rank=4", "--set", "alternations=3", "--set", "observed=given", "--set", "loss=logistic"],
     "cplst": ["--set", "rank=3", "--set", "iterations=2"],
 }
-_LAST = {
-    "ppdsparse": "search/3",
-    "pdsparse": "pass/1/2",
-    "leml": "h/2",
-    "cplst": "h/2",
-}  # the job that is not done any more
+# jobs that a run is left off before
+_LAST = {"ppdsparse": "search/3", "pdsparse": "pass/1/2", "leml": "h/2", "cplst": "h/2"}
 
 
 def left_off(train: list[str], solver: str) -> None:
@@ -309,11 +297,10 @@ def fuzz(
     return failures
 
 
-def main() -> None:
-    """FOLDER (made where it is not there), FIRST and LAST seed, and if one likes TARGET and number of the command."""
-    folder, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    target = sys.argv[4] if len(sys.argv) > 4 and sys.argv[4] else None
-    only = int(sys.argv[5]) if len(sys.argv) > 5 else None
+def fuzz_in(
+    folder: Path, seeds: range, target: str | None = None, only: int | None = None, verbose: bool = False
+) -> list[str]:
+    """`fuzz`, with whole stores that are made in a folder if they are not there."""
     load()
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -328,7 +315,15 @@ def main() -> None:
         if os.waitpid(pid, 0)[1]:
             shutil.rmtree(folder)
             raise SystemExit("stores could not be made")
-    failures = fuzz(folder, range(first, last), target, only, True)
+    return fuzz(folder, seeds, target, only, verbose)
+
+
+def main() -> None:
+    """FOLDER, FIRST and LAST seed, and if one likes TARGET and the number of the command."""
+    folder, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    target = sys.argv[4] if len(sys.argv) > 4 and sys.argv[4] else None
+    only = int(sys.argv[5]) if len(sys.argv) > 5 else None
+    failures = fuzz_in(folder, range(first, last), target, only, True)
     print(f"{last - first} cases, {len(failures)} failures")
     sys.exit(bool(failures))
 

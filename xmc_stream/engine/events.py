@@ -25,6 +25,11 @@ from xmc_stream.memory import Usage
 
 _SAMPLES = 1000  # memory is noted once a second so often, then at intervals of such a part of the time gone by
 MOST = ("resident", "private", "mapped")
+_LONGEST = 1 << 16  # bytes of a line
+_KINDS = {
+    "event": str, "phase": str,
+    **dict.fromkeys(("time", "seconds", "bytes_read", "jobs", "done", "limit", *MOST), int | float),
+}  # fmt: skip
 
 
 def this_process() -> str:
@@ -95,12 +100,12 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log; a line that is damaged, or not whole, is passed over."""
     try:
         with open(path, "rb") as file:
-            for line in file:
+            while line := file.readline(_LONGEST):
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
-                if isinstance(event, dict) and {"time", "event", "phase", *MOST} <= set(event):
+                if isinstance(event, dict) and all(isinstance(event.get(name), kind) for name, kind in _KINDS.items()):
                     yield event
     except FileNotFoundError:
         return

@@ -73,7 +73,7 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns
         "writers": t * 8 * MIB,
     }
     if p.lam is None:
-        needs["scale of lam"] = 16 * d + 40 * k
+        needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
         needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
         kept = x_bytes(dataset)

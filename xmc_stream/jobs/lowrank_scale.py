@@ -46,20 +46,20 @@ class ScaleJob:
         read = X.bytes_read + Y.bytes_read + (mask.bytes_read if mask else 0)
         return {"scale": scale, "passes": 1.0, "bytes_read": read}
 
-    def _counted(self, first: int, n: int) -> NDArray[np.float64]:
-        """1 for each row that is learned from, else 0."""
+    def _counted(self, first: int, n: int) -> NDArray[np.bool_]:
+        """Which rows are learned from."""
         held = self.learned.kept_out(first, n)
-        return np.ones(n) if held is None else (~held).astype(np.float64)
+        return np.ones(n, np.bool_) if held is None else ~held
 
     def _spread(self, X: SparseMatrix) -> float:
         """The mean of ||x_i - m||^2. Sums go row after row, as blocks may be cut elsewhere."""
-        total, square, n = np.zeros((X.shape[1], 1)), np.zeros(1), 0.0
+        total, square, n = np.zeros((X.shape[1], 1)), np.zeros(1), 0
         for (x,) in blocks(X):
             counted = self._counted(x.start, x.n)
-            n += float(counted.sum())
+            n += int(counted.sum())
             indptr, indices, values = csr(x)
-            add_transposed(indptr, indices, values, counted[:, None], total)
-            values = np.where(np.repeat(counted, np.diff(indptr)) > 0, values, np.float32(0))[:, None]
+            add_transposed(indptr, indices, values, counted[:, None].astype(np.float64), total)
+            values = values[np.repeat(counted, np.diff(indptr)), None]
             add_column_dots(values, values, square)
         return max(0.0, float(square[0]) / n - float(np.square(total / n).sum())) if n else 0.0
 
@@ -68,8 +68,8 @@ class ScaleJob:
         positives, known = np.zeros(Y.shape[1]), np.zeros(Y.shape[1])
         for counted, indptr, labels, true in self._pairs(Y, mask):
             of_pairs = np.repeat(counted, np.diff(indptr))
-            positives += np.bincount(labels, of_pairs * true, len(known))
-            known += float(counted.sum()) if mask is None else np.bincount(labels, of_pairs, len(known))
+            positives += np.bincount(labels[of_pairs & (true > 0)], minlength=len(known))
+            known += int(counted.sum()) if mask is None else np.bincount(labels[of_pairs], minlength=len(known))
         means = positives / np.maximum(known, 1)
         v, value, before = np.random.default_rng(0).standard_normal(len(means)), 0.0, 0.0
         for _ in range(_STEPS):
@@ -92,19 +92,19 @@ class ScaleJob:
             lines = np.empty((len(counted), 1))
             multiply(indptr, labels, weights, v[:, None], lines)
             lines -= offset
-            lines *= counted[:, None]
+            lines[~counted] = 0
             add_transposed(indptr, labels, weights, lines, out)
             add_lines(lines, total)
         return np.asarray(out[:, 0] - (means * total[0] if mask is None else 0.0))
 
     def _pairs(
         self, Y: SparseMatrix, mask: SparseMatrix | None
-    ) -> Iterator[tuple[NDArray[np.float64], Array, Array, Array]]:
-        """By row blocks: which rows count, and labels (of the mask, if there is one) that are theirs (1) or not (0)."""
+    ) -> Iterator[tuple[NDArray[np.bool_], Array, Array, Array]]:
+        """By row blocks: which rows count; labels, of the mask if there is one, and whether they are theirs (1) or not (0)."""
         for y, *known in stream((Y,) if mask is None else (Y, mask), ROW_BYTES, 0, Y.n_lines, ROW_LINES):
             counted = self._counted(y.start, y.n)
             if known:
                 pairs = given(known[0], y)
-                yield counted, pairs.indptr, pairs.labels, pairs.true.astype(np.float64)
+                yield counted, pairs.indptr, pairs.labels, pairs.true.astype(np.float32)
             else:
-                yield counted, y.indptr, y.indices, np.ones(len(y.indices))
+                yield counted, *csr(y)

@@ -237,7 +237,10 @@ def disk_pairs(
         rows = pairs.rows(start, stop)
         alpha, flags = np.zeros(len(rows)), np.zeros(len(rows), np.uint8)
         mine, _ = positives.up_to(stop)
-        flags[np.searchsorted(rows, mine)] = POSITIVE
+        at = np.searchsorted(rows, mine)
+        if len(mine) and (at[-1] == len(rows) or (rows[at] != mine).any()):
+            raise StoreError(f"{Y.path}: positives of label {label} are not among its active rows: remove the unfinished run")
+        flags[at] = POSITIVE
         mine, values = kept.up_to(stop)
         alpha[np.searchsorted(rows, mine)] = values
         if rough:

@@ -333,13 +333,13 @@ def plain_arrays(path: Path) -> Iterator[ChunkedArray]:
             yield ChunkedArray(array)
 
 
-def read_small(group: Path, name: str, size: int | None, dtype: DTypeLike, part: slice = _ALL) -> NDArray[Any]:
+def read_small(group: Path, name: str, size: int, dtype: DTypeLike, part: slice = _ALL) -> NDArray[Any]:
     """An array that is known to be small, or a part of it; its chunks are compared with the checksums.
 
-    size: that it must have, None for any. Raises StoreError where it is damaged.
+    size: that it must have. Raises StoreError where it is damaged.
     """
     array = open_array(group / name)
-    if size not in (None, array.size) or array.dtype != dtype:
+    if array.size != size or array.dtype != dtype:
         raise StoreError(
             f"{array.name} has {array.size} items of {array.dtype} where {size} of {np.dtype(dtype)} belong: the store is "
             "damaged; make it again"

@@ -188,13 +188,15 @@ class StoredModel:
                 )
         self.units = [] if self.rank else plain_units(self.n_labels)
         if "units" in self.attributes:
-            with understood(self.path / "zarr.json"):
-                starts = [int(start) for start in self.attributes["units"]]
-                if not starts or starts[0] or starts[-1] >= self.n_labels or any(start % UNIT for start in starts):
-                    raise ValueError("units")
-                self.units = units_from(starts, self.n_labels)
-                if any(unit.last <= unit.first for unit in self.units):
-                    raise ValueError("units")
+            self.units = self._wide_units(self.attributes["units"])
+
+    def _wide_units(self, starts: Any) -> list[Unit]:
+        whole = isinstance(starts, list) and all(type(start) is int and start % UNIT == 0 for start in starts)
+        if not whole or starts[:1] != [0] or any(a >= b for a, b in itertools.pairwise([*starts, self.n_labels])):
+            raise StoreError(
+                f"{self.path} does not say which classes its units have: the store is damaged; train again"
+            )
+        return units_from(starts, self.n_labels)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -25,7 +25,7 @@ CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
 WINDOW = 2**13  # names read at a time
 _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
-_MOST_TAKEN = 2**26  # bytes of names that are taken at once
+_MOST_BYTES = 2**28  # of a name, and of names that are taken at once
 
 
 class NamesWriter:
@@ -110,6 +110,8 @@ class Names:
         start = 0
         while start < len(self):
             ends = self._bounds(start, min(start + WINDOW, len(self)))
+            if ends[1] - ends[0] > _MOST_BYTES:
+                raise self._damaged()
             n = int(np.searchsorted(ends, ends[0] + _WINDOW_BYTES, side="right")) - 1
             stop = start + max(1, n)
             yield self.read_bytes(start, stop)
@@ -130,8 +132,8 @@ class Names:
         lengths = ends - begins
         if not are_apart(begins, lengths, self._bytes.size):
             raise self._damaged()
-        if lengths.sum() > _MOST_TAKEN:
-            raise StoreError(f"{self.path}: {len(ids)} names have more than {_MOST_TAKEN} bytes: the store is damaged")
+        if lengths.sum() > _MOST_BYTES:
+            raise StoreError(f"{self.path}: {len(ids)} names have more than {_MOST_BYTES} bytes: the store is damaged")
         blob_array = np.empty(int(lengths.sum()), np.uint8)
         self._bytes.read_ranges(begins, lengths, blob_array)
         blob = blob_array.tobytes()

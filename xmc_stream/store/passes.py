@@ -86,8 +86,11 @@ class PassState:
         self._leg = np.full(n_runs, -1, np.int32)
         self._line = np.zeros(n_runs, np.int64)
         for number, (leg, active) in enumerate(zip(legs, self._active, strict=True)):
-            runs = read_small(leg, "runs", None, np.int64)
-            known = len(runs) <= n_runs and ((runs >= 0) & (runs < n_runs)).all() and (self._leg[runs] < 0).all()
+            n = open_array(leg / "runs").size
+            if n > n_runs:
+                raise _damaged(leg / "runs")
+            runs = read_small(leg, "runs", n, np.int64)
+            known = ((runs >= 0) & (runs < n_runs)).all() and (self._leg[runs] < 0).all()
             sizes = np.minimum((runs + 1) << run_bits, n_samples) - (runs << run_bits) if known else runs
             if not known or len(np.unique(runs)) != len(runs) or sizes.sum() != active.n_lines:
                 raise _damaged(leg / "runs")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import are_apart, clip_ranges, read_small
+from xmc_stream.store.chunks import are_apart, clip_ranges, open_array, read_small
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import plain_array
 from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
@@ -111,9 +111,11 @@ class Found:
         self._legs = None
         if plain_array(path / "flushed") is not None:
             self._legs = SparseMatrix(path / "legs").expect((None, n_samples), "csr_matrix", np.float32)
-            self._flushed = read_small(path, "flushed", None, np.int64)
-            apart = len(self._flushed) and are_apart(self._flushed, np.ones(len(self._flushed), np.int64), n_classes)
-            if not apart or self._legs.n_lines % len(self._flushed):
+            n = open_array(path / "flushed").size
+            if not 0 < n <= n_classes or self._legs.n_lines % n:
+                raise self._damaged("flushed")
+            self._flushed = read_small(path, "flushed", n, np.int64)
+            if not are_apart(self._flushed, np.ones(n, np.int64), n_classes):
                 raise self._damaged("flushed")
 
     def _damaged(self, name: str) -> StoreError:
