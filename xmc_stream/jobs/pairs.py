@@ -239,7 +239,9 @@ def disk_pairs(
         mine, _ = positives.up_to(stop)
         at = np.searchsorted(rows, mine)
         if len(mine) and (at[-1] == len(rows) or (rows[at] != mine).any()):
-            raise StoreError(f"{Y.path}: positives of label {label} are not among its active rows: remove the unfinished run")
+            raise StoreError(
+                f"{Y.path}: positives of label {label} are not among its active rows: remove the unfinished run"
+            )
         flags[at] = POSITIVE
         mine, values = kept.up_to(stop)
         alpha[np.searchsorted(rows, mine)] = values
