@@ -135,7 +135,7 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
         for start in range(0, matrix.n_lines, _WINDOW):
             yield matrix.ends(start, min(start + _WINDOW, matrix.n_lines))[1:]
 
-    indices = (some for some, _ in matrix.pieces(0, matrix.n_lines, _WINDOW))
+    indices = matrix.index_pieces(0, matrix.n_lines, _WINDOW)
     data = ones() if matrix.data is None else windows(matrix.data)
     _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {}, progress)
 
@@ -161,7 +161,7 @@ def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool
     def indices() -> Values:
         for unit in units:
             matrix = model.unit_weights(unit)
-            yield from (some for some, _ in matrix.pieces(0, matrix.n_lines, _WINDOW))
+            yield from matrix.index_pieces(0, matrix.n_lines, _WINDOW)
 
     def data() -> Values:
         for unit in units:

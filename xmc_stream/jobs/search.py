@@ -103,7 +103,7 @@ class _PieceSearch:
         begins = np.empty((len(ptr) - 1, len(bounds)), np.int64)
         begins[:] = ptr[:-1, None]
         low = int(ptr[0])
-        for rows, _ in active.pieces(mine.start, mine.stop, _WINDOW):
+        for rows in active.index_pieces(mine.start, mine.stop, _WINDOW):
             high = low + len(rows)
             # the classes with entries in the window: the last one may go on in the next
             a, b = int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left"))

@@ -54,7 +54,7 @@ class StartJob:
             set_empty(writer.figures, counts == 0)
             nothing = np.zeros(0, np.int64)
             writer.active.append(counts, nothing, np.zeros(0))
-            for rows, _ in Y.pieces(first, last, MIB // 16):
+            for rows in Y.index_pieces(first, last, MIB // 16):
                 writer.active.append(nothing, rows, np.zeros(len(rows)))
             for unit, low, high in model.parts(first, last):
                 weights = model.unit_weights(unit)

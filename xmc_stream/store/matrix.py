@@ -207,12 +207,21 @@ class SparseMatrix:
 
     def pieces(self, start: int, stop: int, size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
         """Indices and values (None: ones) of lines [start, stop), one after another, so many at a time."""
+        return self._pieces(start, stop, size, self.data)
+
+    def index_pieces(self, start: int, stop: int, size: int) -> Iterator[NDArray[Any]]:
+        """Indices alone of lines [start, stop), so many at a time."""
+        return (indices for indices, _ in self._pieces(start, stop, size, None))
+
+    def _pieces(
+        self, start: int, stop: int, size: int, values: ChunkedArray | None
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
         for low in range(start, stop, _WINDOW):
             ends, before = self.ends(low, min(low + _WINDOW, stop)), -1
             for first in range(int(ends[0]), int(ends[-1]), size):
                 last = min(first + size, int(ends[-1]))
                 indices = self.indices.read(first, last)
-                data = None if self.data is None else self.data.read(first, last)
+                data = None if values is None else values.read(first, last)
                 self._check(low, ends[slice(*np.searchsorted(ends, (first, last)))] - first, indices, data, before)
                 before = int(indices[-1])
                 yield indices, data

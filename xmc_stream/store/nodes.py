@@ -200,9 +200,9 @@ def attributes_of(path: Path) -> dict[str, Any]:
 def read_json(file: Path) -> Any:
     """What a zarr.json holds. Raises StoreError where it is no JSON or far too large, OSError where it cannot be read."""
     with open(file, "rb") as opened:
-        content = opened.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
+        if os.fstat(opened.fileno()).st_size > _MOST_BYTES:  # not read(_MOST_BYTES): it takes so much memory at once
+            raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
+        content = opened.read()
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
