@@ -202,16 +202,26 @@ def test_the_twin_agrees_that_these_alphas_are_optimal() -> None:
     assert abs(twin.gap(p, alpha)) < 1e-6
 
 
-@pytest.mark.parametrize(("old", "new"), [({"C": 1.0}, {"C": 2.0}), ({}, {}), ({"lam": 0.01}, {"lam": 0.03})])
-def test_a_warm_start_is_as_good_as_a_cold_one_in_fewer_passes(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, old: dict[str, float], new: dict[str, float]
+@pytest.mark.parametrize(
+    ("old", "new", "rounds"),
+    [
+        ({"C": 1.0}, {"C": 2.0}, 1),
+        ({}, {}, 1),
+        ({"lam": 0.03}, {"lam": 0.01}, 1),
+        ({"lam": 0.01}, {"lam": 0.03}, 2),  # w shrinks, and rows come to matter that it did not violate
+        ({"C": 2.0}, {"C": 1.0}, 2),
+    ],
+)
+def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, old: dict[str, float], new: dict[str, float], rounds: int
 ) -> None:
     data, _ = real("bibtex")
     options = {"memory_limit": "2GB", "threads": 1}
     start = xs.PPDSparse(**options, **old).fit(data, model=tmp_path / "start")
     cold = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "cold").report_
     warm = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
-    assert warm["objective"] <= 1.0005 * cold["objective"]
+    assert warm["rounds"] == rounds
+    assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["duality_gap_mean"] <= cold["duality_gap_mean"] + 1e-4
-    assert warm["passes"] < cold["passes"]
+    assert warm["passes"] <= cold["passes"]
     assert warm["bytes_gathered"] < cold["bytes_gathered"]

@@ -29,7 +29,7 @@ from xmc_stream.jobs.plan import (
 )
 from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import SolveJob, open_gap, update_figures
-from xmc_stream.jobs.start import StartJob
+from xmc_stream.jobs.start import StartJob, weights_of_terms
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.units import tiles_of, units_of_run
 from xmc_stream.solvers.ppdsparse import WORTH, PPDSparseParameters, RowOrder, start_sizes
@@ -147,7 +147,7 @@ class PPDSparseRun:
 
     def __post_init__(self) -> None:
         if self.warm_start:
-            self.parameters = self.parameters.warm()
+            self.parameters = self.parameters.warm(self._of_start)
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -218,12 +218,13 @@ class PPDSparseRun:
         return bool(known["worth"])
 
     @cached_property
+    def _of_start(self) -> dict[str, float]:
+        return weights_of_terms(StoredModel(self.warm_start))
+
+    @property
     def _start_slope(self) -> float:
         """See `PPDSparseParameters.start_slope`."""
-        if not self.warm_start:
-            return 0.0
-        of_model = StoredModel(self.warm_start).attributes["params"]
-        return self.parameters.start_slope(float(of_model.get("C", self.parameters.C)))
+        return self.parameters.start_slope(self._of_start.get("C", self.parameters.C)) if self.warm_start else 0.0
 
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""

@@ -14,7 +14,15 @@ from xmc_stream.jobs.tiles import drop_tiles
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, warm_sizes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel, Unit
+from xmc_stream.store.nodes import understood
 from xmc_stream.store.state import BIAS, INSIDE, ROOM, new_unit_state
+
+
+def weights_of_terms(model: StoredModel) -> dict[str, float]:
+    """lam, tau and C that a model was trained with, those that its method has."""
+    with understood(model.path / "zarr.json"):
+        params = model.attributes["params"]
+        return {name: float(params[name]) for name in ("lam", "tau", "C") if name in params}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ This module covers the parameters and the inner problem. Rounds, files and memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -157,17 +157,22 @@ class PPDSparseParameters:
             return _GROWTH
         return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
 
-    def warm(self) -> PPDSparseParameters:
-        """Those of a run that begins from a model's weights.
+    def warm(self, of_model: Mapping[str, float]) -> PPDSparseParameters:
+        """Those of a run that begins from a model's weights; of_model: the model's own
 
-        One round has the epochs of all rounds of a cold run. The hinge takes two: its alpha does not follow from the
-        margins, and rows that the weights do not violate come to matter.
+        lam, tau and C, those that it has.
+
+        One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not violate
+        come to matter: where w has to shrink, as lam / C or tau / C has grown, and for the hinge, whose alpha does not
+        follow from the margins.
         """
         common = self.common_rounds
         if common is None:
             return self
-        if self.loss != "squared_hinge":
-            return replace(self, rounds=min(common, 2))
+        before = {**asdict(self), **of_model}
+        shrinks = any(getattr(self, name) * before["C"] > before[name] * self.C for name in ("lam", "tau"))
+        if shrinks or self.loss != "squared_hinge":
+            return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     @property
