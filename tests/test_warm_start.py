@@ -15,6 +15,7 @@ from test_resume import kill_when, train
 from test_training import TIGHT, dense_weights, problem
 
 import xmc_stream as xs
+from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.dcd import start_alpha
@@ -224,4 +225,18 @@ def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
     assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["duality_gap_mean"] <= cold["duality_gap_mean"] + 1e-4
     assert warm["passes"] <= cold["passes"]
+    assert warm["bytes_gathered"] < cold["bytes_gathered"]
+
+
+def test_a_start_from_fewer_rows_is_as_good_as_a_cold_one(
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    data, _ = real("bibtex")
+    split(data, tmp_path / "nine.xmc", tmp_path / "one.xmc", fraction=0.1)
+    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1}
+    start = xs.PPDSparse(**options).fit(tmp_path / "nine.xmc", model=tmp_path / "start")
+    cold = xs.PPDSparse(**options).fit(data, model=tmp_path / "cold").report_
+    warm = xs.PPDSparse(**options).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
+    assert warm["rounds"] == 2
+    assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["bytes_gathered"] < cold["bytes_gathered"]

@@ -28,7 +28,7 @@ from xmc_stream.jobs.plan import (
     search_ranges,
 )
 from xmc_stream.jobs.ppdsparse import solve_plan
-from xmc_stream.jobs.start import weights_of_terms
+from xmc_stream.jobs.start import learned_from, weights_of_terms
 from xmc_stream.jobs.tiles import EIGHTH, Run, tile_width, widest
 from xmc_stream.jobs.units import cut_units
 from xmc_stream.solvers.ppdsparse import PPDSparseParameters, RowOrder, added_sizes, start_sizes, warm_sizes
@@ -82,7 +82,8 @@ class Forecaster:
     def __init__(
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: StoredModel | None = None
     ) -> None:
-        parameters = parameters if warm_start is None else parameters.warm(weights_of_terms(warm_start))
+        if warm_start is not None:
+            parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)

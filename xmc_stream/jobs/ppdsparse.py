@@ -29,7 +29,7 @@ from xmc_stream.jobs.plan import (
 )
 from xmc_stream.jobs.search import Piece, SearchJob
 from xmc_stream.jobs.solve import SolveJob, open_gap, update_figures
-from xmc_stream.jobs.start import StartJob, weights_of_terms
+from xmc_stream.jobs.start import StartJob, learned_from, weights_of_terms
 from xmc_stream.jobs.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.jobs.units import tiles_of, units_of_run
 from xmc_stream.solvers.ppdsparse import WORTH, PPDSparseParameters, RowOrder, start_sizes
@@ -147,7 +147,9 @@ class PPDSparseRun:
 
     def __post_init__(self) -> None:
         if self.warm_start:
-            self.parameters = self.parameters.warm(self._of_start)
+            self.parameters = self.parameters.warm(
+                self._of_start, learned_from(StoredModel(self.warm_start), self.dataset)
+            )
 
     @cached_property
     def units(self) -> list[Unit]:

@@ -25,6 +25,12 @@ def weights_of_terms(model: StoredModel) -> dict[str, float]:
         return {name: float(params[name]) for name in ("lam", "tau", "C") if name in params}
 
 
+def learned_from(model: StoredModel, dataset: Dataset) -> bool:
+    """Whether a model was trained on a dataset."""
+    with understood(model.path / "zarr.json"):
+        return bool(model.attributes["data"]["fingerprint"] == dataset.fingerprint)
+
+
 @dataclass(frozen=True)
 class StartJob:
     """A unit's state before round 0: weights of the model, the positives for active sets.

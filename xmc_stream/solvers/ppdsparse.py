@@ -157,21 +157,20 @@ class PPDSparseParameters:
             return _GROWTH
         return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
 
-    def warm(self, of_model: Mapping[str, float]) -> PPDSparseParameters:
-        """Those of a run that begins from a model's weights; of_model: the model's own
+    def warm(self, of_model: Mapping[str, float], same_data: bool) -> PPDSparseParameters:
+        """Those of a run that begins from a model's weights.
 
-        lam, tau and C, those that it has.
-
+        of_model: the model's own lam, tau and C, those that it has. same_data: whether it learned from the same data.
         One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not violate
-        come to matter: where w has to shrink, as lam / C or tau / C has grown, and for the hinge, whose alpha does not
-        follow from the margins.
+        come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown, and for the
+        hinge, whose alpha does not follow from the margins.
         """
         common = self.common_rounds
         if common is None:
             return self
         before = {**asdict(self), **of_model}
         shrinks = any(getattr(self, name) * before["C"] > before[name] * self.C for name in ("lam", "tau"))
-        if shrinks or self.loss != "squared_hinge":
+        if shrinks or not same_data or self.loss != "squared_hinge":
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
