@@ -39,7 +39,11 @@ def active(path: Path) -> list[str]:
 
 def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream import cli
-    from xmc_stream.jobs import check, passes, ppdsparse, predict, search, solve, warm
+    from xmc_stream.jobs import check, warm
+    from xmc_stream.methods.pdsparse import passes
+    from xmc_stream.methods.ppdsparse import run as ppdsparse
+    from xmc_stream.methods.ppdsparse import search, solve
+    from xmc_stream.models.linear import predict
     from xmc_stream.store.matrix import SparseMatrix
 
     counts = np.memmap(path, np.int32, "r+", shape=len(PHASES))

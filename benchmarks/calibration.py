@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from xmc_stream.models import load_model
-from xmc_stream.solvers.calibration import Candidates, fit
+from xmc_stream.models.calibration import Candidates, fit
 from xmc_stream.store.dataset import open_dataset
 
 SETS = (

@@ -24,12 +24,12 @@ import numpy as np
 from commands import machine, run
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.tiles import Tile, make_tile
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, places, search
+from xmc_stream.methods.ppdsparse.solver import added_sizes, start_sizes
 from xmc_stream.models import Model, load_model
-from xmc_stream.solvers.ppdsparse import added_sizes, start_sizes
+from xmc_stream.models.linear.tiles import Tile, make_tile
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.model import UNIT, Unit
 

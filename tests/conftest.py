@@ -40,7 +40,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     if getattr(session.config.option, "numprocesses", None):
         from xmc_stream.jobs.warm import LowRankWarmUp, PassWarmUp, WarmUp
-        from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+        from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
         WarmUp(True, True, PPDSparseParameters(delta=1.0, min_value=0.1), again=True, large=True).run()
         PassWarmUp().run()

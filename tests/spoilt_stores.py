@@ -247,7 +247,7 @@ def load() -> None:
     import xmc_stream.evaluation
     import xmc_stream.training  # noqa: F401
     from xmc_stream.jobs.warm import LowRankWarmUp, PassWarmUp, WarmUp
-    from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+    from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
     for job in (WarmUp(True, True), WarmUp(True), WarmUp(), WarmUp(again=True), PassWarmUp(), LowRankWarmUp()):
         job.run()

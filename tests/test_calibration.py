@@ -21,7 +21,7 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.models import Execution
-from xmc_stream.solvers.calibration import Calibration, Candidates, calibrate, fit
+from xmc_stream.models.calibration import Calibration, Candidates, calibrate, fit
 
 LIMIT = Execution("2GB", 2)
 

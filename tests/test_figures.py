@@ -25,11 +25,11 @@ from test_kernels_scores import SMALL, calibrations, csr, cut, matrices, rows_of
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.jobs.tiles import TileSizes
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc
 from xmc_stream.models import Execution
+from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.store.dataset import new_dataset
 from xmc_stream.store.model import UNIT, begin_model, finish_model, new_unit, plain_units, unit_path
 

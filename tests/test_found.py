@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.jobs import found as jobs_found
-from xmc_stream.jobs.found import FoundFile, found_windows, read_found, select_threshold
-from xmc_stream.store import state
-from xmc_stream.store.state import new_found
+from xmc_stream.methods.ppdsparse import candidates as jobs_found
+from xmc_stream.methods.ppdsparse import state
+from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
+from xmc_stream.methods.ppdsparse.state import new_found
 
 N = 400  # rows of the data
 SCORES = st.one_of(

@@ -19,7 +19,8 @@ from sklearn.svm import LinearSVC
 
 from xmc_stream.kernels.dcd import add_rows, dual_terms, take_weights, violation
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")

@@ -22,8 +22,6 @@ from reference import calibration as calibration_twin
 from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs import tiles
-from xmc_stream.jobs.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.kernels.scores import (
@@ -37,6 +35,8 @@ from xmc_stream.kernels.scores import (
     places,
     search,
 )
+from xmc_stream.models.linear import tiles
+from xmc_stream.models.linear.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches

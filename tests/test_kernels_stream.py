@@ -16,8 +16,9 @@ from reference import order as twin
 
 from xmc_stream.kernels.order import GROUP, stream_order
 from xmc_stream.kernels.stream import run_starts
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder, Scratch, Solver
-from xmc_stream.solvers.stream import Pairs, StreamSolver
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver
+from xmc_stream.methods.ppdsparse.streaming import Pairs, StreamSolver
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -14,20 +14,13 @@ from reference import lowrank as twin
 import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Notes, run_here
-from xmc_stream.jobs.losses import WStep, _Pairs
-from xmc_stream.jobs.lowrank import Learned
-from xmc_stream.jobs.lowrank_scale import ScaleJob
-from xmc_stream.solvers.leml import (
-    LOSSES,
-    LEMLParameters,
-    loss_curvatures,
-    loss_slopes,
-    loss_values,
-    run_alone,
-    solve_columns,
-    trust_region,
-)
-from xmc_stream.store.factors import Factor, new_factors
+from xmc_stream.methods.lowrank.losses import WStep, _Pairs
+from xmc_stream.methods.lowrank.newton import run_alone, trust_region
+from xmc_stream.methods.lowrank.parameters import LOSSES, LEMLParameters
+from xmc_stream.methods.lowrank.scale import ScaleJob
+from xmc_stream.methods.lowrank.solver import loss_curvatures, loss_slopes, loss_values, solve_columns
+from xmc_stream.models.lowrank.factors import Factor, new_factors
+from xmc_stream.models.lowrank.products import Learned
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 

@@ -24,11 +24,11 @@ from xmc_stream.engine.events import read_events
 from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
-from xmc_stream.jobs.lowrank import ProjectJob
-from xmc_stream.jobs.passes import LegJob
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.solvers.leml import LEMLParameters
+from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
+from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.methods.pdsparse.passes import LegJob
+from xmc_stream.models.lowrank.products import ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
@@ -105,7 +105,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
         labels = sizes.labels if p.observed == "full" else ((0, 11), (11, 200), (200, 300))
         return replace(sizes, small=False, cuts=((0, 2), (2, 3), (3, 7)), rows=rows, labels=labels, kept=0)
 
-    monkeypatch.setattr("xmc_stream.jobs.lowrank.ROW_BYTES", 20_000)
+    monkeypatch.setattr("xmc_stream.models.lowrank.products.ROW_BYTES", 20_000)
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
 
 
@@ -115,7 +115,7 @@ def test_two_worker_processes_give_the_same_model(
 ) -> None:
     """Products that are shared out, to two processes, against one job on one thread."""
     here = digest(several_blocks, tmp_path / "here", p, [1])
-    monkeypatch.setattr("xmc_stream.jobs.leml._SMALL", 0)
+    monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 0)
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0"
@@ -141,7 +141,7 @@ def jobs_of(model: Path) -> list[dict[str, Any]]:
 def test_the_sums_of_a_run_are_those_of_its_event_log(
     p: LEMLParameters, small: bool, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xmc_stream.jobs.leml._SMALL", 2**28 if small else 0)
+    monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 2**28 if small else 0)
     options = {**p.to_dict(), "memory_limit": LIMIT, "threads": 1}
     whole = xs.LEML(**options).fit(several_blocks, model=tmp_path / "whole").report_
     jobs = jobs_of(tmp_path / "whole")
@@ -163,7 +163,7 @@ def test_the_sums_of_a_run_are_those_of_its_event_log(
 
     # a run that fails and goes on comes to the same sums
     with monkeypatch.context() as broken:
-        broken.setattr("xmc_stream.jobs.lowrank.ProjectJob.run", failing_at(ProjectJob.run, "a/2"))
+        broken.setattr("xmc_stream.models.lowrank.products.ProjectJob.run", failing_at(ProjectJob.run, "a/2"))
         with pytest.raises(JobError, match="no more"):
             xs.LEML(**options).fit(several_blocks, model=tmp_path / "again")
     again = xs.LEML(**options).fit(several_blocks, model=tmp_path / "again").report_
@@ -190,7 +190,7 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
     model, work = tmp_path / "m", tmp_path / "m.partial"
     options = {"LEML": {"rank": 7, "tol": 0.0}, "CPLST": {"rank": 7}, "PDSparse": {"lam": 0.3, "max_passes": 3}}
     with monkeypatch.context() as broken:
-        broken.setattr("xmc_stream.jobs.lowrank.ProjectJob.run", failing_at(ProjectJob.run, "a/3"))
+        broken.setattr("xmc_stream.models.lowrank.products.ProjectJob.run", failing_at(ProjectJob.run, "a/3"))
         visit = LegJob.run
 
         def third(job: LegJob) -> Receipt:
@@ -198,7 +198,7 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
                 raise JobError("no more")
             return visit(job)
 
-        broken.setattr("xmc_stream.jobs.passes.LegJob.run", third)
+        broken.setattr("xmc_stream.methods.pdsparse.passes.LegJob.run", third)
         with pytest.raises(JobError, match="no more"):
             getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
     told = describe_unfinished(work)

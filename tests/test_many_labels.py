@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs.figures import read_counts, write_counts
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import Cuts, MemoryPlan
-from xmc_stream.jobs.ppdsparse import PPDSparseRun
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.models.counts import read_counts, write_counts
 from xmc_stream.planning import probe_training
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import begin_model
 from xmc_stream.store.predictions import begin_predictions, finish_predictions, write_predictions

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.rows import plan_pass
-from xmc_stream.solvers.pdsparse import PDSparseParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.plan import plan_pass
 
 LIMIT = "8GB"  # whatever is refused under it is not refused for want of memory
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import StoreError
+from xmc_stream.methods.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import packing
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import new_matrix
@@ -20,7 +21,6 @@ from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import plain_array
 from xmc_stream.store.packing import PackedMatrixWriter, new_pack
 from xmc_stream.store.packs import pack_damage
-from xmc_stream.store.state import UnitState, new_unit_state
 
 CHUNK = 64  # bytes, so that few values are several chunks
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.jobs import slabs
-from xmc_stream.jobs.pairs import DiskPairs, disk_pairs
-from xmc_stream.jobs.slabs import SlabPairs
 from xmc_stream.kernels.active import start_sets
-from xmc_stream.solvers.ppdsparse import ActiveSets
+from xmc_stream.methods.ppdsparse import spill as slabs
+from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
+from xmc_stream.methods.ppdsparse.solver import ActiveSets
+from xmc_stream.methods.ppdsparse.spill import SlabPairs
 from xmc_stream.store.dataset import Dataset, new_dataset
 
 

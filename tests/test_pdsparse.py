@@ -26,16 +26,17 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.check import CheckStateJob, legs_again
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.passes import LegJob, _sessions, drop_session
-from xmc_stream.jobs.pdsparse import PDSparseRun
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.rows import Data, PassPlan
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
-from xmc_stream.solvers.pdsparse import PDSparseParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.passes import LegJob, _sessions, drop_session
+from xmc_stream.methods.pdsparse.plan import PassPlan
+from xmc_stream.methods.pdsparse.rows import Data
+from xmc_stream.methods.pdsparse.run import PDSparseRun
+from xmc_stream.methods.pdsparse.state import stored_tables
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
-from xmc_stream.store.passes import stored_tables
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 
@@ -171,7 +172,7 @@ def test_tables_and_short_stretches_give_the_same_model(
     several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = digest(several_groups, tmp_path / "whole", [2**30])
-    monkeypatch.setattr("xmc_stream.jobs.pdsparse.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
+    monkeypatch.setattr("xmc_stream.methods.pdsparse.run.plan_pass", lambda *_: PassPlan(700, 32 * MIB, 32 * MIB))
     assert digest(several_groups, tmp_path / "tables", [2**30]) == whole
 
 

@@ -15,25 +15,16 @@ import scipy.sparse
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.forecast import Forecaster, _spread
-from xmc_stream.jobs.plan import (
-    LEGS,
-    MIB,
-    Cuts,
-    MemoryPlan,
-    SearchSize,
-    class_blocks,
-    held_rows,
-    search_leg,
-    search_needs,
-)
-from xmc_stream.jobs.ppdsparse import solve_plan
-from xmc_stream.jobs.probe import ProbeJob
-from xmc_stream.jobs.tiles import Run
-from xmc_stream.jobs.units import cut_units
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.methods.ppdsparse.forecast import Forecaster, _spread
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import LEGS, SearchSize, class_blocks, held_rows, search_leg, search_needs
+from xmc_stream.methods.ppdsparse.probe import ProbeJob
+from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.models import Execution
+from xmc_stream.models.linear.tiles import Run
+from xmc_stream.models.linear.units import cut_units
 from xmc_stream.planning import plan_line, plan_lines, plan_training
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 
 Cli = Callable[..., Any]

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Notes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.ppdsparse import PPDSparseRun
-from xmc_stream.jobs.predict import PredictJob, PredictRun
-from xmc_stream.jobs.search import SearchJob
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.methods.ppdsparse.search import SearchJob
+from xmc_stream.methods.ppdsparse.state import Found
+from xmc_stream.models.linear.predict import PredictJob, PredictRun
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import StoredModel, begin_model
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
-from xmc_stream.store.state import Found
 
 CHUNK = 4096  # bytes: small, so that small data have many
 PLAN = MemoryPlan(2**31, 512 * MIB, 2, cuts=Cuts(rows=97))

@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.found import FoundFile, read_found
+from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
+from xmc_stream.methods.ppdsparse.candidates import FoundFile, read_found
+from xmc_stream.methods.ppdsparse.state import UnitState, new_found, new_unit_state
+from xmc_stream.models.lowrank.factors import Factor, new_factors
 from xmc_stream.store import matrix as matrix_file
 from xmc_stream.store.chunks import are_apart
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
-from xmc_stream.store.factors import Factor, new_factors
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Buffer, SparseMatrix, stream
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.names import Names
 from xmc_stream.store.nodes import Group
-from xmc_stream.store.passes import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
 from xmc_stream.store.predictions import Predictions
-from xmc_stream.store.state import UnitState, new_found, new_unit_state
 from xmc_stream.store.transpose import transpose
 
 BOUND = 9

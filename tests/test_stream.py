@@ -15,11 +15,12 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.jobs import pairs as jobs_pairs
 from xmc_stream.jobs import plan as jobs_plan
-from xmc_stream.jobs import slabs as jobs_slabs
-from xmc_stream.jobs.plan import Cuts, StreamRoom
-from xmc_stream.solvers import ppdsparse
+from xmc_stream.jobs.plan import Cuts
+from xmc_stream.methods.ppdsparse import active_rows as jobs_pairs
+from xmc_stream.methods.ppdsparse import solver as ppdsparse
+from xmc_stream.methods.ppdsparse import spill as jobs_slabs
+from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.store.dataset import new_dataset
 
 N, D, K = 3000, 60, 7
@@ -136,7 +137,7 @@ def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
         sizes = room(*args)
         return replace(sizes, room=sizes.room and replace(sizes.room, nnz=150))
 
-    monkeypatch.setattr("xmc_stream.jobs.ppdsparse.plan_solve", small)
+    monkeypatch.setattr("xmc_stream.methods.ppdsparse.run.plan_solve", small)
     assert digest(data, tmp_path / "parts", 1, STREAMED) == expected
     assert watch.memory > 0
 

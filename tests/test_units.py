@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs import units
 from xmc_stream.jobs.job import Job, Notes, run_here
 from xmc_stream.jobs.plan import MemoryPlan
-from xmc_stream.jobs.ppdsparse import PPDSparseRun
-from xmc_stream.jobs.tiles import TileSizes, tile_width
-from xmc_stream.jobs.units import cut_units, units_of_run
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.models.linear import units
+from xmc_stream.models.linear.tiles import TileSizes, tile_width
+from xmc_stream.models.linear.units import cut_units, units_of_run
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import UNIT, StoredModel, begin_model, plain_units
 

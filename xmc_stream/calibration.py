@@ -12,8 +12,8 @@ import scipy.sparse
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
-from xmc_stream.solvers.calibration import CANDIDATES, Candidates
-from xmc_stream.solvers.calibration import calibrate as learn
+from xmc_stream.models.calibration import CANDIDATES, Candidates
+from xmc_stream.models.calibration import calibrate as learn
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
@@ -103,9 +103,9 @@ def _predict_raw(
 ) -> None:
     """The best k labels of all rows, by the scores before calibration."""
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.lowrank_predict import ScoreRun
-    from xmc_stream.jobs.predict import PredictRun
     from xmc_stream.jobs.warm import warm_up_prediction
+    from xmc_stream.models.linear.predict import PredictRun
+    from xmc_stream.models.lowrank.predict import ScoreRun
 
     kind = ScoreRun if model.rank else PredictRun
     with planned(execution, limit, warm_up_prediction(model)) as (engine, plan):

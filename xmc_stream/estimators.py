@@ -18,11 +18,11 @@ from xmc_stream.calibrated_training import train_calibrated
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import Parameters, plan_training
-from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
-from xmc_stream.solvers.pdsparse import PDSparseParameters
-from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import writing
 from xmc_stream.training import train

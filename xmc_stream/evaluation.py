@@ -140,10 +140,10 @@ def _predict(
     folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the figures that need every score."""
-    from xmc_stream.jobs.figures import FigureRun
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.lowrank_predict import ScoreRun
     from xmc_stream.jobs.warm import warm_up_prediction
+    from xmc_stream.models.linear.evaluate import FigureRun
+    from xmc_stream.models.lowrank.predict import ScoreRun
 
     model, store = load_model(path), folder / "predictions"
     if not 1 <= k <= model.n_labels:

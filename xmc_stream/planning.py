@@ -18,25 +18,32 @@ from xmc_stream.convert.source import Part
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import comparing_needs
-from xmc_stream.jobs.figures import COUNT_BYTES
-from xmc_stream.jobs.forecast import Forecast, Forecaster
-from xmc_stream.jobs.leml import LEMLProbe, lowrank_needs, plan_lowrank
-from xmc_stream.jobs.leml import most_passes as most_lowrank_passes
-from xmc_stream.jobs.lowrank_predict import plan_scores, score_needs
-from xmc_stream.jobs.passes import PassProbe
-from xmc_stream.jobs.pdsparse import most_passes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.ppdsparse import solve_plan
-from xmc_stream.jobs.predict import PredictPlan, PredictProbe, PredictRun, plan_predict, predict_bytes, predict_needs
-from xmc_stream.jobs.probe import ProbeJob
-from xmc_stream.jobs.rows import pass_needs, plan_pass
-from xmc_stream.jobs.units import cut_units
 from xmc_stream.jobs.warm import warm_up, warm_up_prediction
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
+from xmc_stream.methods.lowrank.leml import LEMLProbe, lowrank_needs, plan_lowrank
+from xmc_stream.methods.lowrank.leml import most_passes as most_lowrank_passes
+from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.passes import PassProbe
+from xmc_stream.methods.pdsparse.plan import pass_needs, plan_pass
+from xmc_stream.methods.pdsparse.run import most_passes
+from xmc_stream.methods.ppdsparse.forecast import Forecast, Forecaster
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.probe import ProbeJob
+from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.models import Execution, Model
-from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
-from xmc_stream.solvers.pdsparse import PDSparseParameters
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
+from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.models.linear.predict import (
+    PredictPlan,
+    PredictProbe,
+    PredictRun,
+    plan_predict,
+    predict_bytes,
+    predict_needs,
+)
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.models.lowrank.predict import plan_scores, score_needs
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 

@@ -14,12 +14,17 @@ from typing import Any
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import BESIDE, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs import cplst, leml, pdsparse, ppdsparse
 from xmc_stream.jobs.check import check_jobs, check_model_jobs, check_state_jobs, key_of_state, legs_again, pass_of
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.jobs.warm import warm_up
 from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.methods.lowrank import cplst, leml
+from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.pdsparse import run as pdsparse
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.ppdsparse import run as ppdsparse
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import (
     Parameters,
@@ -30,9 +35,6 @@ from xmc_stream.planning import (
     probe_training,
     training_figures,
 )
-from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
-from xmc_stream.solvers.pdsparse import PDSparseParameters
-from xmc_stream.solvers.ppdsparse import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import begin_model, finish_model, model_attributes, write_label_counts

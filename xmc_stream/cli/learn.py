@@ -39,18 +39,18 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
-    from xmc_stream.solvers.ppdsparse import DISMEC, PPDSparseParameters
+    from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
 
     if solver == "leml":
-        from xmc_stream.solvers.leml import LEMLParameters
+        from xmc_stream.methods.lowrank.parameters import LEMLParameters
 
         return LEMLParameters.of(dict(map(_setting, settings)))
     if solver == "cplst":
-        from xmc_stream.solvers.leml import CPLSTParameters
+        from xmc_stream.methods.lowrank.parameters import CPLSTParameters
 
         return CPLSTParameters.of(dict(map(_setting, settings)))
     if solver == "pdsparse":
-        from xmc_stream.solvers.pdsparse import PDSparseParameters
+        from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 
         return PDSparseParameters.of(dict(map(_setting, settings)))
     preset = DISMEC if solver == "dismec" else {}
@@ -216,7 +216,7 @@ def calibrate(
 
 
 def _of_classes(figures: dict[str, Any]) -> list[str]:
-    from xmc_stream.solvers.ppdsparse import PATIENCE
+    from xmc_stream.methods.ppdsparse.parameters import PATIENCE
 
     lines = [
         f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "

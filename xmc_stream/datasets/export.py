@@ -20,7 +20,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
-from xmc_stream.solvers.calibration import Calibration
+from xmc_stream.models.calibration import Calibration
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream

@@ -28,7 +28,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Notes, Phase, Receipt
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
-from xmc_stream.solvers.calibration import Calibration
+from xmc_stream.models.calibration import Calibration
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset

@@ -15,25 +15,27 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.figures import FigureRun
 from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.leml import LEMLRun
-from xmc_stream.jobs.lowrank_predict import ScoreRun
-from xmc_stream.jobs.pairs import disk_pairs
-from xmc_stream.jobs.pdsparse import PDSparseRun
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan, StreamRoom
-from xmc_stream.jobs.ppdsparse import PPDSparseRun
-from xmc_stream.jobs.predict import PredictRun
-from xmc_stream.jobs.slabs import SlabPairs
-from xmc_stream.jobs.stream import LargeClasses
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.cache import compiled_before, note_compiled
-from xmc_stream.solvers.leml import CPLSTParameters, LEMLParameters
-from xmc_stream.solvers.pdsparse import PDSparseParameters
-from xmc_stream.solvers.ppdsparse import ActiveSets, PPDSparseParameters, RowOrder
+from xmc_stream.methods.lowrank.leml import LEMLRun
+from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.run import PDSparseRun
+from xmc_stream.methods.ppdsparse.active_rows import disk_pairs
+from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
+from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse.state import new_unit_state
+from xmc_stream.models.linear.evaluate import FigureRun
+from xmc_stream.models.linear.predict import PredictRun
+from xmc_stream.models.lowrank.predict import ScoreRun
 from xmc_stream.store.dataset import Dataset, new_dataset, write_observed
 from xmc_stream.store.model import StoredModel, begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
-from xmc_stream.store.state import new_unit_state
 
 _loaded: set[tuple[bool, ...] | str] = set()  # what this process has loaded: `WarmUp.kernels` of those that ran
 

@@ -19,6 +19,7 @@ from xmc_stream.kernels.tables import Tables
 
 _A = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
+HELD_OUT = 50_000  # rows, about, that are held out at most, so that looking at them takes little beside a pass
 _HELD_OUT = 1 << 41  # the label number in the key of what is held out
 
 

@@ -17,10 +17,10 @@ import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.models.lowrank.factors import Factor
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_tree, make_folder, new_store, publish
-from xmc_stream.store.factors import Factor
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names

@@ -1,0 +1,1 @@
+"""LEML and CPLST: low-rank learning."""

@@ -1,0 +1,360 @@
+"""LEML's alternations: W, then H, until the objective or the held-out rows say stop; then the model of the best one.
+
+The loop is a generator, as `jobs.ppdsparse`'s. What a half-step leaves is durable and in the ledger; what lies in `scratch`
+is not, and is made again by a session that goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.kernels.lines import aligned_zeros, lanes
+from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT
+from xmc_stream.methods.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.methods.lowrank.scale import ScaleJob
+from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, RidgeJob, StartJob
+from xmc_stream.metrics import average_auc
+from xmc_stream.models.lowrank.factors import Beside, Cut, Factor, Panels
+from xmc_stream.models.lowrank.products import (
+    BLOCK,
+    LINES,
+    ROW_BYTES,
+    ROW_LINES,
+    Learned,
+    ProjectJob,
+    csr,
+    times,
+    x_bytes,
+)
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import remove
+from xmc_stream.store.matrix import stream
+from xmc_stream.store.model import FACTORS
+
+_GRAMS = 16  # parts of A^T A, at most
+_TOLD = ("held_out_P@1", "held_out_auc")  # while it goes on
+_PROBED = 64  # columns, at most
+_SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
+
+
+@dataclass(frozen=True)
+class LowRankPlan:
+    """cuts: runs of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
+
+    pairs; small: whether a W step is one job.
+    """
+
+    cuts: tuple[Cut, ...]
+    kept: int
+    rows: tuple[tuple[int, int], ...]
+    labels: tuple[tuple[int, int], ...]
+    small: bool
+
+
+def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int) -> dict[str, int]:
+    """Bytes by component where a job has so many columns."""
+    d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
+    needs = {
+        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
+        "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
+        "writers": t * 8 * MIB,
+    }
+    if p.lam is None:
+        needs["scale of lam"] = 24 * d + 64 * k
+    if p.closed:
+        needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
+        kept = x_bytes(dataset)
+        return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
+    given = p.observed == "given"
+    return {
+        **needs,
+        "vectors of W": 4 * VECTORS * d * r,
+        "columns of W": t * 4 * d * width,
+        "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
+        "pairs": t * (8 * ROW_BYTES if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
+    }
+
+
+def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
+    """Cut the columns into as few runs as the threads and the limit let there be.
+
+    Raises MemoryLimitError where not even single columns fit.
+    """
+    r = p.rank
+    plan.refuse_unless(lowrank_needs(plan, dataset, p, 1), f"LEML of rank {r} on {plan.threads} threads")
+    at_once = plan.threads * plan.processes
+    width = -(-r // min(at_once, r))
+    while sum(lowrank_needs(plan, dataset, p, width).values()) > plan.budget:
+        width -= 1
+    parts = math.ceil(math.ceil(r / width) / at_once) * at_once
+    n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
+    n_blocks = -(-n // BLOCK)
+    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
+    labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
+    if p.observed == "given":
+        pairs = dataset.observed_rows().nnz
+        labels = _given_labels(plan, dataset, 4 * at_once)
+    small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
+    cuts = even_ranges(r, 1 if small and not p.closed else parts)
+    width = max(last - first for first, last in cuts)
+    kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small)
+
+
+def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
+    """Runs of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
+    mask = dataset.observed_columns()
+    ends = mask.ends(0, mask.n_lines)
+    most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
+    cuts, first = [], 0
+    while first < dataset.n_labels:
+        last = int(ends.searchsorted(ends[first] + most, side="right")) - 1
+        last = min(max(last, first + 1), dataset.n_labels)
+        cuts.append((first, last))
+        first = last
+    return tuple(cuts)
+
+
+def most_passes(p: LEMLParameters) -> int:
+    """Passes over X of a run, at most: for each W step, and to project it."""
+    alternations = p.alternations + (p.refit and p.held_out > 0)
+    if p.closed:
+        return (p.lam is None) + alternations * (p.cg + 2)
+    newton = 1 if p.loss == "squared" else p.newton
+    return (p.lam is None) + alternations * (2 + newton * (2 * p.cg + 2))  # a product takes two
+
+
+@dataclass(frozen=True)
+class LEMLProbe:
+    """Multiply the first rows with a few columns and back: seconds of a pass over X with all columns (`seconds`)."""
+
+    data: str
+    parameters: LEMLParameters
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Multiply."""
+        dataset = Dataset(self.data)
+        X = dataset.X_rows()
+        (x,) = next(stream((X,), ROW_BYTES, 0, X.n_lines, ROW_LINES))
+        width = min(self.parameters.rank, _PROBED)
+        dense = aligned_zeros((dataset.n_features, lanes(width)))
+        taken = []
+        for _ in range(3):  # kernels are loaded in the first
+            began = time.perf_counter()
+            add_transposed(*csr(x), times(x, dense), dense)
+            taken.append(time.perf_counter() - began)
+        share = max(len(x.indices), 1) * width / (max(X.nnz, 1) * self.parameters.rank)
+        return {"seconds": min(taken) / share}
+
+
+@dataclass(frozen=True)
+class Alternation:
+    """number: of its factors; start: of those that it begins from; told: of the one before; learned: rows to learn from."""
+
+    number: int
+    start: int
+    name: str
+    told: str
+    learned: Learned
+    lam: float
+
+
+@dataclass
+class LEMLRun:
+    """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: LEMLParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        self._sizes = plan_lowrank(self.plan, self.dataset, self.parameters)
+        self._scratch = self.work / "scratch"
+
+    def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
+        cuts = ((0, self.parameters.rank),) if whole else self._sizes.cuts
+        return Panels(str(self._scratch / name), n, cuts)
+
+    def _state(self, kind: str, number: int) -> Path:
+        return self.work / "state" / f"{kind}-{number}"
+
+    def _factor(self, number: int, name: str) -> Factor:
+        n = self.dataset.n_features + self.parameters.bias if name == "W" else self.dataset.n_labels
+        return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank, n)
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns figures of the model."""
+        p, d = self.parameters, self.dataset
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        learned = Learned.of(d, p.held_out, self.seed, p.bias)
+        measured: Receipt = {"scale": 0.0}
+        if p.lam is None:
+            measured = (yield Phase("scale", [ScaleJob(learned, p.observed == "given")]))[0]
+        lam = p.lam_for(measured["scale"])
+        h = self._panels("h", d.n_labels, whole=True)
+        start = StartJob(learned, d.n_labels, p.rank, p.closed, h, str(self._state("factors", 0) / "all"))
+        receipts = [(yield Phase("start", [start]))[0]]
+        history: list[dict[str, Any]] = []
+        best, waited, before = 0, 0, float("inf")
+        for number in range(1, p.alternations + 1):
+            step = Alternation(number, number - 1, f"alternation {number}", self._told(history), learned, lam)
+            receipt = yield from self._alternate(step, receipts[-1])
+            receipts.append(receipt)
+            history.append(self._entry("alternation", number, receipt))
+            f = history[-1]["objective"]
+            if receipt.get("held") and best and self._score(history[-1]) <= self._score(history[best - 1]):
+                waited += 1
+            else:
+                best, waited = number, 0
+            # the best one, what it began from, and what the next begins from
+            self._keep({best, best - 1, number}, number)
+            if waited == p.patience or before - f <= p.tol * abs(f):
+                break
+            before = f
+        final, told = best, history[best - 1]
+        if p.refit and receipt.get("held"):
+            final, everything = len(receipts), replace(learned, share=0.0)
+            step = Alternation(final, best - 1, f"alternation {best}, all rows", self._told(history), everything, lam)
+            again = yield from self._alternate(step, receipts[best - 1])
+            history.append(self._entry("all rows", best, again))
+        job = ModelJob(self._factor(final, "W"), self._factor(final, "H"), str(self.work / FACTORS))
+        yield Phase("finalise", [job])
+        return {
+            "rounds": len(history),
+            "rank": p.rank,
+            "lam": lam,
+            "threshold": p.threshold,
+            "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
+            "objective": history[final - 1]["objective"],
+            "duality_gap": None,
+            "best_pass": best,
+            **{name: value for name, value in told.items() if name.startswith("held_out")},
+            "n_held_out": receipt.get("held", 0),
+            "history": history,
+        }
+
+    def _score(self, entry: dict[str, Any]) -> float:
+        if self.parameters.criterion == "auc":
+            return float(entry["held_out_auc"])
+        return float(sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5)))
+
+    @staticmethod
+    def _told(history: list[dict[str, Any]]) -> str:
+        if not history:
+            return ""
+        last = history[-1]
+        held = "".join(f", {name.removeprefix('held_out_')} {last[name]:.4g}" for name in _TOLD if name in last)
+        return f" (objective {last['objective']:.6g}{held})"
+
+    @staticmethod
+    def _entry(stage: str, number: int, receipt: Receipt) -> dict[str, Any]:
+        held = receipt.get("held", 0)
+        figures = {f"held_out_P@{k}": round(100 * receipt["hits"][k - 1] / (k * held), 4) for k in (1, 3, 5) if held}
+        if held and "auc" in receipt:
+            figures["held_out_auc"] = round(average_auc(receipt["auc"], held), 6)
+        return {
+            "stage": stage, "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
+            "products": receipt["products"], **figures,
+        }  # fmt: skip
+
+    def _keep(self, kept: set[int], last: int) -> None:
+        """Remove factors that nothing is made from any more."""
+        for number in range(last + 1):
+            if number not in kept:
+                remove(self._state("factors", number))
+
+    def _alternate(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
+        """An alternation; before: the receipt of what it begins from."""
+        done = self.ledger.get(f"h/{step.number}")
+        if done is not None:
+            return done
+        return (yield from (self._closed_step if self.parameters.closed else self._step)(step, before))
+
+    def _closed_step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
+        """Both half-steps of the squared loss and full labels."""
+        p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
+        h, w = self._factor(step.start, "H"), self._state("w", number)
+        previous = self._factor(step.start, "W") if step.start else None
+        solves = [
+            RidgeJob(
+                learned, f"w/{number}", step.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
+                previous, str(w / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
+            )
+            for cut in self._sizes.cuts
+        ]  # fmt: skip
+        out = self._state("factors", number) / "all"
+        steps = yield Phase(f"{name}, W", solves, note=step.told, unit="alternation", number=number)
+        n = learned.n_inputs()
+        parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
+        scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
+        projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
+        projected = yield Phase(f"{name}, A", projections, kept=False)
+        blocks = -(-d.n_samples // BLOCK)
+        grams = [
+            GramJob(
+                learned, f"gram/{number}", a * BLOCK, min(b * BLOCK, d.n_samples), scores,
+                str(self._scratch / f"gram-{a}.npy"),
+            )
+            for a, b in even_ranges(blocks, min(_GRAMS, blocks))
+        ]  # fmt: skip
+        yield Phase(f"{name}, A^T A", grams, kept=False)
+        job = FactorsJob(
+            learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,
+            projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
+            max(solved["steps"] for solved in steps), p.criterion,
+        )  # fmt: skip
+        receipt = (yield Phase(f"{name}, H", [job]))[0]
+        remove(w)
+        return receipt
+
+    def _step(self, step: Alternation, before: Receipt) -> Generator[Phase, list[Receipt], Receipt]:
+        """Both half-steps over pairs."""
+        p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
+        h, w = self._factor(step.start, "H"), self._state("w", number) / "all"
+        previous = self._factor(step.start, "W") if step.start else None
+        of_w = WStep(
+            learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.cuts, self._sizes.rows, h, previous,
+            str(self._scratch),
+        )  # fmt: skip
+        solved = self.ledger.get(of_w.name)
+        if self._sizes.small:
+            alone = [WStepJob(of_w, str(w))]
+            solved = (yield Phase(f"{name}, W", alone, note=step.told, unit="alternation", number=number))[0]
+        elif solved is None:
+            figures = yield from of_w.loop()
+            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), figures)]))[0]
+        found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
+        projections = [ProjectJob(learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
+        yield Phase(f"{name}, A", projections, kept=False)
+        lines = self._panels("h", d.n_labels, whole=True)
+        jobs = [
+            LabelsJob(learned, f"labels/{number}", p, step.lam, first, last, h, scores, lines)
+            for first, last in self._sizes.labels
+        ]
+        receipts = yield Phase(f"{name}, H", jobs, kept=False)
+        losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
+        job = JoinJob(
+            learned, f"h/{number}", step.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
+            str(self._state("factors", number) / "all"), p.criterion,
+        )  # fmt: skip
+        receipt = (yield Phase(f"{name}, store", [job]))[0]
+        remove(w.parent)
+        return receipt

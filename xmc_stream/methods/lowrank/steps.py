@@ -1,0 +1,270 @@
+"""Jobs of low-rank models over all pairs: products of X and Y with a run of a factor's columns, and systems of its rank.
+
+A job has a run of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
+any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
+once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each run of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_columns, solve_gram
+from xmc_stream.models.lowrank.factors import Beside, Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.models.lowrank.products import (
+    BLOCK,
+    LINES,
+    ROW_LINES,
+    Array,
+    Learned,
+    blocks,
+    held_figures,
+    times,
+    x_bytes,
+)
+from xmc_stream.store.matrix import Block
+from xmc_stream.store.model import UNIT
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """The H that a run begins from, rotated; W is 0."""
+
+    learned: Learned
+    n_labels: int
+    rank: int
+    rotate: bool
+    scratch: Panels
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "start"
+
+    def run(self) -> Receipt:
+        """Draw and write."""
+        with one_blas_thread():
+            square = np.zeros((self.rank, self.rank))
+            for first in range(0, self.n_labels, UNIT):
+                drawn = first_labels(first, min(first + UNIT, self.n_labels), self.rank, self.learned.seed)
+                self.scratch.write((0, self.rank), first, drawn)
+                square += drawn.T.astype(np.float64) @ drawn
+            rotation = rotation_of(square) if self.rotate else None
+            return write_factors(Path(self.out), {"H": self.scratch}, rotation)
+
+
+def rotation_of(square: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rotation Q (r x r) that makes Q^T square Q diagonal, largest first."""
+    _, vectors = np.linalg.eigh(square)
+    return np.ascontiguousarray(vectors[:, ::-1])
+
+
+def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.float64] | None) -> Receipt:
+    """Store W and H, each times a rotation if there is one; the receipt has the squared norms of H's columns, and of W.
+
+    A rotation changes neither W H^T nor the norms of W and H.
+    """
+    squares: dict[str, Array] = {}
+    columns = {name: source.columns if rotation is None else rotation.shape[1] for name, source in sources.items()}
+    with new_factors(path, columns) as writers:
+        for name, source in sources.items():
+            squares[name] = np.zeros(columns[name])
+            for first in range(0, source.n, LINES):
+                lines = source.read(first, min(first + LINES, source.n))
+                if rotation is not None:
+                    lines = (lines @ rotation).astype(np.float32)
+                squares[name] += column_dots(lines, lines)
+                writers[name].append(lines.ravel())
+    return {"values": squares["H"].tolist(), "w_square": math.fsum(squares.get("W", ()))}
+
+
+@dataclass(frozen=True)
+class RidgeJob:
+    """The W step of the squared loss and full labels, of a run of columns.
+
+    Where H^T H is diagonal, with values v_c, column c of W is by itself a ridge regression,
+        (v_c X^T X + lam I) w_c = X^T Y h_c,
+    which conjugate gradients solve. before: the W to begin from, None for 0. kept: bytes of X up to which it is read once
+    and not in each pass. Writes its columns of W.
+    """
+
+    learned: Learned
+    name: str
+    lam: float
+    cg: int
+    cg_tol: float
+    cut: Cut
+    values: tuple[float, ...]
+    labels: Factor
+    before: Dense | None
+    out: str
+    kept: int
+
+    @property
+    def key(self) -> str:
+        """Alternation and columns."""
+        return f"{self.name}/{self.cut[0]}-{self.cut[1]}"
+
+    def run(self) -> Receipt:
+        """Solve; the receipt has steps and passes over X."""
+        dataset = self.learned.dataset()
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        h, width = self.labels.take(self.cut), self.cut[1] - self.cut[0]
+        values = np.zeros(h.shape[1], np.float32)
+        values[:width] = self.values
+        shape = self.learned.n_inputs(), h.shape[1]
+        w = np.zeros(shape, np.float32) if self.before is None else self.before.take(self.cut)
+        residual = aligned_zeros(shape)
+        np.multiply(w, np.float32(-self.lam), out=residual)
+        for x, y in blocks(X, Y):
+            targets = times(y, h)
+            if self.before is not None:
+                targets -= self.learned.times(x, w) * values
+            self._leave_out(x, targets)
+            self.learned.add_transposed(x, targets, residual)
+        image, room = aligned_zeros(shape), aligned_zeros((ROW_LINES, shape[1]))
+        passes = 1
+        in_memory = None
+        if x_bytes(dataset) <= self.kept:
+            cuts = range(0, X.n_lines, ROW_LINES)
+            in_memory = [(X.block(first, min(first + ROW_LINES, X.n_lines)),) for first in cuts]
+
+        def product(direction: Array) -> Array:
+            nonlocal passes
+            np.multiply(direction, np.float32(self.lam), out=image)
+            for (x,) in in_memory or blocks(X):
+                scores = self.learned.times(x, direction, room)
+                scores *= values
+                self._leave_out(x, scores)
+                self.learned.add_transposed(x, scores, image)
+            passes += 1
+            return image
+
+        steps = solve_columns(w, residual, product, self.cg, self.cg_tol)
+        with new_factors(Path(self.out), {"W": width}) as writers:
+            for first in range(0, len(w), BLOCK):
+                writers["W"].append(w[first : first + BLOCK, :width].ravel())
+        share = width / self.labels.columns
+        return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
+
+    def _leave_out(self, x: Block, lines: Array) -> None:
+        held = self.learned.kept_out(x.start, x.n)
+        if held is not None:
+            lines[held] = 0
+
+
+@dataclass(frozen=True)
+class GramJob:
+    """A^T A over rows [first, last), which the number of rows decides, in float64."""
+
+    learned: Learned
+    name: str
+    first: int
+    last: int
+    scores: Panels
+    out: str
+
+    @property
+    def key(self) -> str:
+        """What for, and rows."""
+        return f"{self.name}/{self.first}"
+
+    def run(self) -> Receipt:
+        """Write the sum."""
+        gram = np.zeros((self.scores.columns,) * 2)
+        with one_blas_thread():
+            for first in range(self.first, self.last, BLOCK):
+                lines = self.scores.read(first, min(first + BLOCK, self.last)).astype(np.float64)
+                held = self.learned.kept_out(first, len(lines))
+                if held is not None:
+                    lines[held] = 0
+                gram += lines.T @ lines
+        np.save(self.out, gram)
+        return {}
+
+
+@dataclass(frozen=True)
+class FactorsJob:
+    """The H step of the squared loss and full labels: H = Y^T A (A^T A + lam I)^-1; then W and H, rotated for the next W step.
+
+    grams: files of parts of A^T A; sums: Y^T A; positives: of the rows learned from; values: squared norms of the
+    columns of the H before; w: what the W step found, in so many steps. The receipt has the objective before and after.
+    """
+
+    learned: Learned
+    name: str
+    lam: float
+    grams: tuple[str, ...]
+    sums: Panels
+    scores: Panels
+    positives: int
+    before: Factor
+    values: tuple[float, ...]
+    w: Beside
+    solved: Panels
+    out: str
+    steps: int
+    criterion: str
+
+    @property
+    def key(self) -> str:
+        """The alternation."""
+        return self.name
+
+    def run(self) -> Receipt:
+        """Solve and write."""
+        with one_blas_thread():
+            gram = np.zeros((self.scores.columns,) * 2)
+            for file in self.grams:
+                gram += np.load(file)
+            square, met, met_before, h_square = np.zeros_like(gram), 0.0, 0.0, 0.0
+            for first in range(0, self.sums.n, LINES):
+                last = min(first + LINES, self.sums.n)
+                sums = self.sums.read(first, last).astype(np.float64)
+                met_before += float(np.vdot(sums, self.before.read(first, last)))
+                h = solve_gram(gram, sums, self.lam).astype(np.float32)
+                met += float(np.vdot(sums, h))
+                self.solved.write((0, h.shape[1]), first, h)
+                square += h.T.astype(np.float64) @ h
+            h_square = float(np.trace(square))
+            held = held_figures(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
+            receipt = write_factors(Path(self.out), {"W": self.w, "H": self.solved}, rotation_of(square))
+        w_square = receipt["w_square"]
+        fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
+        fit = 0.5 * (self.positives - 2 * met + float(np.vdot(gram, square)))
+        return {
+            **receipt, **held, "products": self.steps,
+            "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
+            "objective": fit + 0.5 * self.lam * (w_square + h_square),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelJob:
+    """Copy the factors of an alternation into the model."""
+
+    w: Factor
+    h: Factor
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "finalise"
+
+    def run(self) -> Receipt:
+        """Copy."""
+        with new_factors(Path(self.out), {"W": self.w.columns, "H": self.h.columns}) as writers:
+            for name, source in (("W", self.w), ("H", self.h)):
+                for first in range(0, source.n, BLOCK):
+                    writers[name].append(source.read(first, min(first + BLOCK, source.n)).ravel())
+        return {}

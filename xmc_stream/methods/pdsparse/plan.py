@@ -1,0 +1,78 @@
+"""The rows that PD-Sparse learns from, for one job, and what a job may hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.tables import most_bytes_of
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.solver import PLACES, run_bits
+from xmc_stream.methods.pdsparse.state import LEG_BYTES
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT
+
+STRETCH = 2048  # rows that are gathered and visited at a time, at most
+ENTRIES = 1 << 18  # of tables written or read at a time
+_LABEL_BYTES = 3 * 12  # of an active label of a row of a group: before, after, and put in order
+_X_BYTES = 16 * MIB  # of rows gathered at a time
+_LEAST_TABLES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What a leg may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
+    tables; dense: vectors of all labels instead.
+
+    A post-solve has tables in any case: they tell what is in the support.
+    """
+
+    nnz: int
+    dual: int
+    tables: int
+    dense: bool = False
+
+    def most_bytes(self, fixed: bool = False) -> int:
+        """Of the tables; 0 for dense vectors."""
+        return 0 if self.dense and not fixed else self.tables
+
+
+def group_rows(dataset: Dataset) -> int:
+    """Rows of a group, at most."""
+    return min(dataset.n_samples, GROUP << run_bits(dataset.n_samples, dataset.X_rows().nnz))
+
+
+def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
+    """What a leg holds beside the tables."""
+    d, k, n, X = dataset.n_features, dataset.n_labels, dataset.n_samples, dataset.X_rows()
+    parts, rows = min(parameters.parts, k), group_rows(dataset)
+    longest, most = min(d, X.nnz, _X_BYTES // 8), min(parameters.most, k)
+    return {
+        "features": 28 * d * parts + 24 * d,
+        "labels": 24 * k,
+        "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
+        "a row": 8 * min(PLACES, longest * k),
+        "labels that searches bring in": (12 * min(rows, STRETCH) + 48) * most,
+        "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> run_bits(n, X.nnz)),
+        "writers and windows": LEG_BYTES + 24 * ENTRIES + 4 * MIB,
+    }
+
+
+def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters) -> PassPlan:
+    """Share the budget: dense vectors of all labels where they take no more than half of what is left, else tables.
+
+    Raises MemoryLimitError where there is no room for either.
+    """
+    needs = pass_needs(dataset, parameters)
+    dense = 8 * dataset.n_features * dataset.n_labels
+    plan.refuse_unless({**needs, "tables": min(dense, _LEAST_TABLES)}, "PD-Sparse")
+    left = plan.budget - sum(needs.values())
+    # rows may come to have more active labels, all at most
+    more = min(left // 8, _LABEL_BYTES * group_rows(dataset) * dataset.n_labels)
+    left -= more
+    nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
+    whole = most_bytes_of(dataset.n_features, dataset.n_labels, min(parameters.parts, dataset.n_labels))
+    return PassPlan(
+        nnz, needs["dual variables"] + more, min(left, whole), dense <= left // 2 and dataset.n_labels <= UNIT
+    )

@@ -1,0 +1,1 @@
+"""PPDSparse, and DiSMEC as a setting of it."""

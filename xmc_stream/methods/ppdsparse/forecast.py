@@ -1,0 +1,329 @@
+"""What a training run will do, from sizes, parameters and a probe: passes, bytes, blocks, peak memory, seconds.
+
+Sizes of classes are spread from the probe's sample over all classes by label count. The number of class blocks of each
+search is part of the forecast, and the run keeps to it (`PPDSparseRun.blocks`): so passes and the bytes they stream are
+known before the first one. Bytes that the solves gather depend on what the searches find: they are estimated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import (
+    LEGS,
+    SearchSize,
+    SolvePlan,
+    choose_streamed,
+    class_blocks,
+    held_rows,
+    search_needs,
+    search_ranges,
+)
+from xmc_stream.methods.ppdsparse.run import solve_plan
+from xmc_stream.methods.ppdsparse.solver import RowOrder, added_sizes, start_sizes, warm_sizes
+from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
+from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
+from xmc_stream.models.linear.tiles import EIGHTH, Run, tile_width, widest
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import stream_bytes
+from xmc_stream.store.model import StoredModel, Unit
+
+_MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
+_KEPT = 0.75  # of an active set's rows after a later round: 0.6 to 0.93 were seen, 0.7 on the large sets
+_MARGIN = 1.15  # on sizes that the sample only estimates
+_SIFTING = 2.5e-7  # seconds for a row that a search job keeps: it meets some six times as many
+_CONSTANT = 1.0  # seconds for loading kernels, checking, small files
+_ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
+
+Needs = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
+
+    passes: searches over the data, a class block each. solve_passes: how often X streams by for large classes, at most.
+    bytes_streamed: by the searches, exact; bytes_gathered: by the solves,
+    estimated. seconds: estimated; capped: whether the number of rounds is known.
+    """
+
+    blocks: tuple[int, ...]
+    row_blocks: int
+    solve_passes: int
+    bytes_streamed: int
+    bytes_gathered: int
+    phases: dict[str, Needs]
+    seconds: float
+    capped: bool
+
+    @property
+    def passes(self) -> int:
+        """Passes over the data."""
+        return sum(self.blocks)
+
+    @property
+    def largest(self) -> str:
+        """The phase that holds most."""
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+
+class Forecaster:
+    """Spreads a probe over all classes once, then forecasts for any memory plan."""
+
+    def __init__(
+        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: StoredModel | None = None
+    ) -> None:
+        if warm_start is not None:
+            parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
+        self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
+        self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
+        self.units = cut_units(dataset)
+        self.starts = np.array([unit.first for unit in self.units])
+        n = dataset.n_samples
+        counts = dataset.label_counts()
+        self.row_length = self.X.nnz / n
+        self.rounds = parameters.common_rounds or _ROUNDS_SHOWN
+        started = counts + start_sizes(counts, n)
+        self.weights = np.minimum(_spread(counts, probe["counts"], probe["weights"]), dataset.n_features)
+        share = _spread(counts, probe["counts"], probe["kept"]) / np.maximum(
+            _spread(counts, probe["counts"], probe["started"]), 1.0
+        )
+        kept = started * np.minimum(share, 1.0)
+        if warm_start is not None:
+            started = np.where(counts > 0, counts + warm_sizes(counts, parameters.added, n), 0)
+        self.counts = counts
+        self.active = [started.astype(np.float64)]  # rows of each class in each solve, at most
+        self.kept = [np.minimum(kept * _MARGIN, started)]  # and after it
+        brought = np.maximum(self.active[0] - counts, 0) * (warm_start is not None)
+        self.found = [brought]  # rows that the search before it brings, of one job
+        for round_ in range(1, self.rounds):
+            before = self.kept[-1].astype(np.int64)
+            room = np.where(
+                counts > 0, added_sizes(before, parameters.added, n, parameters.growth_after(round_ - 1)), 0
+            )
+            self.found.append(room.astype(np.float64))
+            self.active.append(np.minimum(self.kept[-1] + room, n))
+            self.kept.append(self.active[-1] * _KEPT)
+        self.learned = counts > 0
+        self.order = RowOrder.of(n, self.X.nnz)
+        self.searches = self.rounds + (warm_start is not None)
+        self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """Raises MemoryLimitError as the run would."""
+        d, p = self.dataset, self.parameters
+        solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
+        phases, blocks = {}, []
+        if self.warm_start is not None:
+            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
+            blocks.append(len(cut))
+            phases["warm start: search"] = self._most(plan, cut)
+        for round_ in range(self.rounds):
+            phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
+            cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
+            blocks.append(len(cut))
+            name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
+            phases[name] = self._most(plan, cut)
+        ranges = search_ranges(plan, d.n_samples)
+        per_pass = stream_bytes((self.X, self.Y), ranges)
+        streamed = per_pass * sum(blocks)
+        gathered = self._gathered(plan, solve)
+        row_bytes = max(
+            self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
+        )
+        row_blocks = max(len(ranges), -(-row_bytes // plan.row_block_bytes))
+        return Forecast(
+            tuple(blocks), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)), streamed, gathered, phases,
+            self._seconds(plan, streamed + gathered), p.max_rounds is not None,
+        )  # fmt: skip
+
+    def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
+        """Of the class block that needs most."""
+        return max((self._search_needs(plan, pieces) for pieces in cut), key=lambda of: sum(of.values()), default={})
+
+    def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
+        """What the jobs of a warm start will say of the model's tiles."""
+        wanted = self.active[0] - self.counts
+        runs = [[Run(*run) for run in some] for some in model.tiles]
+        units = []
+        for unit in self.units:
+            mine = runs[unit.numbers[0]]
+            if len(unit.numbers) > 1:  # one tile instead of many
+                parts = [widest(runs[number], lambda run: True)[0] for number in unit.numbers]
+                of_features = 4 * (self.dataset.n_features + 1)
+                tile = sum(run.tile - of_features for run in parts) + of_features
+                mine = [Run(*unit, tile, sum(run.weights for run in parts))]
+            sizes = []
+            for run in mine:
+                classes = slice(run.first, run.last)
+                sizes.append(SearchSize(run, held_rows(wanted[classes]), held_rows(self.counts[classes])))
+            units.append(sizes)
+        return units
+
+    def _units(self, round_: int, check: bool) -> list[list[SearchSize]]:
+        """What each unit's solve job will say of its tiles, as foreseen."""
+        if round_ not in self._sums:
+            self._sums[round_] = self._eighths(round_, check)
+        more = _MARGIN * (_MORE_WEIGHTS if round_ else 1.0)
+        units, low = [], 0
+        for unit in self.units:
+            starts = _eighths_of(unit)
+            eighths, low = self._sums[round_][:, low : low + len(starts)], low + len(starts)
+            sizes = []
+            for level in range(4):
+                firsts = starts[:: 1 << level]
+                of_runs = np.add.reduceat(eighths, np.arange(0, len(starts), 1 << level), axis=1)
+                for first, last, of in zip(firsts, [*firsts[1:], unit.last], of_runs.T, strict=True):
+                    learned, weights, rows = int(of[0]), int(of[1] * more), of[2:].astype(np.int64).tolist()
+                    if learned:
+                        fixed = 4 * (self.dataset.n_features + 1) + 4 * tile_width(learned)
+                        run = Run(int(first), int(last), int(weights * self.probe["tile_ratio"]) + fixed, weights)
+                        sizes.append(SearchSize(run, rows[: len(LEGS) + 1], rows[len(LEGS) + 1 :]))
+                if len(firsts) == 1:
+                    break
+            if sizes:
+                units.append(sizes)
+        return units
+
+    def _eighths(self, round_: int, check: bool) -> NDArray[np.float64]:
+        """Sums over each eighth of a unit: classes learned, their weights, then `held_rows` of what is wanted and kept."""
+        p, n, kept = self.parameters, self.dataset.n_samples, self.kept[round_]
+        room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, p.growth_after(round_))
+        wanted = np.where(self.learned, 1 if check else room, 0)
+        held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))
+        of_classes = itertools.chain((self.learned, self.weights), held)
+        starts = np.concatenate([_eighths_of(unit) for unit in self.units])
+        return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
+
+    def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
+        """As `search_needs`, with what stays untouched left out."""
+        needs = search_needs(plan, pieces, self.dataset.n_features, self.dataset.n_samples)
+        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
+        x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
+        x = min(x, plan.row_block_bytes)
+        y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / max(1, self.X.nnz * self.X.entry_bytes) * 2))
+        needs["row blocks"] = plan.threads * (x + y + 3 * MIB)
+        # the threads come to the tiles in the same order, and all tiles of a block stay: one is made at a time
+        needs["making tiles"] //= plan.threads
+        return needs
+
+    def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int) -> Needs:
+        """Of the units with most active rows, one a thread: of their large classes that stream, or of their batches.
+
+        Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
+        """
+        d, t = self.dataset, min(plan.threads, len(self.units))
+        streamed, _, largest_run = self._streamed(sizes, round_)
+        active = np.where(streamed, 0.0, self.active[round_])
+        found = np.where(streamed, 0.0, self.found[round_] * len(search_ranges(plan, d.n_samples)))
+        of_unit = np.add.reduceat(active, self.starts)
+        found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), self.starts)
+        bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
+        # the part of a batch that follows a full one, with whose rows its merging shares the memory
+        second = min(1.0, max(0.0, float(bound.max()) / sizes.max_rows - 1.0)) if self.X.nnz <= sizes.max_nnz else 1.0
+        share = np.minimum(1.0, max(sizes.max_rows, float(active.max())) / np.maximum(bound, 1.0))
+        rows, brought = of_unit * share, found_of_unit * share
+        union = np.minimum(rows, d.n_samples)
+
+        def most(of_each: NDArray[np.float64]) -> int:
+            return int(np.sort(of_each)[-t:].sum())
+
+        largest = float(active.max())
+        of_class = min(largest * self.row_length, sizes.max_class_nnz) * 8 + min(largest, sizes.max_rows) * 25
+        # bytes a row, see ROW_BYTES: of what is kept, what was found twice, and what becomes of them
+        merging = {"active sets": most(rows * 23), "rows found": most(brought * 20)}
+        solving = {
+            "active sets": most(rows * 30 + union * 24),
+            "rows gathered": most(np.minimum(union * self.row_length, sizes.max_nnz)) * self.X.entry_bytes,
+            "one class": t * int(of_class) + t * 8 * min(sizes.max_rows, d.n_samples),
+        }
+        written = most(np.add.reduceat(self.weights, self.starts)) * _MORE_WEIGHTS * 8
+        solving["rows found"] = int(second * merging["rows found"])
+        kinds = [merging, solving]
+        if largest_run and sizes.room is not None:
+            groups = sizes.room.group_bytes(self.order) + 16 * d.n_features
+            kinds.append({
+                "large classes": t * min(largest_run, sizes.room.classes),
+                "rows gathered": t * 2 * min(8 * sizes.room.nnz, self.X.nnz * self.X.entry_bytes),
+                "groups of rows": t * groups,
+            })  # fmt: skip
+        needs = max(kinds, key=lambda of: sum(of.values()))
+        return {
+            **needs,
+            "features": t * 36 * d.n_features + int(min(written, t * 8.0 * max(d.n_features, 1 << 20))),
+            "marks of rows": t * (d.n_samples // 8 + d.n_samples // 16),
+            "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
+        }
+
+    def _streamed(self, sizes: SolvePlan, round_: int) -> tuple[NDArray[np.bool_], int, int]:
+        """Classes that are solved as X streams by, how often it does in all, and bytes of the most that go together."""
+        n_labels, n = self.dataset.n_labels, self.dataset.n_samples
+        active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
+        streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
+        large = np.flatnonzero(active > self.order.large)
+        of_units = np.searchsorted(self.starts, large, "right")
+        for classes in np.split(large, np.flatnonzero(np.diff(of_units)) + 1):
+            chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
+            if len(chosen) and sizes.room is not None:
+                streamed[chosen] = True
+                runs, slabs = sizes.room.together(active[chosen], epochs, self.X.nnz)
+                passes += len(runs) * (epochs + 2)
+                for begin, end in runs:
+                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], slabs=slabs))
+        return streamed, passes, largest
+
+    def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
+        """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
+        total = 0.0
+        n = self.dataset.n_samples
+        for round_ in range(self.rounds):
+            streamed, passes, _ = self._streamed(sizes, round_)
+            total += passes * float(self.X.nnz * self.X.entry_bytes + 8 * n)
+            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), self.starts)
+            batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
+            batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
+            union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
+            total += float((batches * (union * self.row_length * self.X.entry_bytes + 8.0 * n)).sum())
+            total += self.Y.nnz * self.Y.entry_bytes
+        return int(total)
+
+    def _seconds(self, plan: MemoryPlan, n_bytes: int) -> float:
+        """Steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
+        d, p = self.dataset, self.parameters
+        steps = sum(
+            float(active.sum()) * self.row_length * p.epochs_of(round_) for round_, active in enumerate(self.active)
+        )
+        scores = float(d.n_samples) * int(self.learned.sum()) * self.searches
+        work: float = steps * self.probe["step"] + scores * self.probe["score"] + n_bytes * self.probe["read"]
+        sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))
+        model = float(self.weights.sum()) * 8 * _MORE_WEIGHTS
+        return (work + _SIFTING * sifted) / (plan.threads * plan.processes) + model / 100e6 + _CONSTANT
+
+
+def _eighths_of(unit: Unit) -> NDArray[np.int64]:
+    """The first class of each eighth of a unit."""
+    return np.arange(*unit, EIGHTH * len(unit.numbers))
+
+
+def _spread(counts: NDArray[np.int64], sampled: Sequence[int], values: Sequence[int]) -> NDArray[np.float64]:
+    """A size of every class from those of a sample, by label count; 0 for a class without positives.
+
+    Between sampled counts on a straight line of logarithms; beyond the largest as the square root of the count.
+    """
+    if not len(sampled):
+        return np.zeros(len(counts))
+    at, inverse = np.unique(np.asarray(sampled, np.int64), return_inverse=True)
+    mean = np.bincount(inverse, np.asarray(values, np.float64)) / np.bincount(inverse)
+    known, levels = np.unique(counts, return_inverse=True)
+    logs = np.interp(np.log1p(known), np.log1p(at), np.log1p(mean))
+    beyond = np.sqrt(np.maximum(known / max(int(at[-1]), 1), 1.0))
+    return np.where(known > 0, np.expm1(logs) * beyond, 0.0)[levels]

@@ -1,0 +1,166 @@
+"""Large classes of a unit, solved while X streams by: how many go together, and what comes out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.dcd import dual_terms, take_weights
+from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, MemoryPairs
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
+from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
+from xmc_stream.methods.ppdsparse.streaming import DESKS, StreamSolver, Weights
+from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
+
+AnyPairs = MemoryPairs | SlabPairs | DiskPairs
+
+
+class LargeClasses:
+    """Solves large classes of a unit, a run of them at a time, and writes their lines of a unit's state in order.
+
+    active_set: of a class, in memory. disk_pairs: of a class that is too large for that, in a folder. weights: those of
+    a warm start of some classes, or None. start_slope: of its alpha.
+    """
+
+    def __init__(
+        self,
+        parameters: PPDSparseParameters,
+        seed: int,
+        round_: int,
+        order: RowOrder,
+        X: SparseMatrix,
+        room: StreamRoom,
+        rough: bool,
+        active_set: Callable[[int], ActiveSets],
+        disk_pairs: Callable[[int, Path], DiskPairs],
+        weights: Callable[[NDArray[np.int64]], Iterator[Weights]] | None,
+        start_slope: float,
+        scratch: Path,
+    ) -> None:
+        self.parameters, self.seed, self.round, self.order = parameters, seed, round_, order
+        self.X, self.room, self.rough, self.scratch = X, room, rough, scratch
+        self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
+        self.start_slope = start_slope
+        self.fresh = self.used = 0
+        self.passes = 0
+        self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
+        self._beside: Executor | None = None  # reads values where a job has several threads
+
+    @property
+    def bytes_read(self) -> int:
+        """Beside what was read of X by way of the matrix given."""
+        return self._lookup.bytes_read
+
+    def solve(
+        self,
+        classes: NDArray[np.int64],
+        n_active: NDArray[np.int64],
+        n_found: NDArray[np.int64],
+        writer: UnitStateWriter,
+    ) -> NDArray[np.int64]:
+        """Solve; class classes[i], with so many active rows and rows found, is line i of the state.
+
+        Returns the sizes of the active sets that are kept.
+        """
+        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(DESKS)]
+        kept = np.empty(len(classes), np.int64)
+        runs, slabs = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
+        for begin, end in runs:
+            mine = slice(begin, end)
+            fits = self.room.bytes(n_active[mine], n_found[mine], slabs) <= self.room.classes
+            with ExitStack() as stack:
+                self._beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
+                shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
+                stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+                pairs = self._pairs(classes[mine], n_active[mine], fits, slabs)
+                stack.callback(pairs.close)
+                self._solve(classes[mine], pairs, begin, buffers, writer, kept[mine])
+                del pairs  # or they would stay beside the next ones, uncounted
+        return kept
+
+    def _pairs(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, slabs: bool) -> AnyPairs:
+        """The active sets of some classes."""
+        n = self.order.n_samples
+        if not fits:
+            return self._disk_pairs(int(classes[0]), self.scratch)
+        if slabs:
+            on_disk = SlabPairs(self.scratch, len(classes), n, self.order.run_bits)
+            for i, c in enumerate(classes):
+                on_disk.put(i, self._active_set(int(c)), self.rough)
+            on_disk.arrange()
+            return on_disk
+        pairs = MemoryPairs(n_active, self.order, self.rough)
+        for i, c in enumerate(classes):
+            pairs.put(i, self._active_set(int(c)))
+        return pairs
+
+    def _solve(
+        self, classes: NDArray[np.int64], pairs: AnyPairs, line: int, buffers: list[Buffer], writer: UnitStateWriter,
+        kept: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        def gather(lines: NDArray[np.int64], number: int) -> Callable[[], Block] | None:
+            spans = self._lookup.lengths(lines)
+            total = int(spans[1].sum())
+            if total > self.room.nnz:
+                if len(lines) == 1:
+                    raise MemoryLimitError(
+                        f"row {lines[0]} of {self.X.path} has {total} entries, more than the "
+                        f"{self.room.nnz} planned for: raise --memory-limit or lower --threads"
+                    )
+                return None
+            return partial(self.X.gather, lines, buffers[number], spans, self._beside)
+
+        def ahead(ranges: Sequence[tuple[int, int]]) -> None:
+            for start, stop in ranges:
+                self._lookup.will_need(start, stop)
+
+        solver = StreamSolver(
+            self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
+            ahead, min(self.room.threads, len(classes)),
+        )  # fmt: skip
+        inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slope)
+        self.passes += solver.passes
+        if isinstance(pairs, SlabPairs):
+            pairs.collect()
+        if self.rough:
+            fresh, used = pairs.fresh()
+            self.fresh, self.used = self.fresh + fresh, self.used + used
+        self._write(pairs, solver, inside, line, writer, kept)
+
+    def _write(
+        self, pairs: AnyPairs, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,
+        kept: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        p, n_features = self.parameters, self.X.shape[1]
+        features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
+        w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
+        for i in range(pairs.n_classes):
+            dual, kept[i] = 0.0, 0
+            for _, sign, alpha in pairs.parts(i):
+                dual = dual_terms(alpha, p.h2, dual)
+                kept[i] += int(((sign > 0) | (alpha > 0.0)).sum())
+            local_of[:] = features
+            n, square, objective, bias = take_weights(
+                n_features, features, local_of, solver.v[i], solver.v0[i], p.lam, p.tau, w_features, w_values
+            )
+            one = np.array([n], np.int64)
+            writer.weights.append(one, w_features[:n], w_values[:n])
+            writer.figures[line + i, [BIAS, DUAL, KEPT, INSIDE]] = (
+                bias, 0.5 * p.tau * square + dual, objective, inside[i],
+            )  # fmt: skip
+            counts = kept[i : i + 1]
+            for rows, sign, alpha in pairs.parts(i):
+                mine = (sign > 0) | (alpha > 0.0)
+                writer.active.append(counts, rows[mine], alpha[mine])
+                counts = counts[:0]

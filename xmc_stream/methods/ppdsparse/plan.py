@@ -1,0 +1,319 @@
+"""What a training by PPDSparse may hold: classes of a solve and of a search, legs, streams of large classes.
+
+Plans decide where work is cut and never what comes out of it."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.scores import BINS, SPARE
+from xmc_stream.methods.ppdsparse.solver import ROW_BYTES, RowOrder
+from xmc_stream.methods.ppdsparse.streaming import DESKS
+from xmc_stream.models.linear.tiles import Run, widest
+
+PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+_MERGING = 60  # bytes a row, while the active set of one class is put together
+SLICES = 2048  # ranges of rows for which a class on disk keeps where its pairs begin
+SORTED = 1 << 18  # pairs of classes on disk that are sorted at a time
+_GROUPS = 1.5 * DESKS  # whose pairs are in memory at a time; some groups, or slices, have more than others
+_TAKEN_BYTES = 64  # of a pair that was read from disk: in its order there, and by class
+_SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
+_HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
+_WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
+_CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
+_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
+LEGS = tuple(4096 << k for k in range(0, 10, 2))  # rows of a leg of a search job, if it is not all of its rows
+_MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
+
+
+@dataclass(frozen=True)
+class SolvePlan:
+    """What a solve job may hold.
+
+    max_rows: active rows of a batch of classes; max_nnz: entries gathered for it; max_class_nnz: of one class of a
+    batch. A class by itself may have as many rows; if it is not large, entries that do not fit are gathered again. room:
+    for large classes, see `StreamRoom`; None where no class can become large.
+    """
+
+    max_rows: int
+    max_nnz: int
+    max_class_nnz: int
+    room: StreamRoom | None
+
+
+@dataclass(frozen=True)
+class StreamRoom:
+    """What a solve job may hold while X streams by for large classes.
+
+    nnz: entries of X, in each of DESKS buffers; classes: bytes for the classes solved beside each other; threads: that
+    share them.
+    share: of all rows, those of DESKS groups, so also of the pairs on disk what is in memory. n_runs: of X.
+    """
+
+    nnz: int
+    classes: int
+    threads: int
+    n_features: int
+    share: float
+    n_runs: int
+
+    def group_bytes(self, order: RowOrder) -> int:
+        """Of DESKS groups of rows: their places and numbers, each thread's scratch."""
+        return ((50 * DESKS + 40 * self.threads) << order.run_bits) * GROUP + MIB
+
+    def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, slabs: bool = False) -> int:
+        """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
+
+        n_found: rows that the searches found for each, where that is known. slabs: with the pairs on disk by runs.
+        """
+        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
+        merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
+        if not slabs:
+            starts = 4 * (self.n_runs + 1) * len(n_active)
+            return v + starts + PAIR_BYTES * int(n_active.sum()) + merging
+        pairs = float(n_active.sum())
+        taken = max(pairs * self.share, SORTED, _GROUPS * pairs / SLICES)
+        return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
+
+    def together(
+        self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
+    ) -> tuple[list[tuple[int, int]], bool]:
+        """Runs of classes that fit beside each other, a larger one by itself; whether their pairs go to disk.
+
+        They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
+        """
+        memory, disk = (self._cut(n_active, n_found, slabs) for slabs in (False, True))
+        sweep = 8 * nnz * (epochs + 2)
+        moved = 16 * int(n_active.sum()) * (2 * epochs + 6)
+        slabs = len(disk) * sweep + moved < len(memory) * sweep
+        return (disk, True) if slabs else (memory, False)
+
+    def _cut(
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, slabs: bool
+    ) -> list[tuple[int, int]]:
+        cuts, begin = [], 0
+        for end in range(2, len(n_active) + 1):
+            mine = slice(begin, end)
+            if (
+                end - begin > 1
+                and self.bytes(n_active[mine], None if n_found is None else n_found[mine], slabs) > self.classes
+            ):
+                cuts.append((begin, end - 1))
+                begin = end - 1
+        return [*cuts, (begin, len(n_active))] if len(n_active) else []
+
+    def passes(self, n_active: NDArray[np.int64], epochs: int, nnz: int) -> int:
+        """How often X streams by for these classes: every epoch, once before and once after."""
+        return len(self.together(n_active, epochs, nnz)[0]) * (epochs + 2)
+
+
+def plan_solve(
+    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, jobs: int
+) -> SolvePlan:
+    """Share a job's memory between rows and entries.
+
+    largest_class: active rows of the largest class at the start. jobs: that there are in a round; no more work beside
+    each other, and their large classes have the threads that are left. Raises MemoryLimitError where it is too little.
+    """
+    t = min(plan.threads, jobs)
+    fixed = {
+        "features": t * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "marks of rows": t * (n_samples // 8 + n_samples // 16),
+        "writers and windows": t * (writer_bytes + _WINDOWS),
+    }
+    # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
+    needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * ROW_BYTES)}
+    threads, streaming = plan.threads // t, 0
+    if n_samples > order.large:
+        # beside a group: for taking weights
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 24 * n_features
+        if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
+            needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
+    plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
+    left = (plan.budget - sum(fixed.values())) // t
+    rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
+    room = None
+    if streaming:
+        # half of what is left at most; a group takes 16 to 32 MiB on average
+        nnz = min((left - streaming - 8 * n_features) // (2 * DESKS), 36 * MIB) // 8
+        share = _GROUPS * (GROUP << order.run_bits) / n_samples
+        room = StreamRoom(nnz, left - streaming - 8 * DESKS * nnz, threads, n_features, share, order.n_runs)
+    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
+
+
+def choose_streamed(
+    n_active: NDArray[np.int64], epochs: int, sizes: SolvePlan, nnz: int, n_samples: int
+) -> NDArray[np.bool_]:
+    """Which large classes, with so many active rows, are solved as X streams by: it changes no bit of the result.
+
+    Those that do not fit otherwise; all of them where that reads less than gathering their rows, or where the job has so
+    many threads, which share them only then, that it is sooner done: a class that is held takes about as long as two
+    passes of streaming it, as rows asleep cost nothing then (see benchmarks/README.md).
+    """
+    if sizes.room is None or not len(n_active):
+        return np.zeros(len(n_active), np.bool_)
+    mean = nnz / n_samples
+    fits = (n_active <= sizes.max_rows) & (1.2 * mean * n_active <= sizes.max_class_nnz)
+    if nnz <= sizes.max_nnz:  # a batch gathers X at most
+        gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
+    else:
+        gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
+    streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
+    shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
+    return np.asarray(~fits | streams_less | shared)
+
+
+def held_rows(sizes: NDArray[Any]) -> list[int]:
+    """How many rows some classes with so many rows hold at a time: for each of LEGS, and where a leg is all rows."""
+    return [*(int(np.minimum(sizes, leg).sum()) for leg in LEGS), int(sizes.sum())]
+
+
+@dataclass(frozen=True)
+class SearchSize:
+    """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
+
+    run: Run
+    wanted: Sequence[int]
+    active: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Load:
+    """The sums over some pieces; `making`: the weights of the largest one."""
+
+    tiles: int = 0
+    classes: int = 0
+    making: int = 0
+    wanted: Sequence[int] = (0,) * (len(LEGS) + 1)
+    active: Sequence[int] = (0,) * (len(LEGS) + 1)
+
+    def plus(self, piece: SearchSize) -> _Load:
+        return _Load(
+            self.tiles + piece.run.tile,
+            self.classes + piece.run.last - piece.run.first,
+            max(self.making, piece.run.weights),
+            [a + b for a, b in zip(self.wanted, piece.wanted, strict=True)],
+            [a + b for a, b in zip(self.active, piece.active, strict=True)],
+        )
+
+    def needs(self, plan: MemoryPlan, n_features: int, rows: int, leg: int) -> dict[str, int]:
+        """See `search_needs`. rows: of a search job at most."""
+        t, k, legs = plan.threads, bisect_left(LEGS, leg), -(-rows // leg)
+        wanted, most = self.wanted[k], leg if legs > 1 else rows  # all together, and of a class
+        flushed = min(self.classes, self.wanted[-1] // leg) if legs > 1 else 0
+        found = 12 * wanted + 8 * SPARE * self.classes  # see `places`
+        sifting = 6 * min(wanted, most) + 4 * SPARE
+        return {
+            "tiles": self.tiles,
+            "rows found": t * (found + sifting + 4 * BINS * flushed),
+            "active sets": t * 4 * self.active[k],
+            "classes": t * (_CLASS_BYTES + 8 * legs) * self.classes,
+            "making tiles": t * (8 * self.making + 8 * n_features),
+            "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
+        }
+
+
+def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int, n_samples: int) -> dict[str, int]:
+    """Bytes by component that a search of these pieces takes in one process, its legs as `search_leg` has them."""
+    load, rows = reduce(_Load.plus, pieces, _Load()), _most_rows(plan, n_samples)
+    return load.needs(plan, n_features, rows, _leg(plan, load, n_features, rows))
+
+
+def search_leg(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
+    """Rows of a leg of a search of these pieces: the longest that fit; all of a job's rows where they do."""
+    return _leg(plan, reduce(_Load.plus, pieces, _Load()), n_features, _most_rows(plan, n_samples))
+
+
+def _most_rows(plan: MemoryPlan, n_samples: int) -> int:
+    return max(stop - start for start, stop in search_ranges(plan, n_samples))
+
+
+def _leg(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
+    """The longest leg that fits, else the one that needs least."""
+    if plan.cuts.leg:
+        return min(plan.cuts.leg, rows)
+    totals = {}
+    for leg in (rows, *(leg for leg in reversed(LEGS) if leg < rows)):
+        totals[leg] = sum(load.needs(plan, n_features, rows, leg).values())
+        if totals[leg] <= plan.budget:
+            return leg
+    return min(totals, key=totals.__getitem__)
+
+
+def class_blocks(
+    plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, n_samples: int, at_least: int = 1
+) -> list[list[SearchSize]]:
+    """Pieces of units in blocks, each as long as the budget allows. units: of each, all pieces it may be cut into.
+
+    at_least: blocks that a forecast promised; they are made of nearly equal size. Raises MemoryLimitError for a smallest
+    piece that does not fit by itself.
+    """
+    rows = _most_rows(plan, n_samples)
+    blocks = _cut_blocks(plan, units, n_features, rows)
+    if len(blocks) >= at_least:
+        return blocks
+    low, high, more = 0, plan.budget, blocks
+    while high - low > plan.budget // 256:  # the largest budget that gives as many
+        middle = (low + high) // 2
+        try:
+            cut = _cut_blocks(replace(plan, budget=middle), units, n_features, rows)
+        except MemoryLimitError:  # not a single piece fits
+            low = middle
+            continue
+        if len(cut) < at_least:
+            high = middle
+        else:
+            low, more = middle, cut
+    while len(more) > at_least:  # the two neighbours that are smallest together become one
+        sizes = [
+            _bytes(plan, reduce(_Load.plus, [*a, *b], _Load()), n_features, rows) for a, b in itertools.pairwise(more)
+        ]
+        at = sizes.index(min(sizes))
+        more[at : at + 2] = [[*more[at], *more[at + 1]]]
+    return more
+
+
+def _bytes(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
+    return sum(load.needs(plan, n_features, rows, _leg(plan, load, n_features, rows)).values())
+
+
+def _cut_blocks(
+    plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, rows: int
+) -> list[list[SearchSize]]:
+    def fit(load: _Load) -> bool:
+        return _bytes(plan, load, n_features, rows) <= plan.budget
+
+    blocks: list[list[SearchSize]] = []
+    load = _Load()  # of the last block
+    for sizes in units:
+        of = {size.run: size for size in sizes}
+        for run in widest(of, lambda run: fit(_Load().plus(of[run]))):  # noqa: B023 - called at once
+            piece = of[run]
+            alone, together = _Load().plus(piece), load.plus(piece)
+            if blocks and fit(together):
+                blocks[-1].append(piece)
+                load = together
+                continue
+            what = f"the search for classes {run.first} to {run.last - 1} on {plan.threads} threads"
+            plan.refuse_unless(alone.needs(plan, n_features, rows, _leg(plan, alone, n_features, rows)), what)
+            blocks.append([piece])
+            load = alone
+    return blocks
+
+
+def search_ranges(plan: MemoryPlan, n_samples: int) -> list[tuple[int, int]]:
+    """The rows of each search job of a class block."""
+    at_once = plan.threads * plan.processes
+    parts = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
+    return even_ranges(n_samples, max(parts, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes

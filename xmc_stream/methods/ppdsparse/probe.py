@@ -1,0 +1,166 @@
+"""A short measured probe: some classes solved once, some rows scored, to foresee sizes and times of a training run.
+
+What decides the cut of a run (sizes of weights and active sets) comes from data, parameters and seed alone; only the
+rates depend on the machine and the moment.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
+from xmc_stream.kernels.scores import bias_losses, loss_grid, search
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import SolvePlan
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver, start_sizes
+from xmc_stream.models.linear.tiles import Tile, make_tile, tile_bytes
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.store.model import UNIT
+
+_ENTRIES = 1 << 21  # of active rows solved at most: 16 MiB, a fraction of a second
+_FEWEST = 16  # classes, as far as they fit
+_SECONDS = 0.15  # of scoring
+_ROWS = 512  # scored at a time
+_NO_RATES = {"step": 0.0, "score": 0.0, "read": 0.0}  # without a label that has positives, there is nothing to do
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """Solve a sample of the classes for one round and score some rows with their weights.
+
+    The receipt: of each class sampled its label count, size of its active set before and after, and weights; bytes of a
+    tile a weight; seconds of a coordinate step's entry (`step`), of the search for a row and a class (`score`), and of a
+    byte read (`read`).
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    plan: MemoryPlan
+    sizes: SolvePlan
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Solve and score."""
+        dataset = Dataset(self.data)
+        n = dataset.n_samples
+        counts = dataset.label_counts()
+        X, Y = dataset.X_rows(), dataset.Y_columns()
+        classes = self._sample(counts, n, X.nnz / n)
+        if not len(classes):
+            return {"counts": [], "started": [], "kept": [], "weights": [], "tile_ratio": 0.0, **_NO_RATES}
+        positives = Y.gather(classes)
+        sizes = start_sizes(np.diff(positives.indptr), n)
+        ptr = np.zeros(len(classes) + 1, np.int64)
+        rows = np.empty(int((np.diff(positives.indptr) + sizes).sum()), np.int64)
+        start_sets(positives.indptr, positives.indices, sizes, 0, n, self.seed, ptr, rows)
+        started = np.diff(ptr)
+        if len(classes) == 1:  # it may be larger than what is planned for: some of its rows serve
+            rows = rows[:: -(-len(rows) // self._most_rows(X.nnz / n))].copy()
+            ptr[1] = len(rows)
+        sign = np.empty(len(rows), np.int8)
+        set_signs(positives.indptr, positives.indices, ptr, rows, sign)
+        sets = ActiveSets(0, ptr, rows, sign, np.zeros(len(rows)))
+
+        words = np.zeros(-(-n // 64), np.uint64)
+        before = np.empty(len(words), np.int32)
+        mark(rows, words)
+        union = np.empty(count_before(words, before), np.int64)
+        marked_rows(words, union)
+        at = np.empty(len(rows), np.int64)
+        rank(rows, words, before, at)
+        began = time.perf_counter()
+        block = X.gather(union)
+        read = (time.perf_counter() - began) / max(1, X.bytes_read)
+
+        lengths: list[NDArray[np.int64]] = []
+        parts: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = []
+
+        def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
+            lengths.append(counts.copy())
+            parts.append((features.copy(), data.copy()))
+
+        entries = int(np.diff(block.indptr)[at].sum())
+        scratch = Scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
+        figures = np.empty((len(classes), 4))
+        began = time.perf_counter()
+        Solver(self.parameters, self.seed, RowOrder.of(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
+        step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
+        del block, scratch
+        kept = np.empty(len(classes), np.int64)
+        drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, kept)
+
+        weights = np.concatenate(lengths)
+        features = np.concatenate([part[0] for part in parts])
+        of_feature = np.bincount(features, minlength=dataset.n_features)
+        indptr = np.concatenate([[0], np.cumsum(weights)])
+        values = np.concatenate([part[1] for part in parts])
+        tile = make_tile(indptr, features, values, figures[:, 0].astype(np.float32), dataset.n_features)
+        fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
+        return {
+            "counts": counts[classes].tolist(),
+            "started": started.tolist(),
+            "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
+            "weights": weights.tolist(),
+            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
+            / max(1, int(weights.sum())),
+            "step": step,
+            "score": self._score(X, dataset.Y_rows(), tile),
+            "read": read,
+        }
+
+    def _most_rows(self, row_length: float) -> int:
+        """Active rows solved at most."""
+        most = min(_ENTRIES, self.sizes.max_nnz // 2, self.sizes.max_class_nnz) / max(row_length, 1.0)
+        return max(1, min(int(most), self.sizes.max_rows))
+
+    def _sample(self, counts: NDArray[np.int64], n_samples: int, row_length: float) -> NDArray[np.int64]:
+        """Classes of all sizes, evenly by rank of their label counts, as many as fit; ascending."""
+        most = self._most_rows(row_length) * max(row_length, 1.0)
+        classes = np.flatnonzero(counts)
+        active = counts[classes] + start_sizes(counts[classes], n_samples)
+        if not len(classes):
+            return classes
+        classes = classes[np.argsort(active, kind="stable")]
+        entries = np.sort(active) * max(row_length, 1.0)
+        n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
+        n = min(max(n, _FEWEST), len(classes), UNIT)
+        chosen = np.unique((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
+        fits = np.cumsum(entries[chosen]) <= most
+        fits[0] = True
+        return np.sort(classes[chosen[fits]])
+
+    @staticmethod
+    def _largest(sets: ActiveSets, indptr: NDArray[np.int64], at: NDArray[np.int64]) -> int:
+        return int(np.add.reduceat(np.diff(indptr)[at], sets.ptr[:-1]).max())
+
+    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
+        """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
+        width, n = len(tile.bias), X.n_lines
+        none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
+        rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
+        for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
+            threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
+            began = time.perf_counter()
+            search(
+                x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,
+                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, begins, begins + 2,
+                np.zeros(width, np.int64), np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold,
+                loss, grid, bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(width, np.float32),
+                np.empty(2, np.float32),
+            )  # fmt: skip
+            rows, took = rows + x.n, took + time.perf_counter() - began
+            if took > _SECONDS:
+                break
+        return took / max(rows, 1) / width

@@ -1,0 +1,299 @@
+"""Search jobs: a range of rows, scored for all classes of a block; what violates most outside the active sets is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.kernels.active import count_below
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.sample import count_work, keep_large, sparsify
+from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, close_up, loss_grid, places, search
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
+from xmc_stream.models.linear.tiles import Tile, make_tile, shared_cache, tile_width
+from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import LineWriter
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.model import Unit
+
+_WINDOW = 1 << 19  # entries of active sets read at a time
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Classes [first, last) of one unit, the unit, its state, and the bytes of their tile (or a bound)."""
+
+    first: int
+    last: int
+    unit: Unit
+    state: str
+    tile_bytes: int
+
+
+class _PieceSearch:
+    """The search state of one piece: what was found, thresholds, the active rows still ahead, losses; one entry a slot.
+
+    bounds: ends of the job's legs. Slots that want more rows than a leg has are flushed when it ends.
+    """
+
+    def __init__(self, piece: Piece, job: SearchJob, dataset: Dataset, bounds: NDArray[np.int64]) -> None:
+        self.piece, self.job = piece, job
+        n_rows, leg, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
+        low, n_samples = piece.first - piece.unit.first, dataset.n_samples
+        state = UnitState(Path(piece.state), piece.unit.last - piece.unit.first, n_samples, dataset.n_features)
+        mine = slice(low, low + piece.last - piece.first)
+        open_ = state.figures[mine, STATUS] == OPEN
+        self.classes = np.flatnonzero(open_)  # of each slot, from piece.first
+        self.slot_of = np.full(len(open_), -1, np.int16)
+        self.slot_of[open_] = np.arange(len(self.classes))
+        self.bias = state.figures[mine, BIAS][open_].astype(np.float32)
+        self.width = tile_width(len(self.classes))
+
+        ptr = state.active.ends(mine.start, mine.stop)
+        room = state.figures[mine, ROOM][open_].astype(np.int64)
+        wanted = np.minimum(room, 1 if job.check else n_rows)
+        large = wanted > leg
+        self.flushed, self.kept = np.flatnonzero(large), np.flatnonzero(~large)
+        self.wanted = wanted[self.flushed]
+        self.capacity = np.zeros(self.width, np.int64)
+        self.capacity[: len(wanted)] = np.minimum(wanted, leg)
+        rows_of_slot = np.full(self.width, n_rows)
+        rows_of_slot[self.flushed] = leg
+        of_slot = places(self.capacity, rows_of_slot)
+        self.most_places = int(of_slot.max(initial=0))
+        order = np.concatenate([self.flushed, self.kept])
+        self.best_begin, self.best_end = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
+        self.best_end[order] = np.cumsum(of_slot[order])
+        self.best_begin[order] = self.best_end[order] - of_slot[order]
+        self.best_size = np.zeros(self.width, np.int64)
+        self.best_scores = np.empty(int(of_slot.sum()), np.float32)
+        self.best_rows = np.empty(len(self.best_scores), np.int32)
+        self.counts = np.zeros((len(self.flushed), BINS), np.int32)
+        self.threshold = np.full(self.width, np.inf, np.float32)
+        near = -parameters.tol if job.rough else parameters.near
+        self.threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
+        self.loss = NO_LOSS if job.rough else parameters.loss_code
+        self.bias_loss = np.zeros(self.width)
+        self.grid = loss_grid(n_samples)
+        self.bias_loss[: len(self.bias)] = bias_losses(self.bias, self.loss, self.grid)
+        self.losses = np.zeros(self.width)
+        self.scores = np.empty(self.width, np.float32)
+
+        self.active_next, self.active_end = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
+        self.begins = self._begins_of_legs(state.active, mine, ptr, bounds)
+        self.begins[~open_] = 0
+        self.active = np.empty(int(np.diff(self.begins.sum(axis=0)).max()), np.int32)
+        self.start_leg(0, state.active.indices)
+
+    @staticmethod
+    def _begins_of_legs(
+        active: SparseMatrix, mine: slice, ptr: NDArray[np.int64], bounds: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Where the active rows of each class that lie in each leg begin: (classes, legs + 1). One pass over the rows."""
+        begins = np.empty((len(ptr) - 1, len(bounds)), np.int64)
+        begins[:] = ptr[:-1, None]
+        low = int(ptr[0])
+        for rows in active.index_pieces(mine.start, mine.stop, _WINDOW):
+            high = low + len(rows)
+            # the classes with entries in the window: the last one may go on in the next
+            a, b = int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left"))
+            count_below(np.clip(ptr[a : b + 1], low, high) - low, rows, bounds, begins[a:b])
+            low = high
+        return begins
+
+    def start_leg(self, leg: int, indices: ChunkedArray | None = None) -> None:
+        """Read the active rows of a leg, as numbers from the job's start, class after class."""
+        if indices is None:  # not left open: a file of each piece of a block is more than a process may have open
+            indices = open_array(Path(self.piece.state) / "active" / "indices")
+        firsts = self.begins[self.classes, leg]
+        counts = self.begins[self.classes, leg + 1] - firsts
+        ends = np.cumsum(counts)
+        self.active_end[: len(ends)] = ends
+        self.active_next[: len(ends)] = ends - counts
+        total = int(counts.sum())
+        window = np.empty(min(_WINDOW, total), indices.dtype)
+        for low in range(0, total, _WINDOW):
+            high = min(low + _WINDOW, total)
+            indices.read_ranges(*clip_ranges(firsts, counts, low, high), window[: high - low])
+            self.active[low:high] = window[: high - low] - self.job.start
+
+    def end_leg(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
+        """Write what the leg brought to the slots that are flushed, and empty them."""
+        if writer.legs is not None and len(self.flushed):
+            n = len(self.flushed)
+            scores = self._append(writer, writer.legs, self.flushed, np.arange(n), n, scratch)
+            begin_anew(self.flushed, self.wanted, self.best_size, scores, self.counts, self.threshold)
+
+    def end(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
+        """Write what is left, and the losses; classes without a slot, from where the last piece ended, are empty."""
+        done = self.job.first + writer.rows.lines
+        writer.rows.append(np.zeros(self.piece.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+        self._append(
+            writer, writer.rows, self.kept, self.classes[self.kept], self.piece.last - self.piece.first, scratch
+        )
+        losses = self.losses + (self.job.stop - self.job.start) * self.bias_loss
+        writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
+
+    def _append(
+        self, writer: FoundWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
+        scratch: NDArray[np.float32],
+    ) -> NDArray[np.float32]:  # fmt: skip
+        """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""
+        n = close_up(
+            slots, self.capacity, self.best_begin, self.best_size, self.best_scores, self.best_rows, scratch
+        )  # fmt: skip
+        begin = int(self.best_begin[slots[0]]) if len(slots) else 0
+        scores, rows = self.best_scores[begin : begin + n], self.best_rows[begin : begin + n]
+        sizes, classes = self.best_size[slots], self.piece.first - self.job.first + self.classes[slots]
+        writer.counts[classes] += sizes
+        some = sizes > 0
+        if n:
+            highest = np.maximum.reduceat(scores, (np.cumsum(sizes) - sizes)[some])
+            writer.best[classes[some]] = np.maximum(writer.best[classes[some]], highest)
+        lengths = np.zeros(n_lines, np.int64)
+        lengths[lines] = sizes
+        for low in range(0, max(n, 1), _WINDOW):  # absolute numbers may be twice as wide
+            part = slice(low, min(low + _WINDOW, n))
+            to.append(lengths if low == 0 else lengths[:0], rows[part] + np.int64(self.job.start), scores[part])
+        return scores
+
+    def make_tile(self, n_features: int) -> Tile:
+        """Weights of the open classes, by feature; a rough search draws some of them."""
+        weights = SparseMatrix(Path(self.piece.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
+        low, job = self.piece.first - self.piece.unit.first, self.job
+        classes = self.classes.astype(np.int64)
+        block = weights.gather(low + classes)
+        n = len(block.indices)
+        if job.rough and job.parameters.delta > 0:
+            labels = self.piece.first + classes
+            n = sparsify(
+                block.indptr, block.indices, block.values, labels, job.seed, job.round, job.parameters.delta
+            )  # fmt: skip
+        return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features)
+
+    @contextmanager
+    def tile(self, n_features: int) -> Iterator[Tile]:
+        """The tile, from the process's cache or made."""
+        key = (self.piece.state, self.piece.first, self.piece.last, self.job.rough)
+        with shared_cache(self.job.cache_bytes).use(
+            key, self.piece.tile_bytes, partial(self.make_tile, n_features)
+        ) as tile:
+            yield tile
+
+    def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, scratch: NDArray[np.float32]) -> None:
+        """Score rows [low, high) of a row block, all of one leg."""
+        search(
+            x.indptr[low : high + 1], x.indices, x.values, y.indptr[low : high + 1], y.indices,
+            x.start + low - self.job.start, self.piece.first, self.slot_of,
+            tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
+            self.capacity, self.best_begin, self.best_end, self.best_size, self.best_scores, self.best_rows,
+            self.threshold, self.loss, self.grid, self.bias_loss, self.losses, self.scores, scratch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SearchJob:
+    """Rows [start, stop) for the classes of a block, from the weights of the round before.
+
+    Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
+    -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
+    over the rows. check: no round follows, so the highest one is enough. rough: with the parameters' delta and
+    min_value, so that losses are no losses and only the rows count; else exact. leg: rows after which what a class
+    found is written where it wants more than so many; its active rows are read as many at a time.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    round: int
+    check: bool
+    rough: bool
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+    out: str
+    plan: MemoryPlan
+    cache_bytes: int
+    leg: int
+
+    @property
+    def first(self) -> int:
+        """First class of the block."""
+        return self.pieces[0].first
+
+    @property
+    def last(self) -> int:
+        """Last class of the block, plus one."""
+        return self.pieces[-1].last
+
+    @property
+    def key(self) -> str:
+        """Round, classes, rows."""
+        kind = "rough/" if self.rough else ""
+        return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Search; the receipt counts classes with violators (`found`), bytes, row blocks and, where searches may be
+        rough, multiply-adds.
+        """
+        dataset = Dataset(self.data)
+        p, d = self.parameters, dataset.n_features
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        bounds = np.append(np.arange(self.start, self.stop, self.leg), self.stop)
+        searches = [_PieceSearch(piece, self, dataset, bounds) for piece in self.pieces]
+        searches = [piece for piece in searches if len(piece.classes)]
+        scratch = np.empty(max((piece.most_places for piece in searches), default=0), np.float32)
+        flushed = [piece.piece.first - self.first + piece.classes[piece.flushed] for piece in searches]
+        entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
+        n_blocks = leg = 0
+        with new_found(
+            Path(self.out), self.last - self.first, dataset.n_samples, np.concatenate([np.empty(0, np.int64), *flushed])
+        ) as writer:
+            for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
+                n_blocks += 1
+                if self.rough and p.min_value > 0:
+                    keep_large(x.indptr, x.indices, x.values, p.min_value)
+                if p.approximate:
+                    count_indices(x.indices[: x.indptr[-1]], entries)
+                low = 0
+                while low < x.n:
+                    high = min(x.n, int(bounds[leg + 1]) - x.start)
+                    for piece in searches:
+                        with piece.tile(d) as tile:
+                            piece.search(x, y, low, high, tile, scratch)
+                        del tile  # or it would stay beside the next one, uncounted
+                    if x.start + high == bounds[leg + 1]:
+                        leg += 1
+                        for piece in searches:
+                            piece.end_leg(writer, scratch)
+                            if leg + 1 < len(bounds):
+                                piece.start_leg(leg)
+                    low = high
+            work = {}
+            if p.approximate:
+                work["work"] = 0
+                for piece in searches:
+                    with piece.tile(d) as tile:
+                        work["work"] += count_work(entries, tile.start, tile.weights, piece.width)
+                    del tile
+            for piece in searches:
+                piece.end(writer, scratch)
+            nothing = np.zeros(self.last - self.first - writer.rows.lines, np.int64)
+            writer.rows.append(nothing, np.empty(0, np.int32), np.empty(0, np.float32))
+        return {
+            "found": int(p.violates(writer.best).sum()),
+            "row_blocks": n_blocks,
+            "passes": (self.stop - self.start) / dataset.n_samples,
+            "bytes_read": X.bytes_read + Y.bytes_read,
+            **work,
+        }

@@ -1,0 +1,479 @@
+"""Solve jobs: the classes of a unit, from last round's state and what the search found, to the next state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.active import (
+    count_before,
+    drop_idle,
+    mark,
+    marked_rows,
+    merge_found,
+    rank,
+    set_signs,
+    start_sets,
+)
+from xmc_stream.kernels.dcd import start_alpha
+from xmc_stream.kernels.sample import sparsify
+from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
+from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
+from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
+from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Sink, Solver, added_sizes, start_sizes
+from xmc_stream.methods.ppdsparse.state import (
+    BIAS,
+    DONE,
+    DUAL,
+    EMPTY,
+    INSIDE,
+    KEPT,
+    LOSS,
+    MARK,
+    OPEN,
+    OUTSIDE,
+    ROOM,
+    STATUS,
+    UnitState,
+    UnitStateWriter,
+    new_unit_state,
+)
+from xmc_stream.methods.ppdsparse.streaming import Weights
+from xmc_stream.models.linear.tiles import EIGHTH, TileSizes, drop_tiles
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, Buffer
+from xmc_stream.store.model import Unit
+
+_SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
+
+
+def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
+    """The figures of classes without positives: nothing is learned of them, and they score -inf."""
+    figures[empty] = 0.0
+    figures[empty, STATUS], figures[empty, BIAS] = EMPTY, -np.inf
+
+
+def update_figures(
+    figures: NDArray[np.float64],
+    files: tuple[FoundFile, ...],
+    first: int,
+    parameters: PPDSparseParameters,
+    n_samples: int,
+    round_: int,
+    rough: bool = False,
+) -> NDArray[np.int64]:
+    """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
+
+    figures (n, N_FIGURES) is changed in the rows of open classes. Losses are whole multiples of a power of two
+    (`kernels.scores.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
+    how many rows were found for each class. A rough search enters nothing.
+    """
+    n = len(figures)
+    n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
+    for file in files:
+        low, high = max(first, file.first), min(first + n, file.last)
+        if low < high:
+            found = file.open(n_samples)
+            mine, theirs = slice(low - first, high - first), (low - file.first, high - file.first)
+            n_found[mine] += found.of_classes("counts", *theirs)
+            losses[mine] += found.of_classes("losses", *theirs)
+            best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
+    if rough:
+        return n_found
+    open_ = figures[:, STATUS] == OPEN
+    figures[open_, LOSS] = losses[open_]
+    figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
+    done = ~parameters.violates(best) & (figures[:, INSIDE] <= parameters.tol)
+    objective = figures[:, KEPT] + parameters.C * figures[:, LOSS]
+    gap = objective + figures[:, DUAL]
+    if parameters.common_rounds is not None:
+        done |= (gap <= FAR * objective) & (round_ >= parameters.common_rounds)
+    elif round_ and round_ % PATIENCE == 0:
+        done |= (gap > figures[:, MARK] / 2) & (figures[:, MARK] > 0)
+        figures[:, MARK] = gap
+    figures[open_ & done, STATUS] = DONE
+    return n_found
+
+
+def open_gap(figures: NDArray[np.float64], C: float) -> tuple[float, float]:
+    """The gaps of the classes that are open, summed, and the objective of all; figures that a search was entered in."""
+    objective = figures[:, KEPT] + C * figures[:, LOSS]
+    gap = (objective + figures[:, DUAL])[figures[:, STATUS] == OPEN]
+    return math.fsum(gap), math.fsum(objective)
+
+
+def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
+    """Sizes of a unit's tiles for searches, which hold open classes alone: one tile is enough for a wide unit too."""
+    return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
+
+
+def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
+    """For a receipt: what a search needs for each run of classes. heaps, sizes: of first, first + 1, ..."""
+    runs = []
+    for run in tiles.runs:
+        mine = slice(run.first - first, run.last - first)
+        runs.append([*astuple(run), held_rows(heaps[mine]), held_rows(sizes[mine])])
+    return runs
+
+
+@dataclass(frozen=True)
+class SolveJob:
+    """One round of one unit.
+
+    previous: the unit's state after the round before; in round 0 that of a warm start, or "". rough: a rough search
+    found what was found. start_slope: of a warm start's alpha, see `PPDSparseParameters`.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    round: int
+    unit: Unit
+    previous: str
+    found: tuple[FoundFile, ...]
+    rough: bool
+    out: str
+    plan: MemoryPlan
+    sizes: SolvePlan
+    start_slope: float
+
+    @property
+    def key(self) -> str:
+        """Round and unit."""
+        return f"solve/{self.round}/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Solve; the receipt has the sizes that the next search is planned from."""
+        drop_tiles()
+        return _UnitSolve(self).run()
+
+
+class _UnitSolve:
+    """The work of one solve job."""
+
+    def __init__(self, job: SolveJob) -> None:
+        self.job = job
+        self.dataset = Dataset(job.data)
+        self.n_samples = self.dataset.n_samples
+        self.first, self.last = job.unit
+        self.X = self.dataset.X_rows()
+        self.Y = self.dataset.Y_columns()
+        shape = self.last - self.first, self.n_samples, self.dataset.n_features
+        self.previous = UnitState(Path(job.previous), *shape) if job.previous else None
+        self.warm = self.previous is not None and job.round == 0
+        self.room = np.zeros(0, np.int64)  # rows that each class may add
+        if self.previous is not None:
+            self.room = self.previous.figures[:, ROOM].astype(np.int64)
+            if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
+                self.room = np.minimum(self.room, 1)
+        self.order = RowOrder.of(self.n_samples, self.X.nnz)
+        self.solver = Solver(job.parameters, job.seed, self.order)
+        self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
+        self.before = np.empty(len(self.words), np.int32)
+        p, d = job.parameters, self.dataset.n_features
+        occurrences = self.dataset.feature_counts() if p.approximate else None
+        self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
+        self.rough_tiles = None  # of the weights that the next search draws, if there is one
+        if p.delta > 0 and (p.common_rounds is None or job.round + 1 < p.common_rounds):
+            self.rough_tiles = search_tiles(job.unit, d)
+        self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
+        self.passes = 0  # over X, for large classes
+        self.looked_up = 0  # bytes of indptr for them
+        self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
+        self.sizes = np.zeros(self.last - self.first, np.int64)  # of open classes, what is kept of it
+        self.large: UnitState | None = None  # what became of the classes that were streamed; their lines in it
+        self.line_of = np.zeros(0, np.int64)
+
+    def run(self) -> Receipt:
+        job, n = self.job, self.last - self.first
+        p = job.parameters
+        with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
+            n_found = np.zeros(n, np.int64)
+            if self.previous is None:
+                counts = np.diff(self.Y.ends(self.first, self.last))
+                set_empty(writer.figures, counts == 0)
+                self.n_active = counts + start_sizes(counts, self.n_samples)
+            else:
+                writer.figures[:] = self.previous.figures
+                n_found = update_figures(writer.figures, job.found, self.first, p, self.n_samples, job.round, job.rough)
+                sizes = np.diff(self.previous.active.ends(0, n))
+                self.n_active = sizes + np.minimum(self.room, n_found)
+            self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
+            if self.rough_tiles is not None:
+                self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
+            streamed = self._stream(n_found, writer)
+            rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
+            self.scratch = Scratch(self.dataset.n_features, rows, nnz)
+            self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
+            kind = np.where(writer.figures[:, STATUS] == DONE, _CARRIED, _SOLVED)
+            kind[streamed] = _STREAMED
+            # a row that was found takes a quarter of an active one while they are merged
+            for low, high in self._batches(kind, self.n_active + n_found // 4):
+                if kind[low] == _STREAMED:
+                    self._copy(self.large, self.line_of[low], low, high, writer)
+                elif (writer.figures[low:high, STATUS] == OPEN).any():
+                    self._solve_batch(low, high, writer)
+                else:
+                    self._copy(self.previous, low, low, high, writer)
+            self._large_path.unlink(missing_ok=True)
+            open_ = writer.figures[:, STATUS] == OPEN
+            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
+            writer.figures[:, ROOM] = heaps
+        options: Receipt = {"solve_passes": self.passes} if self.passes else {}
+        if job.parameters.approximate:
+            options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
+        if self.rough_tiles is not None:
+            options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
+        return {
+            "open": int(open_.sum()),
+            "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
+            "nnz": writer.weights.nnz,
+            "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
+            "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
+            **options,
+        }
+
+    def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
+        """Solve large classes as X streams by, where that is the way; returns which. Their lines are in `large` then."""
+        job, n = self.job, self.last - self.first
+        large = np.flatnonzero((self.n_active > self.order.large) & (writer.figures[:, STATUS] == OPEN))
+        sizes = self.n_active[large]
+        epochs = job.parameters.epochs_of(job.round)
+        chosen = choose_streamed(sizes, epochs, job.sizes, self.X.nnz, self.n_samples)
+        classes, sizes = large[chosen], sizes[chosen]
+        if not len(classes) or job.sizes.room is None:
+            return classes
+        n_features = self.dataset.n_features
+        with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
+            solver = LargeClasses(
+                job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
+                lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None, job.start_slope,
+                self._scratch / f"{job.unit.name}.pairs",
+            )  # fmt: skip
+            self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
+        self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
+        self.looked_up = solver.bytes_read
+        writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
+        self.large = UnitState(self._large_path, len(classes), self.n_samples, self.dataset.n_features)
+        self.line_of = np.zeros(n, np.int64)
+        self.line_of[classes] = np.arange(len(classes))
+        return classes
+
+    @property
+    def _scratch(self) -> Path:
+        """What is of no use once the job has ended: apart from the states, which a later session checks."""
+        return Path(self.job.out).parents[2] / "scratch"
+
+    @property
+    def _large_path(self) -> Path:
+        return self._scratch / f"{self.job.unit.name}.large"
+
+    def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
+        """The active set of a class that is larger than memory."""
+        job, label = self.job, self.first + c
+        return disk_pairs(
+            folder, self.words, self.before, self.n_samples, label, job.seed, self.Y, int(self.n_active[c]),
+            None if self.previous is None else (self.previous.active, c), self._found_rows(c), job.rough,
+        )  # fmt: skip
+
+    def _found_rows(self, c: int) -> Iterator[NDArray[np.int64]]:
+        """The rows that a class may add, part by part."""
+        if self.previous is None:
+            return
+        files, label = self.job.found, self.first + c
+        score, last = select_threshold(files, label, int(self.room[c]), self.n_samples)
+        for rows, scores in found_windows(files, label, self.n_samples):
+            yield rows[(scores > score) | ((scores == score) & (rows <= last))]
+
+    def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
+        """Weights and biases of a warm start."""
+        if self.previous is not None:
+            for c in classes.tolist():
+                w = self.previous.weights.block(c, c + 1)
+                yield w.indices, w.values, float(self.previous.figures[c, BIAS])
+
+    def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
+        """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.
+
+        features and data are overwritten.
+        """
+        first = self.tiles.next
+        self.tiles.add(counts, features)
+        if self.rough_tiles is None:
+            return
+        if data is not None:
+            indptr = np.concatenate([[0], np.cumsum(counts)])
+            labels = np.arange(first, first + len(counts))
+            n = sparsify(
+                indptr, features, data, labels, self.job.seed, self.job.round + 1, self.job.parameters.delta
+            )  # fmt: skip
+            counts, features = np.diff(indptr), features[:n]
+        self.rough_tiles.add(counts, features)
+
+    def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Runs of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
+
+        Classes without positives stand among those to solve: they have no rows.
+        """
+        n = len(kind)
+        rows, ends = np.cumsum(bound), np.append(np.flatnonzero(np.diff(kind)) + 1, n)
+        batches: list[tuple[int, int]] = []
+        low = 0
+        while low < n:
+            high = min(int(ends[np.searchsorted(ends, low, "right")]), low + (self.job.plan.cuts.classes or n))
+            if kind[low] == _SOLVED:
+                before = int(rows[low] - bound[low])
+                fitting = int(np.searchsorted(rows, before + self.job.sizes.max_rows, "right"))
+                high = min(high, max(fitting, low + 1))
+            batches.append((low, high))
+            low = high
+        return batches
+
+    def _copy(self, state: UnitState | None, line: int, low: int, high: int, writer: UnitStateWriter) -> None:
+        """Take classes [low, high) over from a state that has them from a line on; without one they are empty."""
+        n = high - low
+        if state is None:
+            nothing = np.zeros(0, np.int32)
+            writer.active.append(np.zeros(n, np.int64), nothing, np.zeros(0))
+            writer.weights.append(np.zeros(n, np.int64), nothing, np.zeros(0, np.float32))
+            self._count(np.zeros(n, np.int64), nothing, None)
+            return
+        writer.active.copy(state.active, line, line + n)
+        for w in state.weights.blocks(max(4 * MIB, 16 * self.dataset.n_features), line, line + n):
+            writer.weights.append(np.diff(w.indptr), w.indices, w.values)
+            self._count(np.diff(w.indptr), w.indices, w.values if state is self.large else None)
+
+    def _active_sets(self, low: int, high: int) -> ActiveSets:
+        """Active sets of a batch: drawn in round 0, else what was left of the last round and what was found."""
+        job, n = self.job, high - low
+        first = self.first + low
+        positives = self.Y.block(first, first + n)
+        ptr = np.zeros(n + 1, np.int64)
+        if self.previous is None:
+            counts = np.diff(positives.indptr)
+            sizes = start_sizes(counts, self.n_samples)
+            rows = np.empty(int((counts + sizes).sum()), np.int64)
+            start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, job.seed, ptr, rows)
+            alpha = np.zeros(len(rows))
+        else:
+            old = self.previous.active.block(low, high)
+            sizes = np.diff(old.indptr)
+            room = self.room[low:high]
+            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples, room)
+            found = np.diff(f_ptr)
+            scratch = np.empty(int(found.max()), np.float32)
+            rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
+            alpha = np.empty(len(rows))
+            merge_found(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha)
+        sign = np.empty(len(rows), np.int8)
+        set_signs(positives.indptr, positives.indices, ptr, rows, sign)
+        return ActiveSets(first, ptr, rows, sign, alpha)
+
+    def _solve_batch(self, low: int, high: int, writer: UnitStateWriter) -> None:
+        sets = self._active_sets(low, high)
+        figures = np.empty((high - low, 4))
+        # what was kept of the last round has alpha > 0, but for positives
+        fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.rough else np.zeros(0, np.bool_)
+        self._solve_part(sets, figures, writer)
+        if self.job.rough:
+            self.fresh += int(fresh.sum())
+            self.used += int((fresh & (sets.alpha > 0.0)).sum())
+        mine = np.flatnonzero(writer.figures[low:high, STATUS] == OPEN)
+        writer.figures[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = figures[mine]
+        counts = np.empty(high - low, np.int64)
+        filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
+        writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
+        self.sizes[low:high] = counts
+
+    def _solve_part(self, sets: ActiveSets, figures: NDArray[np.float64], writer: UnitStateWriter) -> None:
+        """Gather the rows of all classes at once if they fit, else of one half after the other; a large class by itself."""
+        job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
+
+        def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
+            writer.weights.append(counts, features, data)
+            self._count(counts, features, data)
+
+        if not len(sets.rows):  # classes without positives
+            sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+            return
+        if n == 1:
+            lengths = self.X.lengths(sets.rows)[1]
+            if self.warm:
+                ends = np.concatenate([[0], np.cumsum(lengths)])
+                begin = 0
+                while begin < len(sets.rows):
+                    fits = int(np.searchsorted(ends, ends[begin] + sizes.max_nnz, side="right")) - 1
+                    end = max(fits, begin + 1)
+                    block = self.X.gather(sets.rows[begin:end], self.buffer)
+                    self._start_alpha(_rows_part(sets, begin, end), np.arange(end - begin), block)
+                    begin = end
+            self.solver.solve_large(
+                sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
+                figures[0], sink,
+            )  # fmt: skip
+            return
+        if not self._solve_together(sets, figures, sink):
+            for a, b in ((0, n // 2), (n // 2, n)):
+                self._solve_part(_part(sets, a, b), figures[a:b], writer)
+
+    def _solve_together(self, sets: ActiveSets, figures: NDArray[np.float64], sink: Sink) -> bool:
+        """Solve some classes if their rows fit at once; else say so, nothing held any more."""
+        sizes = self.job.sizes
+        if len(sets.rows) > sizes.max_rows:
+            return False
+        self.words[:] = 0
+        mark(sets.rows, self.words)
+        union = np.empty(count_before(self.words, self.before), np.int64)
+        marked_rows(self.words, union)
+        spans = self.X.lengths(union)
+        if int(spans[1].sum()) > sizes.max_nnz:
+            return False
+        at = np.empty(len(sets.rows), np.int64)
+        rank(sets.rows, self.words, self.before, at)
+        nnz = np.diff(np.concatenate([[0], np.cumsum(spans[1][at])])[sets.ptr])  # of each class
+        if int(nnz.max()) > sizes.max_class_nnz:
+            return False
+        block = self.X.gather(union, self.buffer, spans)
+        if self.warm:
+            self._start_alpha(sets, at, block)
+        self.solver.solve(sets, at, block, self.job.round, self.scratch, figures, sink)
+        return True
+
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
+        """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
+        if self.previous is None:
+            return
+        p, low = self.job.parameters, sets.first_label - self.first
+        biases = self.previous.figures[:, BIAS]
+        dense = np.zeros(self.dataset.n_features, np.float32)
+        for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
+            ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]
+            mine = slice(int(ptr[0]), int(ptr[-1]))
+            start_alpha(
+                w.indptr, w.indices, w.values, biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine],
+                block.indptr, block.indices, block.values, dense, self.job.start_slope, p.upper, sets.alpha[mine],
+            )  # fmt: skip
+
+
+def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:
+    """Classes a .. b - 1 of some active sets: views, so that alpha is shared."""
+    mine = slice(int(sets.ptr[a]), int(sets.ptr[b]))
+    ptr = sets.ptr[a : b + 1] - sets.ptr[a]
+    return ActiveSets(sets.first_label + a, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
+
+
+def _rows_part(sets: ActiveSets, begin: int, end: int) -> ActiveSets:
+    """Rows [begin, end) of the active set of one class: views."""
+    part = slice(begin, end)
+    ptr = np.array([0, end - begin], np.int64)
+    return ActiveSets(sets.first_label, ptr, sets.rows[part], sets.sign[part], sets.alpha[part])

@@ -1,0 +1,1 @@
+"""Models with a vector of weights for each class."""

@@ -1,0 +1,139 @@
+"""Figures of merit that need every score: the top k and counts over all classes, by ranges of rows.
+
+A row block is scored twice. The first time, only rows with a true label in a tile are scored for it, for the scores of
+true labels; the second time all are, for the top k and for how many classes exceed each true label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Loop, Phase, Receipt
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
+from xmc_stream.metrics import auc_units, leave_out_labels
+from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
+from xmc_stream.models.linear.predict import PredictPlan, PredictRun, plan_predict, use_tile
+from xmc_stream.models.linear.tiles import drop_tiles
+from xmc_stream.models.ranking import barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, stream
+from xmc_stream.store.model import StoredModel
+from xmc_stream.store.predictions import write_predictions
+
+_HITS, _PREDICTED, _TRUE = range(3)  # rows of a job's counts over labels
+
+
+@dataclass(frozen=True)
+class FigureJob:
+    """Rows [start, stop): predictions as a PredictJob's, and the file `counts`, see `read_counts`.
+
+    A pair of `barred` is not true and scores -inf.
+    """
+
+    model: str
+    data: str
+    start: int
+    stop: int
+    k: int
+    threshold: float
+    out: str
+    counts: str
+    sizes: PredictPlan
+    max_rows: int
+    barred: str
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"figures/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
+        model, dataset = StoredModel(self.model), Dataset(self.data)
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        labels, scores = no_predictions(self.stop - self.start, self.k)
+        counts = np.zeros((3, dataset.n_labels), np.int32)
+        n_blocks = auc = 0
+        matrices = [X, Y, *barred_matrix(self.barred)]
+        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
+        for x, y, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
+            mine = slice(x.start - self.start, x.start - self.start + x.n)
+            auc += self._count(model, x, y, barred, labels[mine], scores[mine], counts)
+            n_blocks += 1
+        write_predictions(Path(self.out), self.start, labels, scores)
+        write_counts(Path(self.counts), counts)
+        return {"auc": auc, "bytes_read": X.bytes_read + Y.bytes_read, "row_blocks": n_blocks}
+
+    def _count(
+        self, model: StoredModel, x: Block, y: Block, barred: list[Block], labels: NDArray[np.int64],
+        scores: NDArray[np.float32], counts: NDArray[np.int32],
+    ) -> int:  # fmt: skip
+        """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
+        y_indptr, y_indices = y.indptr, y.indices
+        if barred:
+            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *barred_pairs(barred))
+        positives = np.empty(len(y_indices), np.float32)
+        for run in reversed(self.sizes.tiles):  # so that a cache that is too small holds what comes first below
+            with use_tile(model, run, self.sizes) as tile:
+                score_positives(
+                    x.indptr, x.indices, x.values, y_indptr, y_indices, run.first, run.last - run.first, tile.start,
+                    tile.slots, tile.weights, tile.bias, calibration_of(model, run.first, run.last),
+                    np.empty(len(tile.bias), np.float32), positives,
+                )  # fmt: skip
+            del tile  # or it would stay beside the next one, uncounted
+        threshold = float32_below(self.threshold)
+        count_indices(y_indices, counts[_TRUE])
+        count_indices(y_indices[positives > threshold], counts[_HITS])
+        sort_rows(y_indptr, positives)
+        above = np.zeros(x.n, np.int64)
+        for run in self.sizes.tiles:
+            with use_tile(model, run, self.sizes) as tile:
+                count_above(
+                    x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
+                    tile.weights, tile.bias, calibration_of(model, run.first, run.last),
+                    np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs(barred), y_indptr, positives,
+                    threshold, counts[_PREDICTED], above,
+                )  # fmt: skip
+            del tile
+        return auc_units(above, np.diff(y_indptr), counts.shape[1])
+
+
+@dataclass
+class FigureRun(PredictRun):
+    """The jobs of one evaluation; counts go to files in `folder`."""
+
+    threshold: float = 0.0
+    folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset.n_labels != self.model.n_labels:
+            raise InputError(
+                f"{self.dataset.path} has {self.dataset.n_labels} labels and the model {self.model.path} has "
+                f"{self.model.n_labels}: convert the data again with --like and the training set"
+            )
+        if not np.isfinite(self.threshold):
+            raise InputError(f"threshold must be a finite number. Got {self.threshold}.")
+
+    def loop(self) -> Loop:
+        """One phase; returns the figures."""
+        drop_tiles()
+        n, n_labels = self.dataset.n_samples, self.model.n_labels
+        sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels)
+        jobs = [
+            FigureJob(
+                str(self.model.path), str(self.dataset.path), start, stop, self.k,
+                self.threshold, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
+                self.barred,
+            )
+            for start, stop in sizes.ranges(n)
+        ]  # fmt: skip
+        receipts = yield Phase("evaluate", jobs)
+        drop_tiles()
+        return figures_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)

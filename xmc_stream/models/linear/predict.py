@@ -1,0 +1,253 @@
+"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit; pairs may be barred."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.jobs.job import Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.ranking import top_k
+from xmc_stream.models.linear.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.models.ranking import RESULT_BYTES, barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import stream, stream_bytes
+from xmc_stream.store.model import StoredModel
+from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+
+_PROBE_ROWS = 1024
+_PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
+
+
+@dataclass(frozen=True)
+class PredictPlan:
+    """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
+    tiles, and bytes for them.
+    """
+
+    row_bytes: int
+    pair_bytes: int
+    rows_per_job: int
+    tiles: tuple[Run, ...]
+    cache_bytes: int
+
+    @property
+    def keeps_tiles(self) -> bool:
+        """Whether every tile is made once; else once for each row block."""
+        return sum(run.tile for run in self.tiles) <= self.cache_bytes
+
+    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
+        """The rows of each job."""
+        starts = range(0, n_samples, self.rows_per_job)
+        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
+
+    def row_blocks(self, dataset: Dataset) -> int:
+        """How many row blocks there are, about."""
+        X = dataset.X_rows()
+        of_job = (X.nnz * X.entry_bytes / max(X.n_lines, 1) + 8) * min(self.rows_per_job, X.n_lines)
+        return len(self.ranges(X.n_lines)) * max(1, -(-int(of_job) // self.row_bytes))
+
+    def times_made(self, dataset: Dataset) -> int:
+        """How often each tile is made."""
+        return 1 if self.keeps_tiles else self.row_blocks(dataset)
+
+
+def plan_predict(
+    plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, pairs: bool = False, held: int = 0
+) -> PredictPlan:
+    """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
+
+    If all tiles fit, they stay; else every row block makes each tile anew: it gets half of what there is, and there are
+    no more jobs than threads, so that this is seldom. Threads that come to a tile together share it. pairs: rows have
+    pairs beside X. held: bytes that each thread keeps for itself.
+    """
+    t = plan.threads
+    fixed = {
+        "results": t * CHUNK_ROWS * k * RESULT_BYTES,
+        "windows": t * 4 * MIB + t * 4 * model.n_features,
+        "counts": t * held,
+    }
+    left = plan.budget - sum(fixed.values())
+    units = [[Run(*run) for run in runs] for runs in model.tiles]
+    # a thread makes a tile while others use theirs; a tile may be half of the room
+    tiles = [run for runs in units for run in widest(runs, lambda run: run.tile + t * 8 * run.weights <= left // 2)]
+    making = t * 8 * max(run.weights for run in tiles)
+    largest, total = max(run.tile for run in tiles), sum(run.tile for run in tiles)
+    shares = 4 if pairs else 2  # X, what is made of pairs, results
+    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
+    plan.refuse_unless(need, f"predicting on {t} threads")
+    left -= making
+    cache = total if total <= left * 3 // 4 else max(largest, left // 2)
+    row_bytes = min(64 * MIB, (left - cache) // t // shares)
+    # results of a job stay in memory until it ends
+    most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * RESULT_BYTES))
+    n_chunks = -(-n_samples // CHUNK_ROWS)
+    at_once = t * plan.processes
+    wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
+    rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
+    return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
+
+
+def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int, sizes: PredictPlan) -> dict[str, int]:
+    """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
+    t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
+    rows = min(sizes.rows_per_job, n)
+    of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
+    return {
+        "results": min(t * rows, n) * k * RESULT_BYTES,
+        "tiles": min(sizes.cache_bytes, sum(run.tile for run in sizes.tiles)),
+        "making tiles": t * (8 * max(run.weights for run in sizes.tiles) + 4 * model.n_features),
+        "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
+    }
+
+
+def predict_bytes(dataset: Dataset, sizes: PredictPlan, labels: bool = False) -> int:
+    """Bytes of the data that a prediction reads; labels: of Y too, as the figures of a model need it."""
+    matrices = (dataset.X_rows(), dataset.Y_rows()) if labels else (dataset.X_rows(),)
+    return stream_bytes(matrices, sizes.ranges(dataset.n_samples))
+
+
+@dataclass(frozen=True)
+class PredictProbe:
+    """Make a few tiles and score a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`)."""
+
+    model: str
+    data: str
+    sizes: PredictPlan
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "probe"
+
+    def run(self) -> Receipt:
+        """Make and score."""
+        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        began = time.perf_counter()
+        block = X.block(0, min(_PROBE_ROWS, X.n_lines))
+        read = time.perf_counter() - began
+        labels, scores = np.full((block.n, 1), -1, np.int64), np.full((block.n, 1), -np.inf, np.float32)
+        chosen = sorted(self.sizes.tiles, key=lambda run: run.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
+        rate = {"make": 0.0, "score": 0.0}
+        for run in chosen:
+            began = time.perf_counter()
+            tile = _make_tile(model, run)
+            made = time.perf_counter()
+            top_k(
+                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
+                tile.weights, tile.bias, calibration_of(model, run.first, run.last), np.empty(len(tile.bias), np.float32),
+                labels, scores, *barred_pairs([]),
+            )  # fmt: skip
+            rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
+            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
+        drop_tiles()
+        return {**rate, "read": read / max(X.bytes_read, 1)}
+
+
+@dataclass(frozen=True)
+class PredictJob:
+    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+
+    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    """
+
+    model: str
+    data: str
+    start: int
+    stop: int
+    k: int
+    out: str
+    sizes: PredictPlan
+    max_rows: int
+    barred: str
+    raw: bool = False
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"predict/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Predict."""
+        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        labels, scores = no_predictions(self.stop - self.start, self.k)
+        n_blocks = 0
+        matrices = [X, *barred_matrix(self.barred)]
+        most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
+        for x, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
+            mine = slice(x.start - self.start, x.start - self.start + x.n)
+            for run in self.sizes.tiles:  # in ascending order of classes
+                with use_tile(model, run, self.sizes) as tile:
+                    top_k(
+                        x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
+                        tile.weights, tile.bias, calibration_of(model, run.first, run.last, self.raw),
+                        np.empty(len(tile.bias), np.float32), labels[mine], scores[mine], *barred_pairs(barred),
+                    )  # fmt: skip
+                del tile  # or it would stay beside the next one, uncounted
+            n_blocks += 1
+        write_predictions(Path(self.out), self.start, labels, scores)
+        return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
+
+
+@contextmanager
+def use_tile(model: StoredModel, run: Run, sizes: PredictPlan) -> Iterator[Tile]:
+    """The tile of a run, from the cache or made."""
+    cache = shared_cache(sizes.cache_bytes)
+    with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
+        yield tile
+
+
+def _make_tile(model: StoredModel, run: Run) -> Tile:
+    unit = model.unit_of(run.first)
+    mine = slice(run.first - unit.first, run.last - unit.first)
+    weights = model.unit_weights(unit)
+    if (nnz := int(np.ptp(weights.ends(mine.start, mine.stop)))) != run.weights:
+        raise StoreError(
+            f"{weights.path}: classes {run.first} to {run.last} have {nnz} weights, and {run.weights} by the model's tiles: "
+            "it is damaged; train it again"
+        )
+    block = weights.block(mine.start, mine.stop)
+    return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
+
+
+@dataclass
+class PredictRun:
+    """The jobs of one prediction; raw: by the scores before calibration."""
+
+    model: StoredModel
+    dataset: Dataset
+    k: int
+    out: Path
+    plan: MemoryPlan
+    barred: str = ""
+    raw: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.dataset.n_features != self.model.n_features:
+            raise InputError(
+                f"{self.dataset.path} has {self.dataset.n_features} features and the model {self.model.path} has "
+                f"{self.model.n_features}: convert the data again with --like and the training set"
+            )
+
+    def loop(self) -> Loop:
+        """One phase; returns bytes and row blocks."""
+        drop_tiles()
+        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k, bool(self.barred))
+        n = self.dataset.n_samples
+        jobs = [
+            PredictJob(
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
+                self.plan.cuts.rows, self.barred, self.raw,
+            )
+            for start, stop in sizes.ranges(n)
+        ]  # fmt: skip
+        receipts = yield Phase("predict", jobs)
+        drop_tiles()
+        return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

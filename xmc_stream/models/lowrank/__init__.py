@@ -1,0 +1,1 @@
+"""Models of two factors of a low rank."""

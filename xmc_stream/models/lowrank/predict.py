@@ -1,0 +1,229 @@
+"""Prediction by a low-rank model: A = X W by runs of columns, onto disk, then the best k of A H^T by row blocks and tiles.
+
+Tiles of A H^T have fixed sizes, so that a score comes out the same wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.jobs.job import Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.kernels.calibration import calibrate_rows
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lines import lanes
+from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
+from xmc_stream.metrics import auc_units, leave_out_labels
+from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
+from xmc_stream.models.lowrank.factors import Cut, Panels
+from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
+from xmc_stream.models.ranking import RESULT_BYTES, barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.model import StoredModel
+from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+
+_HITS, _PREDICTED, _TRUE = range(3)
+
+
+@dataclass(frozen=True)
+class ScorePlan:
+    """cuts: runs of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
+
+    cuts: tuple[Cut, ...]
+    rows_per_job: int
+
+    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
+        """The rows of each job."""
+        starts = range(0, n_samples, self.rows_per_job)
+        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
+
+
+def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: int, held: int = 0) -> dict[str, int]:
+    """Bytes by component: of the phase that needs more, so many columns or rows in a job. held: by each thread for itself."""
+    t, r, width = plan.threads, model.rank, lanes(width)
+    columns = {
+        "columns of W": t * 4 * (model.n_features + 1) * width,
+        "row blocks": t * (2 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
+    }
+    scores = {
+        "results": t * rows * k * RESULT_BYTES,
+        "scores": t * (8 * BLOCK * BLOCK + 12 * BLOCK * r + 4 * MIB),
+        "counts": t * held,
+    }
+    return max(columns, scores, key=lambda needs: sum(needs.values()))
+
+
+def plan_scores(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, held: int = 0) -> ScorePlan:
+    """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError."""
+    plan.refuse_unless(score_needs(plan, model, k, 1, CHUNK_ROWS, held), f"predicting on {plan.threads} threads")
+    at_once = plan.threads * plan.processes
+
+    def fits(width: int, rows: int) -> bool:
+        return sum(score_needs(plan, model, k, width, rows, held).values()) <= plan.budget
+
+    width = -(-model.rank // min(at_once, model.rank))
+    while not fits(width, CHUNK_ROWS):
+        width -= 1
+    chunks = max(1, -(-n_samples // CHUNK_ROWS) // (4 * at_once))
+    while not fits(width, chunks * CHUNK_ROWS):
+        chunks -= 1
+    return ScorePlan(tuple(even_ranges(model.rank, -(-model.rank // width))), chunks * CHUNK_ROWS)
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+
+    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    """
+
+    model: str
+    data: str
+    start: int
+    stop: int
+    k: int
+    out: str
+    scores: Panels
+    barred: str
+    raw: bool = field(default=False, kw_only=True)
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"predict/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Predict."""
+        labels, best = no_predictions(self.stop - self.start, self.k)
+        model = StoredModel(self.model)
+        with one_blas_thread():
+            for first in range(self.start, self.stop, BLOCK):
+                last = min(first + BLOCK, self.stop)
+                mine, pairs = slice(first - self.start, last - self.start), self._barred(first, last)
+                for low, tile in self._tiles(model, self.scores.read(first, last)):
+                    fold_top_k(tile, low, *pairs, labels[mine], best[mine])
+        write_predictions(Path(self.out), self.start, labels, best)
+        return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
+
+    def _tiles(self, model: StoredModel, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Final scores by tiles of classes, see `lowrank.tiles`."""
+        for low, tile in tiles(lines, model.factor("H")):
+            calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
+            yield low, tile
+
+    def _barred(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        return barred_pairs([matrix.block(first, last) for matrix in barred_matrix(self.barred)])
+
+
+@dataclass(frozen=True)
+class ScoreFiguresJob(ScoreJob):
+    """As a ScoreJob, and counts for figures of merit as a FigureJob."""
+
+    threshold: float = 0.0
+    counts: str = ""
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"figures/{self.start}-{self.stop}"
+
+    def run(self) -> Receipt:
+        """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
+        model, Y = StoredModel(self.model), Dataset(self.data).Y_rows()
+        labels, best = no_predictions(self.stop - self.start, self.k)
+        counts, auc = np.zeros((3, model.n_labels), np.int32), 0
+        with one_blas_thread():
+            for first in range(self.start, self.stop, BLOCK):
+                last = min(first + BLOCK, self.stop)
+                mine = slice(first - self.start, last - self.start)
+                auc += self._count(model, Y, first, last, labels[mine], best[mine], counts)
+        write_predictions(Path(self.out), self.start, labels, best)
+        write_counts(Path(self.counts), counts)
+        return {"auc": auc, "bytes_read": Y.bytes_read, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
+
+    def _count(
+        self, model: StoredModel, Y: SparseMatrix, first: int, last: int, labels: NDArray[np.int64],
+        best: NDArray[np.float32], counts: NDArray[np.int32],
+    ) -> int:  # fmt: skip
+        """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
+        y, pairs, a = Y.block(first, last), self._barred(first, last), self.scores.read(first, last)
+        y_indptr, y_indices = y.indptr, y.indices
+        if len(pairs[0]):
+            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
+        positives = np.empty(len(y_indices), np.float32)
+        for low, tile in self._tiles(model, a):
+            take_positives(tile, low, y_indptr, y_indices, positives)
+        threshold = float32_below(self.threshold)
+        count_indices(y_indices, counts[_TRUE])
+        count_indices(y_indices[positives > threshold], counts[_HITS])
+        sort_rows(y_indptr, positives)
+        above = np.zeros(last - first, np.int64)
+        for low, tile in self._tiles(model, a):
+            fold_top_k(tile, low, *pairs, labels, best)  # which bars pairs in the tile
+            fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
+        return auc_units(above, np.diff(y_indptr), counts.shape[1])
+
+
+@dataclass
+class ScoreRun:
+    """The jobs of one prediction by a low-rank model; with a folder for counts, of an evaluation."""
+
+    model: StoredModel
+    dataset: Dataset
+    k: int
+    out: Path
+    plan: MemoryPlan
+    barred: str = ""
+    threshold: float = 0.0
+    folder: Path | None = None
+    raw: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        found, known = (self.dataset.n_features, self.dataset.n_labels), self.model.shape
+        for what, of_data, of_model in zip(("features", "labels"), found, known, strict=True):
+            if of_data != of_model and (what == "features" or self.folder):
+                raise InputError(
+                    f"{self.dataset.path} has {of_data} {what} and the model {self.model.path} has "
+                    f"{of_model}: convert the data again with --like and the training set"
+                )
+        if not np.isfinite(self.threshold):
+            raise InputError(f"threshold must be a finite number. Got {self.threshold}.")
+
+    def loop(self) -> Loop:
+        """Two phases; returns bytes and row blocks, or the figures."""
+        n, model = self.dataset.n_samples, self.model
+        held = COUNT_BYTES * model.n_labels if self.folder else 0
+        sizes = plan_scores(self.plan, model, n, self.k, held)
+        scratch = self.out.with_name(self.out.name + ".scores")
+        scores = Panels(str(scratch), n, sizes.cuts)
+        try:
+            learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
+            w = model.factor("W")
+            projected = yield Phase("project", [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts])
+            about = str(model.path), str(self.dataset.path)
+            jobs: list[ScoreJob] = []
+            for start, stop in sizes.ranges(n):
+                common = (*about, start, stop, self.k, str(self.out), scores, self.barred)
+                if self.folder:
+                    counts = str(self.folder / f"counts-{start}")
+                    jobs.append(ScoreFiguresJob(*common, self.threshold, counts, raw=self.raw))
+                else:
+                    jobs.append(ScoreJob(*common, raw=self.raw))
+            receipts = yield Phase("evaluate" if self.folder else "predict", jobs)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        if self.folder:
+            return figures_of(receipts, [Path(f"{self.folder}/counts-{job.start}") for job in jobs], n, model.n_labels)
+        n_bytes = sum(receipt["bytes_read"] for receipt in [*projected, *receipts])
+        return {"bytes_read": n_bytes, "row_blocks": sum(receipt["row_blocks"] for receipt in receipts)}

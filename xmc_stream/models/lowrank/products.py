@@ -1,0 +1,190 @@
+"""Jobs of low-rank models over all pairs: products of X and Y with a run of a factor's columns, and systems of its rank.
+
+A job has a run of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
+any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
+once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each run of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB
+from xmc_stream.kernels.dual import HELD_OUT, held_out
+from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
+from xmc_stream.metrics import auc_units
+from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
+
+# rows, or classes, of a product of dense matrices, of which all sides are long, or two are r: fixed, as its rounding may
+# depend on its shape
+BLOCK, LINES = 1024, 4096
+ROW_BYTES = 4 * MIB  # of X in a row block, and of Y
+ROW_LINES = 2048  # rows of a row block, at most
+_HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
+_LEAST_HELD = 1000  # rows, about, whatever that takes
+PLACES = 5  # of the ranking of a held-out row that are looked at
+
+Array = NDArray[Any]
+
+
+def blocks(*matrices: SparseMatrix) -> Iterator[tuple[Block, ...]]:
+    """All rows of matrices, by row blocks."""
+    return stream(matrices, ROW_BYTES, 0, matrices[0].n_lines, ROW_LINES)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is learned from; the same for all jobs of a run. share: of the rows, those that are held out; bias: whether rows
+
+    have one more feature, which is 1.
+    """
+
+    path: str
+    seed: int
+    share: float
+    bias: bool
+
+    @classmethod
+    def of(cls, dataset: Dataset, held: float, seed: int, bias: bool) -> Learned:
+        """held: the share asked for; fewer rows are held out where scoring all labels of these would take long."""
+        most = min(HELD_OUT, max(_LEAST_HELD, _HELD_SCORES // max(dataset.n_labels, 1)))
+        return cls(str(dataset.path), seed, min(held, most / max(dataset.n_samples, 1)), bias)
+
+    def dataset(self) -> Dataset:
+        """The dataset, opened by this job."""
+        return Dataset(self.path)
+
+    def n_inputs(self) -> int:
+        """Rows of W: features, and the bias."""
+        return self.dataset().n_features + self.bias
+
+    def times(self, x: Block, dense: Array, room: Array | None = None) -> Array:
+        """A block of X, with the bias, times a dense matrix."""
+        out = times(x, dense, room)
+        if self.bias:
+            out += dense[-1]
+        return out
+
+    def add_transposed(self, x: Block, lines: Array, out: Array) -> None:
+        """out += the transpose of a block of X, with the bias, times a dense matrix."""
+        add_transposed(*csr(x), lines, out)
+        if self.bias:
+            add_lines(lines, out[-1])
+
+    def kept_out(self, first: int, n: int) -> NDArray[np.bool_] | None:
+        """Which of n rows from `first` on are held out; None where no rows are."""
+        if not self.share:
+            return None
+        out = np.empty(n, np.bool_)
+        held_out(np.arange(first, first + n), self.seed, self.share, out)
+        return out
+
+
+def csr(block: Block) -> tuple[Array, Array, Array]:
+    """indptr, indices and values of a block; of ones where it has none."""
+    data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
+    return block.indptr, block.indices, data
+
+
+def times(block: Block, dense: Array, room: Array | None = None) -> Array:
+    """A block's rows times a dense matrix, in the first lines of `room` if there is one."""
+    out = np.empty((block.n, dense.shape[1]), dense.dtype) if room is None else room[: block.n]
+    multiply(*csr(block), dense, out)
+    return out
+
+
+def x_bytes(dataset: Dataset) -> int:
+    """Of X in memory."""
+    X = dataset.X_rows()
+    return int(X.nnz * X.entry_bytes + 8 * (X.n_lines + 1))
+
+
+@dataclass(frozen=True)
+class ProjectJob:
+    """A = X W, of a run of columns, for all rows; sums: also Y^T A over the rows that are learned from."""
+
+    learned: Learned
+    name: str
+    cut: Cut
+    source: Dense
+    out: Panels
+    sums: Panels | None = None
+
+    @property
+    def key(self) -> str:
+        """What for, and columns."""
+        return f"{self.name}/{self.cut[0]}-{self.cut[1]}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt counts the positives of rows that are learned from."""
+        dataset = self.learned.dataset()
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        w, width, positives = self.source.take(self.cut), self.cut[1] - self.cut[0], 0
+        total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
+        for x, *ys in blocks(X, *([Y] if self.sums else [])):
+            scores = self.learned.times(x, w)
+            self.out.write(self.cut, x.start, scores[:, :width])
+            held = self.learned.kept_out(x.start, x.n)
+            if held is not None:
+                scores[held] = 0
+            for y in ys:
+                add_transposed(*csr(y), scores, total)
+                lengths = np.diff(y.indptr)
+                positives += int(lengths.sum() if held is None else lengths[~held].sum())
+        if self.sums is not None:
+            for first in range(0, len(total), BLOCK):
+                self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
+        share = width / self.out.columns
+        return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
+
+
+def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
+    """Of the rows held out: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC (`auc_units`)."""
+    Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
+    for first in range(0, scores.n, BLOCK):
+        last = min(first + BLOCK, scores.n)
+        held = learned.kept_out(first, last - first)
+        if held is None or not held.any():
+            continue
+        lines, y = scores.read(first, last)[held], Y.gather(first + np.flatnonzero(held))
+        best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
+        for low, tile in tiles(lines, labels):
+            fold_top_k(tile, low, *_NOTHING, best, at)
+        for i in range(len(lines)):
+            hits += np.cumsum(np.isin(best[i], y.indices[y.indptr[i] : y.indptr[i + 1]]))
+        n += len(lines)
+        if criterion == "auc":
+            auc += _auc(lines, labels, y)
+    figures = {"hits": hits.tolist(), "held": n, "bytes_read": Y.bytes_read}
+    return {**figures, **({"auc": auc} if criterion == "auc" else {})}
+
+
+_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)  # pairs that are barred
+
+
+def tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
+    """Lines of A times H^T, by tiles of classes: the first class, scores (rows x classes)."""
+    for low in range(0, labels.n, BLOCK):
+        yield low, lines @ labels.read(low, min(low + BLOCK, labels.n)).T
+
+
+def _auc(lines: Array, labels: Dense, y: Block) -> int:
+    """The sum of some rows' AUC, in units."""
+    positives = np.empty(len(y.indices), np.float32)
+    for low, tile in tiles(lines, labels):
+        take_positives(tile, low, y.indptr, y.indices, positives)
+    sort_rows(y.indptr, positives)
+    predicted, above = np.zeros(labels.n, np.int64), np.zeros(len(lines), np.int64)
+    for low, tile in tiles(lines, labels):
+        fold_counts(tile, low, y.indptr, positives, np.float32(0), predicted, above)
+    return auc_units(above, np.diff(y.indptr), labels.n)

@@ -1,1 +1,0 @@
-"""The methods: one file each, mathematics on blocks in memory. No paths, no scheduler."""
