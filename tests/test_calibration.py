@@ -176,11 +176,11 @@ def test_predictions_and_figures_are_those_of_calibrated_scores(
 def test_calibrated_predictions_do_not_depend_on_cuts(parts: tuple[Path, Path, Path], model: Path) -> None:
     test = xs.open_dataset(parts[1])
     whole = xs.load_model(model).predict_topk(test, 5, Execution("4GB", 1))
-    cut = xs.load_model(model).predict_topk(test, 5, Execution("1GB", 2, cuts=Cuts(rows=7)))
+    cut = xs.load_model(model).predict_topk(test, 5, Execution("3GB", 2, cuts=Cuts(rows=7)))
     assert np.array_equal(whole[0], cut[0])
     assert np.array_equal(whole[1].view(np.uint32), cut[1].view(np.uint32))
     assert xs.evaluate(model, test, execution=Execution("4GB", 1)) == xs.evaluate(
-        model, test, execution=Execution("1GB", 2, cuts=Cuts(rows=7))
+        model, test, execution=Execution("3GB", 2, cuts=Cuts(rows=7))
     )
 
 
@@ -256,7 +256,7 @@ def test_calibrating_twice_says_the_same_for_any_limit(
     shutil.copytree(plain, path)
     first = xs.calibrate(path, held, execution=Execution("4GB", 1))
     calibrated_by_hand(path)  # what is learned does not depend on a calibration that stands
-    assert xs.calibrate(path, held, execution=Execution("1GB", 2, cuts=Cuts(rows=11))) == first
+    assert xs.calibrate(path, held, execution=Execution("3GB", 2, cuts=Cuts(rows=11))) == first
     assert xs.load_model(path).attributes["calibration"] == json.loads(json.dumps(first))
     told = cli("calibrate", path, held, "--scores-of", plain, "--memory-limit", "512MB")
     assert told == {"model": str(path), **json.loads(json.dumps(first))}
@@ -322,7 +322,7 @@ def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
         with pytest.raises(KeyboardInterrupt):
             xs.PPDSparse(memory_limit="2GB", seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
     assert (tmp_path / "b.calibration" / "model" / "zarr.json").exists()
-    again = xs.PPDSparse(memory_limit="1GB", threads=1, seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
+    again = xs.PPDSparse(memory_limit="3GB", threads=1, seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
     assert again.report_["calibration"] == about
     assert again.model_.digest() == whole.model_.digest()
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}

@@ -24,7 +24,7 @@ from xmc_stream.store.nodes import CRCS
 from xmc_stream.store.predictions import Predictions
 
 N, D, K = 150, 40, 12
-LIMIT = "1GB"
+LIMIT = "3GB"  # the process runs many tests
 
 
 def matrices(seed: int) -> tuple[Any, Any]:

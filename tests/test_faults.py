@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 NOISY = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 10**8}
 ENDLESS = [word for name, value in NOISY.items() for word in ("--set", f"{name}={value}")]
 SECONDS = 8  # that an interrupted command may take where other tests run beside this one; 3 on a quiet machine
-FAST: dict[str, Any] = {"memory_limit": "1GB", "threads": 2}
+FAST: dict[str, Any] = {"memory_limit": "3GB", "threads": 2}
 
 
 def cli_command(*arguments: Any) -> list[str]:
@@ -232,7 +232,7 @@ from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])
 runner._GRACE = 0.1
 def fit(name):
-    clf = xs.PPDSparse(max_rounds=2, last_epochs=4000, tol=1e-5, C=1e4, loss="hinge", memory_limit="1GB", threads=2)
+    clf = xs.PPDSparse(max_rounds=2, last_epochs=4000, tol=1e-5, C=1e4, loss="hinge", memory_limit="3GB", threads=2)
     return clf.fit(data, model=folder / name).model_.digest()
 def press():
     log = folder / "m.partial/events.jsonl"
@@ -276,7 +276,7 @@ def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
             wait_until(run, lambda: any(event["phase"] == "round 2: solve" for event in read_events(events)))
             wait_until(run, lambda: any(client.processing().values()))
             interrupt(run, signal.SIGTERM)
-        there = xs.PPDSparse(memory_limit="1GB", scheduler=client, **options).fit(noise, model=tmp_path / "m")
+        there = xs.PPDSparse(memory_limit="3GB", scheduler=client, **options).fit(noise, model=tmp_path / "m")
     assert there.report_["resumed"]
     here = xs.PPDSparse(**FAST, **options).fit(noise, model=tmp_path / "here")
     assert there.model_.digest() == here.model_.digest()

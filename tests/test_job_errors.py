@@ -29,7 +29,7 @@ def loop(kind):
 
 for kind in ("InputError", "StoreError", "MemoryLimitError", "ResumeError"):
     try:
-        with Engine(MemoryLimit.of("1GB"), 1) as engine:
+        with Engine(MemoryLimit.of("3GB"), 1) as engine:
             engine.run(loop(kind), Notes())
     except errors.XmcStreamError as error:
         print(type(error).__name__, error)

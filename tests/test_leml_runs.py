@@ -122,7 +122,7 @@ def test_two_worker_processes_give_the_same_model(
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        clf = xs.LEML(**p.to_dict(), memory_limit="1GB", scheduler=client)
+        clf = xs.LEML(**p.to_dict(), memory_limit="3GB", scheduler=client)
         clf.fit(several_blocks, model=tmp_path / "there")
     assert clf.model_.digest() == here
     lines = [json.loads(line) for line in (tmp_path / "there" / "events.jsonl").read_text().splitlines()]

@@ -45,7 +45,7 @@ def test_classes_far_from_their_optimum_go_on(few_rows: xs.Dataset, gone_on: xs.
 def test_which_classes_go_on_does_not_depend_on_the_cut(
     few_rows: xs.Dataset, gone_on: xs.PPDSparse, tmp_path: Path
 ) -> None:
-    cut = xs.PPDSparse(C=4.0, threads=2, memory_limit="1GB").fit(
+    cut = xs.PPDSparse(C=4.0, threads=2, memory_limit="3GB").fit(
         few_rows, model=tmp_path / "cut", cuts=Cuts(classes=7, rows=130, solve_rows=300, leg=90)
     )
     assert cut.model_.digest() == gone_on.model_.digest()

@@ -83,7 +83,7 @@ def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) ->
     assert len(done) < len(keys)
     solved = [key for key in keys if key.startswith("solve/")]
     assert len(solved) == len(set(solved))
-    here = xs.PPDSparse(memory_limit="1GB", **SETTINGS).fit(data, model=tmp_path / "here")
+    here = xs.PPDSparse(memory_limit="3GB", **SETTINGS).fit(data, model=tmp_path / "here")
     assert xs.load_model(tmp_path / "m").digest() == here.model_.digest()
 
 
@@ -115,7 +115,7 @@ def loop():
 address, folder, when, book, pid, number = sys.argv[1:]
 end = int(pid), int(number)
 try:
-    with Engine(MemoryLimit.of("1GB"), 1, address) as engine:
+    with Engine(MemoryLimit.of("3GB"), 1, address) as engine:
         if when == "at the beginning":
             os.kill(*end)
             time.sleep(0.5)
@@ -149,7 +149,7 @@ def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number:
 
 
 def test_predictions_that_were_begun_are_gone(data: Path, tmp_path: Path) -> None:
-    xs.PPDSparse(memory_limit="1GB", max_rounds=1).fit(data, model=tmp_path / "m")
+    xs.PPDSparse(memory_limit="3GB", max_rounds=1).fit(data, model=tmp_path / "m")
     command = ("predict", tmp_path / "m", data, tmp_path / "p.npz", "-k", 1000)
     with cluster(tmp_path / "cluster") as (scheduler, address), start(*command, "--scheduler", address) as run:
         wait_until(run, (tmp_path / "p.npz.store.partial").exists)

@@ -41,7 +41,7 @@ def refused(*arguments: Any) -> str:
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "d.xmc"
     X = sp.random(300, 50, 0.3, "csr", np.float32, random_state=0)
-    xs.convert(X, path, labels=sp.csr_matrix(np.eye(20)[np.arange(300) % 20]), normalize="l2", memory_limit="1GB")
+    xs.convert(X, path, labels=sp.csr_matrix(np.eye(20)[np.arange(300) % 20]), normalize="l2", memory_limit="3GB")
     return path
 
 

@@ -37,7 +37,7 @@ from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.transpose import transpose
 
 BOUND = 9
-LIMIT = "1GB"
+LIMIT = "3GB"  # the process runs many tests
 
 
 def write(path: Path, indptr: list[int], indices: list[int], data: Any = None) -> SparseMatrix:

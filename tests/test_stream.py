@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Y[:, -1] = False
     order = np.argsort(-scores[:, 1])
     path = tmp_path_factory.mktemp("stream") / "data.xmc"
-    xs.convert(X[order], path, labels=sp.csr_matrix(Y[order].astype(np.int8)), memory_limit="1GB")
+    xs.convert(X[order], path, labels=sp.csr_matrix(Y[order].astype(np.int8)), memory_limit="3GB")
     return path
 
 

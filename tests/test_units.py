@@ -122,7 +122,7 @@ def test_an_ordinary_set_has_plain_units(small: Path) -> None:
 
 
 def fitted(data: Path, model: Path, **options: Any) -> xs.PPDSparse:
-    return xs.PPDSparse(memory_limit="1GB", threads=2, **options).fit(xs.open_dataset(data), model=model)
+    return xs.PPDSparse(memory_limit="3GB", threads=2, **options).fit(xs.open_dataset(data), model=model)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_a_warm_start_from_units_cut_otherwise(sparse: Path, tmp_path: Path, pla
 
 
 def fitted_from(data: Path, path: Path, start: Any) -> str:
-    learner = xs.PPDSparse(memory_limit="1GB", threads=1, C=2.0)
+    learner = xs.PPDSparse(memory_limit="3GB", threads=1, C=2.0)
     model: StoredModel = learner.fit(xs.open_dataset(data), model=path, warm_start=start).model_
     return model.digest()
 
 
 def test_pdsparse_writes_wide_units(sparse: Path, tmp_path: Path, plain: Any) -> None:
-    settings: dict[str, Any] = {"memory_limit": "1GB", "threads": 1, "max_passes": 3, "lam": 0.01, "refit": False}
+    settings: dict[str, Any] = {"memory_limit": "3GB", "threads": 1, "max_passes": 3, "lam": 0.01, "refit": False}
     wide = xs.PDSparse(**settings).fit(xs.open_dataset(sparse), model=tmp_path / "wide").model_
     plain()
     usual = xs.PDSparse(**settings).fit(xs.open_dataset(sparse), model=tmp_path / "plain").model_

@@ -30,7 +30,8 @@ from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
 from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
 from xmc_stream.stop import StoppedError, wanted_while
 
-_CLIENT_LOG = logging.getLogger("distributed.client")
+# they tell at length of a scheduler that is gone, and we in a line
+_CLIENT_LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
 BESIDE = "beside"  # in a receipt: sums over jobs right before it whose receipts are not kept
 _SUMS = ("passes", "bytes_read")
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
@@ -181,7 +182,7 @@ class Engine:
         wait_for_interrupted()
         self._cluster = None
         self._owned = not isinstance(self._scheduler, distributed.Client)
-        self._log_level = _CLIENT_LOG.level
+        self._log_levels = [log.level for log in _CLIENT_LOGS]
         if self._scheduler is None:
             # its own memory monitor counts mapped pages twice over, and its dashboard would load half of the web; a
             # process that was stopped for minutes (a laptop that slept) would give its own worker up for dead
@@ -210,7 +211,8 @@ class Engine:
         else:
             self._client = self._scheduler
         if self._owned:
-            _CLIENT_LOG.setLevel(logging.CRITICAL)  # it tells at length of a scheduler that is gone, and we in a line
+            for log in _CLIENT_LOGS:
+                log.setLevel(logging.CRITICAL)
         rpc = self._client.scheduler
         self._address = rpc.address if rpc else ""
         if self._scheduler is not None:
@@ -241,7 +243,8 @@ class Engine:
     def _close(self) -> None:
         if self._owned:
             self._client.close()
-            _CLIENT_LOG.setLevel(self._log_level)
+            for log, level in zip(_CLIENT_LOGS, self._log_levels, strict=True):
+                log.setLevel(level)
         if self._cluster is not None:
             self._cluster.close()
 

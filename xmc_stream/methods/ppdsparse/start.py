@@ -24,7 +24,7 @@ def weights_of_terms(model: StoredModel) -> dict[str, float]:
     """lam, tau and C that a model was trained with, those that its method has."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
-        return {name: float(params[name]) for name in ("lam", "tau", "C") if name in params}
+        return {name: float(params[name]) for name in ("lam", "tau", "C") if params.get(name) is not None}
 
 
 def learned_from(model: StoredModel, dataset: Dataset) -> bool:
