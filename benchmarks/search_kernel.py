@@ -30,8 +30,9 @@ from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, place
 from xmc_stream.methods.ppdsparse.solver import added_sizes, start_sizes
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.linear.tiles import Tile, make_tile
+from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.model import UNIT, Unit
+from xmc_stream.store.model import UNIT
 
 
 @numba.njit(nogil=True)

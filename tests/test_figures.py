@@ -30,8 +30,9 @@ from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
+from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
 from xmc_stream.store.dataset import new_dataset
-from xmc_stream.store.model import UNIT, begin_model, finish_model, new_unit, plain_units, unit_path
+from xmc_stream.store.model import UNIT, begin_model, finish_model
 
 FULL = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int32)

@@ -18,19 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.models.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
 from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import (
-    StoredModel,
-    Unit,
-    begin_model,
-    finish_model,
-    new_unit,
-    plain_units,
-    starts_of,
-    unit_path,
-)
+from xmc_stream.store.model import StoredModel, begin_model, finish_model
 from xmc_stream.store.predictions import (
     CHUNK_ROWS,
     Predictions,

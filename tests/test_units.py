@@ -23,8 +23,9 @@ from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.linear import units
 from xmc_stream.models.linear.tiles import TileSizes, tile_width
 from xmc_stream.models.linear.units import cut_units, units_of_run
+from xmc_stream.models.linear.weights import plain_units
 from xmc_stream.store.dataset import Dataset, new_dataset
-from xmc_stream.store.model import UNIT, StoredModel, begin_model, plain_units
+from xmc_stream.store.model import UNIT, StoredModel, begin_model
 
 K, D, WIDEST = 6_000, 40, 4
 PLAN = MemoryPlan(2**40, 2**30, 1)
@@ -284,8 +285,8 @@ def run_until(data: Path, work: Path, notes: Notes, last: str) -> Notes:
 
 
 def weights(work: Path, cut: list[Any]) -> list[Any]:
+    from xmc_stream.models.linear.weights import unit_path
     from xmc_stream.store.matrix import SparseMatrix
-    from xmc_stream.store.model import unit_path
 
     blocks = [SparseMatrix(unit_path(work, unit) / "weights").block(0, unit.last - unit.first) for unit in cut]
     return [np.concatenate([getattr(block, name) for block in blocks]).tolist() for name in ("indices", "values")]

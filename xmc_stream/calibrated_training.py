@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from xmc_stream.calibration import calibrate, refuse_few
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.methods.parameters import Parameters
+from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model
-from xmc_stream.planning import Parameters
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION
@@ -36,7 +36,7 @@ def train_calibrated(
     `calibrate` returns in `calibration`. Raises what these and `split` raise.
     """
     began = time.perf_counter()
-    if asdict(parameters).get("observed") == "given":
+    if method_of(parameters).reads_mask(parameters):
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
         )

@@ -103,14 +103,10 @@ def _predict_raw(
 ) -> None:
     """The best k labels of all rows, by the scores before calibration."""
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.warm import warm_up_prediction
-    from xmc_stream.models.linear.predict import PredictRun
-    from xmc_stream.models.lowrank.predict import ScoreRun
 
-    kind = ScoreRun if model.rank else PredictRun
-    with planned(execution, limit, warm_up_prediction(model)) as (engine, plan):
+    with planned(execution, limit, model.warm_up()) as (engine, plan):
         work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-        run = kind(model, dataset, k, work, plan, raw=True)
+        run = model.predicting(dataset, k, work, plan, raw=True)
         engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, out, {}, False)
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import inspect
 import tempfile
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,84 +15,146 @@ from xmc_stream.convert import convert
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
 from xmc_stream.models import Execution, Model, load_model
-from xmc_stream.planning import Parameters, plan_training
+from xmc_stream.models.model import new_folder
+from xmc_stream.planning import plan_training
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import writing
 from xmc_stream.training import train
 
-
-class _TemporaryModel(Model):
-    """The model in a temporary folder, which lives as long as this object; pickled or copied, its files come along."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / "model")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-
-    def __reduce__(self) -> Any:
-        with writing(self.path, "fit again"):
-            files = {str(file.relative_to(self.path)): file.read_bytes() for file in _files(self.path)}
-        return _unpacked, (files,)
-
-
-def _files(folder: Path) -> list[Path]:
-    """Every file below a folder. Raises OSError where there is none."""
-    folder.stat()
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
-def _unpacked(files: dict[str, bytes]) -> _TemporaryModel:
-    """A model of these files in a temporary folder of its own."""
-    with _new_folder() as folder, writing(folder, "load it again"):
-        for name, content in files.items():
-            path = folder / "model" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        return _TemporaryModel(folder)
+_EXECUTION = """seed : int in [0, inf), default 0
+    What all random draws come from: one seed, one model, bit for bit.
+memory_limit : str, int or None, default None
+    Peak resident memory of the process, as "4GB" or in bytes; of each worker on a cluster. None: three quarters of what is
+    free.
+threads : int or None, default None
+    Threads of this process; None: all processors. No influence on the model, as all that follows.
+scheduler : dask client, address or None, default None
+    A dask.distributed cluster to run on; None: this process.
+progress : bool, default False
+    Progress bars and a line of what is foreseen, on stderr."""
+_FITTED = """Attributes
+----------
+model_ : Model
+    After `fit`: the trained model, opened.
+report_ : dict
+    After `fit`: figures of the run, as `xmc-stream train --json` prints them."""
+_RUN = {"seed": 0, "memory_limit": None, "threads": None, "scheduler": None, "progress": False}
 
 
-@contextmanager
-def _new_folder() -> Iterator[Path]:
-    """A temporary folder for a model, which is gone when the block fails."""
-    folder = Path(tempfile.mkdtemp(prefix="xmc_stream-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+class Estimator:
+    """What all estimators have: a parameter is an attribute of its name.
 
-
-class _Estimator:
-    """What all estimators have. A parameter is an attribute of its name: those of the model, seed, and of the execution."""
+    A subclass names its parameters; signature and docstring are made of their declarations.
+    """
 
     _PARAMETERS: ClassVar[type[Parameters]]
-    _EXECUTION: ClassVar[tuple[str, ...]] = ("memory_limit", "threads", "scheduler", "progress")
     seed: int
     memory_limit: str | int | None
     threads: int | None
     scheduler: Any
     progress: bool
 
+    def __init_subclass__(cls, parameters: type[Parameters]) -> None:
+        cls._PARAMETERS = parameters
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        asked = [inspect.Parameter(name, kind, default=value) for name, value in cls._defaults().items()]
+        signature = inspect.Signature([inspect.Parameter("self", kind), *asked])
+
+        def begin(self: Estimator, *values: Any, **named: Any) -> None:
+            bound = signature.bind(self, *values, **named)
+            bound.apply_defaults()
+            for name, value in list(bound.arguments.items())[1:]:
+                setattr(self, name, value)
+
+        begin.__signature__ = signature  # type: ignore[attr-defined]
+        begin.__name__, begin.__doc__ = "__init__", "See the class."
+        cls.__init__ = begin  # type: ignore[assignment]
+        head, _, example = (inspect.cleandoc(cls.__doc__ or "")).partition("Examples\n--------")
+        sections = [head.rstrip(), f"Parameters\n----------\n{parameters.described()}\n{_EXECUTION}", _FITTED]
+        if example:
+            sections.append(f"Examples\n--------{example}")
+        cls.__doc__ = "\n\n".join(sections)
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        return {**cls._PARAMETERS.defaults(), **_RUN}
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{name}={getattr(self, name)!r}"
+            for name, value in self._defaults().items()
+            if getattr(self, name) != value
+        )
+        return f"{type(self).__name__}({', '.join(changed)})"
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name, as scikit-learn's tools ask for them."""
-        names = [field.name for field in fields(self._PARAMETERS)]
-        return {name: getattr(self, name) for name in (*names, "seed", *self._EXECUTION)}
+        return {name: getattr(self, name) for name in self._defaults()}
 
     def set_params(self, **values: Any) -> Self:
         """Set parameters by name. Raises InputError for a name that is none."""
         for name, value in values.items():
-            if name not in self.get_params():
+            if name not in self._defaults():
                 raise InputError(
-                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(self.get_params())}"
+                    f"{type(self).__name__} has no parameter {name!r}: it has {', '.join(self._defaults())}"
                 )
             setattr(self, name, value)
         return self
 
     def parameters(self) -> Parameters:
         """The model's parameters, checked. Raises InputError naming the one that is out of range."""
-        return self._PARAMETERS(**{field.name: getattr(self, field.name) for field in fields(self._PARAMETERS)})
+        return self._PARAMETERS(**{name: getattr(self, name) for name in self._PARAMETERS.rules()})
+
+    def fit(
+        self,
+        X: Any,
+        Y: Any = None,
+        model: str | Path | None = None,
+        *,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+        warm_start: Model | str | Path | None = None,
+        cuts: Cuts | None = None,
+        calibrate: float = 0.0,
+    ) -> Self:
+        """Train. A run that was killed goes on when the same call is made again.
+
+        Parameters
+        ----------
+        X : Dataset, path of one, or scipy sparse matrix (n x D)
+            The samples.
+        Y : scipy sparse matrix (n x K), optional
+            Non-zero where a label is positive; with a matrix X only.
+        model : str or Path, optional
+            Where the model goes. Without it a temporary folder, which lives as long as the estimator and comes along when
+            that is pickled or copied.
+        overwrite : bool, default False
+            Replace a model of other data or parameters.
+        force : bool, default False
+            Go on with a run of another processor type or package versions.
+        check : bool, default True
+            Compare the data with their checksums first.
+        warm_start : Model, path of one, or None, default None
+            A model of as many features and labels to begin from, for methods that can (PPDSparse).
+        cuts : Cuts or None, default None
+            Smaller blocks, for tests.
+        calibrate : float, default 0
+            A share of the rows, as 0.1, that is held out from a second training and says how to calibrate scores, see
+            `xmc_stream.calibrate`. It takes as long again.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InputError, StoreError, ResumeError, MemoryLimitError, JobError
+        """
+        return self._fit(X, Y, model, overwrite, force, check, warm_start, cuts, calibrate)
 
     def _fit(
         self, X: Any, Y: Any, model: str | Path | None, overwrite: bool, force: bool, check: bool,
@@ -127,9 +185,9 @@ class _Estimator:
             if model is not None:
                 self.model_, self.report_ = trained(Path(model).absolute())
             else:
-                with _new_folder() as folder:
-                    _, self.report_ = trained(folder / "model")
-                    self.model_ = _TemporaryModel(folder)
+                with new_folder() as folder:
+                    self.model_, self.report_ = trained(folder / "model")
+                self.model_.own(folder)
         return self
 
     def plan(self, X: Any) -> dict[str, Any]:
@@ -148,64 +206,25 @@ class _Estimator:
         return self.model_.predict_topk(data, k, execution)
 
 
-class PPDSparse(_Estimator):
-    """Class-separable primal-dual sparse one-vs-rest learning (Yen et al. 2017), from data on disk, in bounded memory.
+class PPDSparse(Estimator, parameters=PPDSparseParameters):
+    """Class-separable primal-dual sparse one-vs-rest learning, from data on disk, in bounded memory.
 
-    Per class:  F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),  a bias apart from the l1 term
+    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. Per class
 
-    The squared hinge is 1/2 max(0, 1 - y z)^2: C = 2 here is C = 1 in LIBLINEAR, DiSMEC and PPDSparse's own program.
+        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),   y_i = 1 or -1, a bias w_0 apart
 
-    Parameters of the model: lam, tau, C, loss ("squared_hinge" or "hinge"), bias, tol, rounds, max_rounds (None for no
-    cap), epochs, last_epochs, added, prune, delta, min_value (see `solvers.ppdsparse`), seed. Of its execution, without
-    influence on the model: memory_limit ("4GB" or bytes; of each worker on a cluster), threads, scheduler (a dask client
-    or address), progress.
+    where the squared hinge is 1/2 max(0, 1 - y z)^2.
 
-    After `fit`: model_ (an opened Model) and report_ (figures of the run, see DESIGN: train).
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.PPDSparse(C=10).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[:1], k=1)
+    >>> labels.tolist()
+    [[0]]
     """
-
-    _PARAMETERS = PPDSparseParameters
-
-    def __init__(
-        self,
-        lam: float = 0.01,
-        tau: float = 1.0,
-        C: float = 1.0,
-        loss: str = "squared_hinge",
-        bias: bool = True,
-        tol: float = 0.01,
-        rounds: int = 3,
-        max_rounds: int | None = 6,
-        epochs: int = 2,
-        last_epochs: int = 6,
-        added: int = 50,
-        prune: float = 0.0,
-        delta: float = 0.0,
-        min_value: float = 0.0,
-        seed: int = 0,
-        memory_limit: str | int | None = None,
-        threads: int | None = None,
-        scheduler: Any = None,
-        progress: bool = False,
-    ) -> None:
-        self.lam = lam
-        self.tau = tau
-        self.C = C
-        self.loss = loss
-        self.bias = bias
-        self.tol = tol
-        self.rounds = rounds
-        self.max_rounds = max_rounds
-        self.epochs = epochs
-        self.last_epochs = last_epochs
-        self.added = added
-        self.prune = prune
-        self.delta = delta
-        self.min_value = min_value
-        self.seed = seed
-        self.memory_limit = memory_limit
-        self.threads = threads
-        self.scheduler = scheduler
-        self.progress = progress
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:
@@ -215,234 +234,33 @@ class PPDSparse(_Estimator):
         """
         return cls(**{**DISMEC, **parameters})
 
-    def fit(
-        self,
-        X: Any,
-        Y: Any = None,
-        model: str | Path | None = None,
-        *,
-        overwrite: bool = False,
-        force: bool = False,
-        check: bool = True,
-        warm_start: Model | str | Path | None = None,
-        cuts: Cuts | None = None,
-        calibrate: float = 0.0,
-    ) -> PPDSparse:
-        """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
-        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
-        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
-        the data with their checksums first.
-        warm_start: a model of as many features and labels (or its path) to begin from instead of from nothing. calibrate:
-        a share of the rows, as 0.1, that is held out from a second training and says how to calibrate scores, see
-        `xs.calibrate`; it takes as long again.
-        Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
-        """
-        return self._fit(X, Y, model, overwrite, force, check, warm_start, cuts, calibrate)
+class PDSparse(Estimator, parameters=PDSparseParameters):
+    """Max-margin learning of all classes at once, from data on disk, in bounded memory.
 
+    Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016.
 
-class PDSparse(_Estimator):
-    """Max-margin learning of all classes at once (Yen et al. 2016), from data on disk, in bounded memory.
-
-    min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n not in y_i, p in y_i} (1 + w_n.x_i - w_p.x_i)_+
-
-    Parameters of the model: lam (or several, of which the best on held-out rows is kept), C, parts, rate, most, held_out,
-    patience, max_passes, tol, refit, post_solve (see `solvers.pdsparse`), seed. Of its execution, without influence on the
-    model: memory_limit ("4GB" or bytes), threads, scheduler (a dask client or address), progress.
-
-    After `fit`: model_ (an opened Model) and report_ (figures of the run, see DESIGN: train; `history`: of each pass).
+        min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n not in y_i, p in y_i} (1 + w_n.x_i - w_p.x_i)_+
     """
 
-    _PARAMETERS = PDSparseParameters
 
-    def __init__(
-        self,
-        lam: float | tuple[float, ...] = 0.01,
-        C: float = 1.0,
-        parts: int = 1,
-        rate: int = 1,
-        most: int = 100,
-        held_out: float = 0.1,
-        patience: int = 3,
-        max_passes: int = 50,
-        tol: float = 1e-3,
-        refit: bool = True,
-        post_solve: bool = False,
-        seed: int = 0,
-        memory_limit: str | int | None = None,
-        threads: int | None = None,
-        scheduler: Any = None,
-        progress: bool = False,
-    ) -> None:
-        self.lam = lam
-        self.C = C
-        self.parts = parts
-        self.rate = rate
-        self.most = most
-        self.held_out = held_out
-        self.patience = patience
-        self.max_passes = max_passes
-        self.tol = tol
-        self.refit = refit
-        self.post_solve = post_solve
-        self.seed = seed
-        self.memory_limit = memory_limit
-        self.threads = threads
-        self.scheduler = scheduler
-        self.progress = progress
+class LEML(Estimator, parameters=LEMLParameters):
+    """Low-rank learning of all labels at once, of which some may never have been observed.
 
-    def fit(
-        self,
-        X: Any,
-        Y: Any = None,
-        model: str | Path | None = None,
-        *,
-        overwrite: bool = False,
-        force: bool = False,
-        check: bool = True,
-        calibrate: float = 0.0,
-    ) -> PDSparse:
-        """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
+    Yu, Jain, Kar, Dhillon: Large-scale multi-label learning with missing labels, ICML 2014.
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
-        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
-        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
-        the data with their checksums first.
-        calibrate: as of `PPDSparse.fit`. Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
-        """
-        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)
+        min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),  W: D x rank, H: K x rank
 
-
-class LEML(_Estimator):
-    """Low-rank learning of all labels at once, of which some may never have been observed (Yu et al. 2014).
-
-    min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x rank, H: K x rank
-
-    Parameters of the model: rank, lam (None: by the data), loss ("squared", "logistic", "squared_hinge"), observed ("full",
-    or "given" for the pairs of `Dataset.with_observed`), alternations, tol, newton, cg, cg_tol, held_out, patience, refit,
-    criterion, bias (see `solvers.leml`), seed. Of its execution, without influence on the model: memory_limit ("4GB" or
-    bytes; of each worker on a cluster), threads, scheduler (a dask client or address), progress.
-
-    After `fit`: model_ (an opened Model, with `factors()`) and report_ (figures of the run, see DESIGN: train; `history`:
-    of each alternation).
+    `model_.factors()` are W and H; `report_["history"]` tells of each alternation.
     """
 
-    _PARAMETERS = LEMLParameters
 
-    def __init__(
-        self,
-        rank: int = 100,
-        lam: float | None = None,
-        loss: str = "squared",
-        observed: str = "full",
-        alternations: int = 10,
-        tol: float = 1e-3,
-        newton: int = 3,
-        cg: int = 20,
-        cg_tol: float = 0.1,
-        held_out: float = 0.1,
-        patience: int = 2,
-        refit: bool = True,
-        criterion: str = "precision",
-        bias: bool = True,
-        seed: int = 0,
-        memory_limit: str | int | None = None,
-        threads: int | None = None,
-        scheduler: Any = None,
-        progress: bool = False,
-    ) -> None:
-        self.rank = rank
-        self.lam = lam
-        self.loss = loss
-        self.observed = observed
-        self.alternations = alternations
-        self.tol = tol
-        self.newton = newton
-        self.cg = cg
-        self.cg_tol = cg_tol
-        self.held_out = held_out
-        self.patience = patience
-        self.refit = refit
-        self.criterion = criterion
-        self.bias = bias
-        self.seed = seed
-        self.memory_limit = memory_limit
-        self.threads = threads
-        self.scheduler = scheduler
-        self.progress = progress
+class CPLST(Estimator, parameters=CPLSTParameters):
+    """Conditional principal label space transformation: the best fit of a rank, in closed form.
 
-    def fit(
-        self,
-        X: Any,
-        Y: Any = None,
-        model: str | Path | None = None,
-        *,
-        overwrite: bool = False,
-        force: bool = False,
-        check: bool = True,
-        calibrate: float = 0.0,
-    ) -> LEML:
-        """Train from a Dataset (or its path), or from scipy matrices X (n x D) and Y (n x K, non-zero where positive).
+    Chen, Lin: Feature-aware label space dimension reduction for multi-label classification, NIPS 2012.
 
-        model: where the model goes; without it a temporary folder, which lives as long as the estimator and comes along
-        when that is pickled or copied. A run that was killed goes on when the same call is made again. overwrite: replace
-        a model of other data or parameters. force: resume on another processor type or package versions. check: compare
-        the data with their checksums first.
-        calibrate: as of `PPDSparse.fit`. Raises InputError, StoreError, ResumeError, MemoryLimitError, JobError.
-        """
-        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)
+        min_Z  ||Y - X Z||_F   over the D x K matrices Z = W H^T of a rank
 
-
-class CPLST(_Estimator):
-    """Conditional principal label space transformation (Chen, Lin 2012): the best fit of a rank, in closed form.
-
-    min_Z  ||Y - X Z||_F  over the D x K matrices Z = W H^T of a rank: LEML with the squared loss and lam = 0
-
-    Parameters of the model: rank, iterations, oversampling, cg, cg_tol, lam, bias (see `solvers.leml`), seed; of its execution
-    as those of `LEML`. After `fit`: model_ and report_.
+    This is LEML with the squared loss and lam = 0 (LEML's Claim 1).
     """
-
-    _PARAMETERS = CPLSTParameters
-
-    def __init__(
-        self,
-        rank: int = 100,
-        iterations: int = 4,
-        oversampling: int = 10,
-        cg: int = 100,
-        cg_tol: float = 1e-4,
-        lam: float = 1e-6,
-        bias: bool = True,
-        seed: int = 0,
-        memory_limit: str | int | None = None,
-        threads: int | None = None,
-        scheduler: Any = None,
-        progress: bool = False,
-    ) -> None:
-        self.rank = rank
-        self.iterations = iterations
-        self.oversampling = oversampling
-        self.cg = cg
-        self.cg_tol = cg_tol
-        self.lam = lam
-        self.bias = bias
-        self.seed = seed
-        self.memory_limit = memory_limit
-        self.threads = threads
-        self.scheduler = scheduler
-        self.progress = progress
-
-    def fit(
-        self,
-        X: Any,
-        Y: Any = None,
-        model: str | Path | None = None,
-        *,
-        overwrite: bool = False,
-        force: bool = False,
-        check: bool = True,
-        calibrate: float = 0.0,
-    ) -> CPLST:
-        """Train; arguments and errors are those of `LEML.fit`."""
-        return self._fit(X, Y, model, overwrite, force, check, None, None, calibrate)

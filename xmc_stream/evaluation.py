@@ -63,10 +63,10 @@ def evaluate(
     metrics = RankingMetrics(ks, weights)
     with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         scratch = Path(folder)
-        with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as barred:
+        with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:
             figures: dict[str, Any] = {}
             if is_model(path):
-                path, figures = _predict(path, dataset, max(ks), execution, limit, barred, threshold, scratch, check)
+                path, figures = _predict(path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check)
                 stored: Rankings = Predictions(path)
             else:
                 stored = open_predictions(path)
@@ -75,7 +75,7 @@ def evaluate(
                 raise InputError(
                     f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
                 )
-            pairs = SparseMatrix(barred) if barred else None
+            pairs = SparseMatrix(filtered) if filtered else None
             for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks), execution.progress):
                 metrics.update(labels, y_indptr, y_indices)
     return {"n_samples": dataset.n_samples, **metrics.result(), **figures}
@@ -136,39 +136,35 @@ def comparing_needs(k: int) -> dict[str, int]:
 
 
 def _predict(
-    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, barred: str, threshold: float | None,
+    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, filtered: str, threshold: float | None,
     folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the figures that need every score."""
     from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.warm import warm_up_prediction
-    from xmc_stream.models.linear.evaluate import FigureRun
-    from xmc_stream.models.lowrank.predict import ScoreRun
 
     model, store = load_model(path), folder / "predictions"
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    with planned(execution, limit, warm_up_prediction(model, evaluate=True)) as (engine, plan):
+    with planned(execution, limit, model.warm_up(evaluate=True)) as (engine, plan):
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         threshold = model.threshold if threshold is None else threshold
-        kind = ScoreRun if model.rank else FigureRun
-        run = kind(model, dataset, k, work, plan, barred, threshold, folder)
+        run = model.evaluating(dataset, k, work, plan, filtered, threshold, folder)
         figures = engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, store, {}, False)
     return store, figures
 
 
 def _blocks(
-    stored: Rankings, dataset: Dataset, barred: SparseMatrix | None, depth: int, progress: bool
+    stored: Rankings, dataset: Dataset, filtered: SparseMatrix | None, depth: int, progress: bool
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Predicted labels, and indptr and indices of the true ones, of consecutive rows, without barred pairs.
+    """Predicted labels, and indptr and indices of the true ones, of consecutive rows, without filtered pairs.
 
     Raises InputError where that leaves fewer than `depth` predictions in a row and there may be more.
     """
     from tqdm import tqdm
 
-    matrices = [dataset.Y_rows()] if barred is None else [dataset.Y_rows(), barred]
+    matrices = [dataset.Y_rows()] if filtered is None else [dataset.Y_rows(), filtered]
     bar = tqdm(
         total=stored.n_samples, desc="compare", unit="row", delay=2, leave=False, disable=None if progress else True
     )

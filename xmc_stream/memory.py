@@ -156,7 +156,11 @@ class MemoryLimit:
 
     def budget(self) -> int:
         """Bytes a plan may hand out now, in a process whose libraries and kernels are loaded."""
-        return self.limit - resident() - self.reserve
+        return self.beside(resident())
+
+    def beside(self, held: int) -> int:
+        """Bytes a plan may hand out where the process holds so many, and its reserve."""
+        return self.limit - held - self.reserve
 
     @property
     def reserve(self) -> int:

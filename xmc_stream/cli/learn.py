@@ -16,7 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
 if TYPE_CHECKING:
-    from xmc_stream.planning import Parameters
+    from xmc_stream.methods.parameters import Parameters
 
 
 _NOT_PLANNED = ("sources", "target", "normalize", "columns", "observed", "overwrite", "scheduler", "as_json", "debug")
@@ -39,36 +39,62 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
-    from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
+    from xmc_stream.methods.registry import parameters
 
-    if solver == "leml":
-        from xmc_stream.methods.lowrank.parameters import LEMLParameters
-
-        return LEMLParameters.of(dict(map(_setting, settings)))
-    if solver == "cplst":
-        from xmc_stream.methods.lowrank.parameters import CPLSTParameters
-
-        return CPLSTParameters.of(dict(map(_setting, settings)))
-    if solver == "pdsparse":
-        from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-
-        return PDSparseParameters.of(dict(map(_setting, settings)))
-    preset = DISMEC if solver == "dismec" else {}
-    return PPDSparseParameters.of({**preset, **dict(map(_setting, settings))})
+    return parameters(solver, dict(map(_setting, settings)))
 
 
-@click.command()
+class _Solver(click.ParamType[str]):
+    """A method's name, of those that there are when the command runs."""
+
+    name = "solver"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """All of them."""
+        from xmc_stream.methods.registry import names
+
+        return f"[{'|'.join(names())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """A usage error for a name that is none."""
+        from xmc_stream.methods.registry import names
+
+        if value not in names():
+            self.fail(f"{value!r} is not one of {', '.join(names())}.", param, ctx)
+        return str(value)
+
+
+class _TrainCommand(click.Command):
+    """Its help names every parameter of every method, from their declarations."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A list for each method; of a preset what it changes."""
+        from xmc_stream.methods.parameters import spelled
+        from xmc_stream.methods.registry import method, names
+
+        for name in names():
+            found = method(name)
+            if name != found.name:
+                changed = ", ".join(f"{key}={spelled(value)}" for key, value in found.presets[name].items())
+                formatter.write_paragraph()
+                formatter.write_text(f"{name} is {found.name} with {changed}, unless --set says otherwise.")
+                continue
+            rows = [
+                (f"{key}={spelled(found.parameters.defaults()[key])}", f"{rule.help} [{rule.what()}]")
+                for key, rule in found.parameters.rules().items()
+            ]
+            with formatter.section(f"--set for {found.title}"):
+                formatter.write_dl(rows, col_max=26)
+
+
+@click.command(cls=_TrainCommand)
 @click.argument("data", type=PATH)
 @click.argument("model", type=PATH)
+@click.option("--solver", type=_Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(
-    "--solver",
-    type=click.Choice(["ppdsparse", "dismec", "pdsparse", "leml", "cplst"]),
-    default="ppdsparse",
-    show_default=True,
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A parameter of the solver, e.g. lam=0.01."
-)
+    "--set", "settings", multiple=True, metavar="NAME=VALUE",
+    help="A parameter of the method, e.g. lam=0.01; none and true, false are words. All are listed below.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--warm-start", type=PATH, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option(
@@ -85,53 +111,8 @@ def train(
     calibrate: float | None, overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None,
     scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
-    """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again.
-
-    \b
-    Parameters of ppdsparse (--set NAME=VALUE):
-      lam=0.01        weight of the l1 term            tau=1          weight of the l2 term
-      C=1             weight of the loss; 2 here is 1 in LIBLINEAR, DiSMEC and PPDSparse's own program, whose squared
-                      hinge has no half
-      loss=squared_hinge  or hinge                     bias=true      a bias for each class
-      tol=0.01        violation at which a class is done
-      rounds=3        solves of every class            epochs=2       passes over the active set in a round
-      max_rounds=6    solves of a class that is far from its optimum after that; none: until all are within tol
-      last_epochs=6   passes in the last rounds        added=50       a round adds max(|A|, added) violators
-      prune=0         the finished model leaves out weights |w| < prune; objective and gap are those before
-
-    
-    Searches between rounds may be approximate (the last is exact); the more values a row has, the more it saves:
-      delta=0         try 2: scores from 2 |w|_1^2 / delta^2 random draws of the weights of a class
-      min_value=0     try 0.1 for rows of length one: scores from entries |x| > min_value
-
-    dismec is ppdsparse with lam=0, C=2, rounds=5, max_rounds=5, prune=0.01, unless --set says otherwise.
-
-    \b
-    Parameters of pdsparse:
-      lam=0.01        weight of the l1 term; [0.01,0.1,1] keeps the best on held-out rows
-      C=1             weight of the loss               max_passes=50  over the rows, at most
-      held_out=0.1    share of rows that say when to stop: once their P@k have not risen for patience=3 passes
-      refit=true      and are learned from in the end
-      most=100        labels that a search may come to bring in
-      parts=1         a search looks at one of so many parts of the labels, at random
-      rate=1          and at one of so many values of a row; 0: as many as the paper's analysis says
-      post_solve=false  without the l1 term, solve again for the weights that are not 0
-      tol=0.001       with held_out=0: the largest step of a pass that is the last
-
-    \b
-    Parameters of leml, which learns W and H of a low rank:
-      rank=100        columns of W and H               lam=none       weight of their squared norms; none: by the data
-      loss=squared    logistic, or squared_hinge       observed=full  or given: the pairs of `convert --observed`
-      alternations=10 solves of W and H, at most       tol=0.001      decrease of the objective at which they end
-      cg=20           conjugate gradient steps, at most (newton=3: Newton steps, with the other losses)
-      cg_tol=0.1      residual at which they end, as a part of the gradient
-      bias=true       each row has one more feature, which is 1
-      held_out=0.1    share of rows that say when to stop: once their P@k have not risen for patience=2 alternations
-      refit=true      and are learned from in the end
-      criterion=precision  or auc: their average AUC
-
-    cplst is the closed form of leml's squared loss without lam: rank=100, iterations=4, oversampling=10, cg=100.
-    """
+    """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
+    from xmc_stream.methods.registry import method_of
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.nodes import understood
@@ -155,15 +136,13 @@ def train(
 
         _, figures = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
     figures["model"] = str(model)
-    work, exact = figures["search_work"], figures["search_work_exact"]
     with understood(model):  # figures of a model that was finished before come from its attributes
         show(figures, as_json, [
             f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
             + (" (resumed)" if figures["resumed"] else ""),
-            *{"pdsparse": _of_passes, "leml": _of_alternations, "cplst": _of_alternations}.get(solver, _of_classes)(figures),
+            *method_of(parameters).summary(figures),
             f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
             f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
-            *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if exact else []),
             *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
         ])  # fmt: skip
 
@@ -213,37 +192,6 @@ def calibrate(
         model, data, scores_of=scores_of, execution=Execution(memory_limit, threads, scheduler, True), check=check
     )
     show({"model": str(model), **about}, as_json, [f"{model}: {_of_calibration(about)}"])
-
-
-def _of_classes(figures: dict[str, Any]) -> list[str]:
-    from xmc_stream.methods.ppdsparse.parameters import PATIENCE
-
-    lines = [
-        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
-        f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped short of tol"
-    ]
-    if figures["params"]["max_rounds"] is None and figures["n_open"]:
-        cure = "scale the rows (xmc-stream convert --normalize l2), or take a smaller C or a larger tol"
-        lines.append(f"these came no nearer to it: their gap did not halve in {PATIENCE} rounds; {cure}")
-    return lines
-
-
-def _of_passes(figures: dict[str, Any]) -> list[str]:
-    held = figures.get("held_out_P@1")
-    told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
-    skipped = f"; {figures['n_skipped']:,} rows without labels, or with all, left out" if figures["n_skipped"] else ""
-    return [
-        f"lam {figures['lam']:g}, the best of {figures['rounds']} passes is number {figures['best_pass']}{told}{skipped}",
-        f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap']:.2g}",
-    ]
-
-
-def _of_alternations(figures: dict[str, Any]) -> list[str]:
-    held = [f"{name} {figures[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in figures]
-    told = f", {', '.join(held)} on {figures['n_held_out']:,} rows held out" if held else ""
-    best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
-    lam = f", lam {figures['lam']:.3g}" if "lam" in figures else ""
-    return [f"rank {figures['rank']}{lam}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"]
 
 
 @click.command()

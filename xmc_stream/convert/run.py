@@ -159,7 +159,7 @@ def running(
         with Engine(limit, threads or 1, scheduler, None, progress) as engine:
             if source.alone:
                 load.run()
-            budget = limit.limit - engine.warm(load) - limit.reserve
+            budget = limit.beside(engine.warm(load))
             yield engine, plan_memory(source, budget, engine.threads, fewer=False)
 
 

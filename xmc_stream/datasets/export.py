@@ -21,10 +21,11 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.model import Model, load_model
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
-from xmc_stream.store.model import StoredModel, is_model
+from xmc_stream.store.model import is_model
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
@@ -75,7 +76,7 @@ def export(
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
     figures: dict[str, Any]
     if of_model:
-        figures = _model_npz(StoredModel(Path(data)), out, limit, progress)  # type: ignore[arg-type]
+        figures = _model_npz(load_model(Path(data)), out, limit, progress)  # type: ignore[arg-type]
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
         figures = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
@@ -140,51 +141,24 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
     _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {}, progress)
 
 
-def _model_npz(model: StoredModel, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
-    """All units one after another, an array at a time."""
-    if model.rank:
-        raise InputError(
-            f"{model.path} is a low-rank model, which has no sparse weights to export: take Model.factors()"
-        )
+def _model_npz(model: Model, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
+    """An array at a time."""
+    weights = model.weight_arrays()
     limit.check({"windows": 4 * 8 * _WINDOW}, "export")
-    units = model.units
-    nnz = sum(model.unit_weights(unit).nnz for unit in units)
-
-    def ends() -> Values:
-        before = np.zeros(1, np.int64)
-        yield before
-        for unit in units:
-            matrix = model.unit_weights(unit)
-            yield matrix.ends(0, matrix.n_lines)[1:] + before
-            before = before + matrix.nnz
-
-    def indices() -> Values:
-        for unit in units:
-            matrix = model.unit_weights(unit)
-            yield from matrix.index_pieces(0, matrix.n_lines, _WINDOW)
-
-    def data() -> Values:
-        for unit in units:
-            array = model.unit_weights(unit).data
-            if array is not None:
-                yield from windows(array)
-
     f4 = np.dtype(np.float32)
-    beside: dict[str, tuple[int, np.dtype[Any], Values]] = {
-        "bias": (model.n_labels, f4, (model.unit_array(unit) for unit in units))
-    }
+    beside: dict[str, tuple[int, np.dtype[Any], Values]] = {"bias": (model.n_labels, f4, weights.bias)}
     calibration = Calibration.of(model.path, model.attributes)
     if calibration is not None:
         for row, name in {SLOPE: "slope", SHIFT: "shift", CAP: "cap", TOP: "top"}.items():
             beside[name] = (model.n_labels, f4, _rows_of(calibration, model, row))
-    _npz(out, "csc", model.shape, nnz, ends(), indices(), data(), beside, progress)
-    return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": nnz}
+    _npz(out, "csc", model.shape, weights.nnz, weights.indptr, weights.indices, weights.data, beside, progress)
+    return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": weights.nnz}
 
 
-def _rows_of(calibration: Calibration, model: StoredModel, row: int) -> Values:
+def _rows_of(calibration: Calibration, model: Model, row: int) -> Values:
     """One of the four rows that scores are calibrated by."""
-    for first, last in model.units:
-        yield calibration.by(model.label_counts(first, last))[row]
+    for first in range(0, model.n_labels, _WINDOW):
+        yield calibration.by(model.label_counts(first, min(first + _WINDOW, model.n_labels)))[row]
 
 
 def _npz(

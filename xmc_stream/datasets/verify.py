@@ -16,7 +16,7 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,15 @@ from xmc_stream.jobs.job import Notes, Phase, Receipt
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.model import Model, load_model
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fingerprint_of
 from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import FACTORS, LABEL_COUNTS, StoredModel, unit_path
 from xmc_stream.store.model import FORMAT as MODEL
+from xmc_stream.store.model import LABEL_COUNTS
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 
@@ -115,17 +116,18 @@ class StoreCheck:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _whole(self, folder: Path) -> bool:
+    def whole(self, folder: Path) -> bool:
         """Whether all files under a folder are there and as they were written."""
         return not any(line.startswith(f"{folder}/") for line in self.damage)
 
-    def _expect(self, what: str, stored: Any, true: Any) -> None:
-        if stored != true:
-            self.damage.append(f"{self.path}: {what} is {stored}, not {true}")
+    def expect(self, what: str, found: Any, wanted: Any) -> None:
+        """Note what is not as it must be."""
+        if found != wanted:
+            self.damage.append(f"{self.path}: {what} is {found}, not {wanted}")
 
-    def _matrix(self, folder: Path, shape: tuple[int, int], encoding: str) -> SparseMatrix | None:
+    def matrix(self, folder: Path, shape: tuple[int, int], encoding: str) -> SparseMatrix | None:
         """A matrix whose files are whole and whose sizes and fingerprint are right, else None."""
-        if not self._whole(folder):
+        if not self.whole(folder):
             return None
         before = len(self.damage)
         try:
@@ -133,12 +135,12 @@ class StoreCheck:
         except StoreError as error:
             self.damage.append(str(error))
             return None
-        self._expect(f"the shape of {folder}", list(matrix.shape), list(shape))
-        self._expect(f"the encoding of {folder}", matrix.encoding, encoding)
+        self.expect(f"the shape of {folder}", list(matrix.shape), list(shape))
+        self.expect(f"the encoding of {folder}", matrix.encoding, encoding)
         names = ["indptr", "indices", *(["data"] if matrix.data is not None else [])]
         hashes = [self.hashes.get(str(folder / name), _NOTHING) for name in names]
         true = fingerprint_of(matrix.encoding, matrix.shape, hashes)
-        self._expect(f"the fingerprint of {folder}", matrix.attributes.get("fingerprint"), true)
+        self.expect(f"the fingerprint of {folder}", matrix.attributes.get("fingerprint"), true)
         return matrix if len(self.damage) == before else None
 
     def _dataset(self) -> Generator[Phase, list[Receipt], None]:
@@ -148,8 +150,8 @@ class StoreCheck:
         statistics = self.path / "statistics"
         arrays = {name: statistics / name for name in ("row_norms", "feature_counts", "label_counts")}
         for (name, folder), n in zip(arrays.items(), (dataset.n_samples, *x_shape[1:], *y_shape[1:]), strict=True):
-            self._expect_size(folder, n, name)
-        norms, features, labels = (str(folder) if self._whole(folder) else "" for folder in arrays.values())
+            self.expect_size(folder, n, name)
+        norms, features, labels = (str(folder) if self.whole(folder) else "" for folder in arrays.values())
         self._beside(dataset.n_features, dataset.n_labels)
         wanted = [
             ("X/rows", x_shape, "csr_matrix", norms, ""),
@@ -167,14 +169,14 @@ class StoreCheck:
             self.damage += seal_damage(self.path / "observed")
         jobs, nnz = {}, {}
         for name, shape, encoding, norm, counts in wanted:
-            matrix = self._matrix(self.path / name, shape, encoding)
+            matrix = self.matrix(self.path / name, shape, encoding)
             if matrix is not None:
                 jobs[name] = lines_jobs(matrix, self.hash_key, norm, counts)
                 nnz[name] = matrix.nnz
-        sums = yield from self._lines(jobs)
+        sums = yield from self._sums(jobs)
         for name, of in (("nnz_features", "X/rows"), ("nnz_labels", "Y/rows")):
             if of in nnz:
-                self._expect(f"the attribute {name}", dataset.attributes.get(name), nnz[of])
+                self.expect(f"the attribute {name}", dataset.attributes.get(name), nnz[of])
         for side in ("X", "Y", "observed"):
             rows, columns = sums.get(f"{side}/rows"), sums.get(f"{side}/columns")
             if rows and columns and (nnz[f"{side}/rows"] != nnz[f"{side}/columns"] or rows[0] != columns[0]):
@@ -186,27 +188,36 @@ class StoreCheck:
         """Names, and what text becomes features by, have an entry for each feature or label."""
         for kind, n in (("features", n_features), ("labels", n_labels)):
             folder = self.path / "names" / kind
-            if folder.exists() and self._whole(folder):
+            if folder.exists() and self.whole(folder):
                 ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
-                self._expect(f"the number of names of {kind}", ends.size, n)
+                self.expect(f"the number of names of {kind}", ends.size, n)
                 last = 0
                 for window in windows(ends):
                     if int(window[0]) < last or (np.diff(window) < 0).any():
                         self.damage.append(f"{folder / 'ends'} does not ascend")
                     last = int(window[-1])
-                self._expect(f"the end of the last name of {kind}", last, size)
+                self.expect(f"the end of the last name of {kind}", last, size)
         idf = self.path / "vectorizer" / "idf"
-        if idf.exists() and self._whole(idf):
+        if idf.exists() and self.whole(idf):
             array = open_array(idf)
-            self._expect("the size of vectorizer/idf", array.size, n_features)
-            if not all(np.isfinite(window).all() for window in windows(array)):
-                self.damage.append(f"{idf} has a value that is not finite")
+            self.expect("the size of vectorizer/idf", array.size, n_features)
+            self.finite(idf)
 
-    def _expect_size(self, folder: Path, n: int, name: str) -> None:
-        if self._whole(folder):
-            self._expect(f"the size of {name}", open_array(folder).size, n)
+    def expect_size(self, folder: Path, n: int, name: str) -> None:
+        """Note an array of another size."""
+        if self.whole(folder):
+            self.expect(f"the size of {name}", open_array(folder).size, n)
 
-    def _lines(self, jobs: dict[str, Any]) -> Generator[Phase, list[Receipt], dict[str, tuple[int, int]]]:
+    def finite(self, folder: Path) -> None:
+        """Note an array with a value that is not finite."""
+        if not all(np.isfinite(window).all() for window in windows(open_array(folder))):
+            self.damage.append(f"{folder} has a value that is not finite")
+
+    def lines(self, matrices: Mapping[str, SparseMatrix]) -> Generator[Phase, list[Receipt], None]:
+        """Check every line of some matrices."""
+        yield from self._sums({name: lines_jobs(matrix, self.hash_key) for name, matrix in matrices.items()})
+
+    def _sums(self, jobs: dict[str, Any]) -> Generator[Phase, list[Receipt], dict[str, tuple[int, int]]]:
         """Run all jobs in one phase; returns the sums of each matrix whose lines could all be told apart."""
         receipts = iter((yield Phase("verify: content", [job for some in jobs.values() for job in some])))
         sums = {}
@@ -221,58 +232,26 @@ class StoreCheck:
         return sums
 
     def _model(self) -> Generator[Phase, list[Receipt], None]:
-        model = StoredModel(self.path)
+        model = load_model(self.path)
         if LOGS in model.attributes:
             self.damage += log_damage(self.path, model.attributes[LOGS])
         self._beside(model.n_features, model.n_labels)
         self._calibration(model)
-        if model.rank:
-            self._factors(model)
-            return
-        jobs, nnz = {}, 0
-        for unit in model.units:
-            n_classes = unit.last - unit.first
-            folder = unit_path(self.path, unit)
-            if not folder.exists():
-                self.damage.append(f"{folder} is missing")
-                continue
-            matrix = self._matrix(folder / "weights", (model.n_features, n_classes), "csc_matrix")
-            if matrix is not None:
-                jobs[unit.name] = lines_jobs(matrix, self.hash_key)
-                nnz += matrix.nnz
-            if self._whole(folder / "bias"):
-                bias = model.unit_array(unit)
-                if len(bias) != n_classes or not (np.isfinite(bias) | (bias == -np.inf)).all():
-                    self.damage.append(f"{folder / 'bias'} is not a number, or -inf, for each of {n_classes} classes")
-        yield from self._lines(jobs)
-        if len(jobs) == len(model.units):
-            self._expect("the attribute nnz", model.attributes.get("nnz"), nnz)
+        yield from model.verify(self)
 
-    def _calibration(self, model: StoredModel) -> None:
+    def _calibration(self, model: Model) -> None:
         """What scores are calibrated by, if they are: the training rows of each label."""
         calibration, folder = Calibration.of(self.path, model.attributes), self.path / LABEL_COUNTS
         if not folder.exists():
             if calibration is not None:
                 self.damage.append(f"{folder} is missing")
-        elif self._whole(folder):
-            self._expect_size(folder, model.n_labels, LABEL_COUNTS)
+        elif self.whole(folder):
+            self.expect_size(folder, model.n_labels, LABEL_COUNTS)
             if any((window < 0).any() for window in windows(open_array(folder))):
                 self.damage.append(f"{folder} has a number below 0")
 
-    def _factors(self, model: StoredModel) -> None:
-        """W and H of a low-rank model."""
-        for name in ("W", "H"):
-            n = model.factor(name).n
-            folder = self.path / FACTORS / name
-            if not folder.exists():
-                self.damage.append(f"{folder} is missing")
-            elif self._whole(folder):
-                self._expect_size(folder, n * model.rank, f"{FACTORS}/{name}")
-                if not all(np.isfinite(window).all() for window in windows(open_array(folder))):
-                    self.damage.append(f"{folder} has a value that is not finite")
-
     def _predictions(self) -> None:
-        if not (self._whole(self.path / "labels") and self._whole(self.path / "scores")):
+        if not (self.whole(self.path / "labels") and self.whole(self.path / "scores")):
             return
         predictions = Predictions(self.path)
         self.damage += log_damage(self.path, {})

@@ -18,68 +18,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import dask
 import distributed
 from tqdm import tqdm
 
 from xmc_stream.engine.events import EventLog, this_process
-from xmc_stream.engine.ledger import Ledger, Receipt
+from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
+from xmc_stream.jobs.job import Job, Phase, Receipt
+from xmc_stream.jobs.job import Ledger as Notebook
 from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
 from xmc_stream.stop import StoppedError, wanted_while
 
 # they tell at length of a scheduler that is gone, and we in a line
 _CLIENT_LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
 BESIDE = "beside"  # in a receipt: sums over jobs right before it whose receipts are not kept
-_SUMS = ("passes", "bytes_read")
+_SUMS = ("passes", "bytes_read", "bytes_gathered")
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
 _under_way: Counter[str] = Counter()  # jobs of each run on threads of this process
 _under_way_lock = threading.Lock()
 _ended: set[str] = set()  # runs of this process that want none of their jobs any more
 _leaving: list[threading.Thread] = []  # each waits for the jobs of an interrupted run, then closes what it held
-
-
-class Job(Protocol):
-    """A picklable piece of work with a name of its own in the run."""
-
-    @property
-    def key(self) -> str: ...
-    def run(self) -> Receipt: ...
-
-
-class Phase(Protocol):
-    """Jobs that may run in any order, beside each other.
-
-    done, total: for the bar, of a row of phases that share one; note: behind its name. kept: whether receipts go into
-    the book; of others the sums go with the next one that does. unit, number: how far the run is, for the log.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def jobs(self) -> Any: ...
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def note(self) -> str: ...
-    @property
-    def kept(self) -> bool: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def number(self) -> int: ...
-
-
-class Book(Protocol):
-    """A ledger, or anything that remembers receipts."""
-
-    def get(self, key: str) -> Receipt | None: ...
-    def add(self, key: str, receipt: Receipt) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -313,7 +275,7 @@ class Engine:
         with self._asking():
             return self._client.submit(_run_on_worker, job, self._name, pure=False, **where)
 
-    def run(self, loop: Any, book: Book) -> Receipt:
+    def run(self, loop: Any, book: Notebook) -> Receipt:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
         receipts: list[Receipt] | None = None
         self._goes_on = isinstance(book, Ledger)
@@ -326,7 +288,7 @@ class Engine:
                 return result
             receipts = self._run_phase(phase, book, beside)
 
-    def _run_phase(self, phase: Phase, book: Book, beside: Counter[str]) -> list[Receipt]:
+    def _run_phase(self, phase: Phase, book: Notebook, beside: Counter[str]) -> list[Receipt]:
         """beside: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""
         receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
         todo = [job for job in phase.jobs if receipts[job.key] is None]
@@ -340,12 +302,15 @@ class Engine:
         with bar:
             try:
                 for job, done in self._as_completed(todo):
-                    receipts[job.key] = done.receipt
+                    receipt = done.receipt
+                    if phase.gathers:
+                        receipt = {**receipt, "bytes_gathered": receipt.get("bytes_read", 0)}
+                    receipts[job.key] = receipt
                     if phase.kept:
-                        book.add(job.key, done.receipt | ({BESIDE: dict(beside)} if beside else {}))
+                        book.add(job.key, receipt | ({BESIDE: dict(beside)} if beside else {}))
                         beside.clear()
                     else:
-                        beside.update({name: done.receipt[name] for name in _SUMS if name in done.receipt})
+                        beside.update({name: receipt[name] for name in _SUMS if name in receipt})
                     self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
                     self._log(job, done)
                     bar.update()
@@ -379,7 +344,7 @@ class Engine:
             yield job, self._result(job, future)
             admit()
 
-    def _withdraw(self, book: Book, seconds: float) -> None:
+    def _withdraw(self, book: Notebook, seconds: float) -> None:
         """Want no job any more: what has not begun does not begin, what has begun stops at its next block.
 
         Waits so long for those of this process; with those that are in a kernel still the lock of the run stays.

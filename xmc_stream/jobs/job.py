@@ -28,7 +28,8 @@ class Phase:
 
     done, total: where they stand in a longer row of phases, if so. note: for those who watch. kept: receipts go into the
     ledger; else the jobs are done again in every session, as what they leave on disk is not durable. unit, number: how
-    far the run is in its method's own terms, for instance ("pass", 3); "" where that stays as it was.
+    far the run is in its method's own terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read
+    scattered rows, no stream.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Phase:
     kept: bool = True
     unit: str = ""
     number: int = 0
+    gathers: bool = False
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

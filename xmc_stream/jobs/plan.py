@@ -5,7 +5,9 @@ Plans decide where work is cut and never what comes out of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from xmc_stream.memory import MemoryLimit
 
@@ -53,6 +55,25 @@ class MemoryPlan:
     def refuse_unless(self, needs: dict[str, int], what: str) -> None:
         """Raise MemoryLimitError when the components do not fit the budget."""
         MemoryLimit(self.limit).check(needs, what, self.budget)
+
+
+class Forecaster(ABC):
+    """What some work would do under a memory plan, said before it is begun."""
+
+    @abstractmethod
+    def check(self, plan: MemoryPlan) -> None:
+        """Raises MemoryLimitError where the plan cannot work."""
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether more memory would save no pass over the data. Called where the plan works."""
+        return True
+
+    @abstractmethod
+    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+        """passes, bytes_read, seconds, peak_phase, peak_parts (bytes by component, beside the bare process), and more.
+
+        Keys are those of `plan --json`. Raises MemoryLimitError.
+        """
 
 
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:

@@ -1,1 +1,1 @@
-"""Methods: one folder each."""
+"""Methods of learning: one folder each. `contract` says what a method is, `registry` which there are."""

@@ -26,11 +26,11 @@ def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float3
     return np.full((n, k), -1, np.int64), np.full((n, k), -np.inf, np.float32)
 
 
-def barred_matrix(barred: str) -> list[SparseMatrix]:
+def filter_matrix(filtered: str) -> list[SparseMatrix]:
     """The pairs that are not predicted, if there are any."""
-    return [SparseMatrix(barred)] if barred else []
+    return [SparseMatrix(filtered)] if filtered else []
 
 
-def barred_pairs(blocks: list[Block]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def filter_pairs(blocks: list[Block]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """indptr and indices of the pairs of a row block; empty without any."""
     return (blocks[0].indptr, blocks[0].indices) if blocks else (np.empty(0, np.int64), np.empty(0, np.int32))

@@ -1,28 +1,20 @@
-"""A trained linear model on disk: sparse weights in units of classes by absolute id, mapped when opened."""
+"""A trained model on disk, of whatever kind: attributes, names, label counts, calibration, digest."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError, StoreError
-from xmc_stream.models.lowrank.factors import Factor
-from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, fsync_tree, make_folder, new_store, publish
+from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publish
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
-from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
 
@@ -30,7 +22,7 @@ FORMAT = "xmc_stream model"
 VERSION = 2
 _PLAIN = 1  # the version of a model whose units all have UNIT classes
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
-FACTORS = "factors"  # where a low-rank model has W (D x r) and H (K x r), in place of units
+KIND = "kind_of_model"  # the attribute that says which; models of earlier versions have none
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `solvers.calibration`
 _KINDS: dict[str, type] = {
@@ -38,77 +30,6 @@ _KINDS: dict[str, type] = {
     CALIBRATION: dict,
 }  # fmt: skip
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
-
-
-class Unit(NamedTuple):
-    """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
-
-    A wide one has several times UNIT classes, few of them with positives: see `jobs.units`.
-    """
-
-    first: int
-    last: int
-
-    @property
-    def numbers(self) -> range:
-        """Which runs of UNIT classes it has."""
-        return range(self.first // UNIT, -(-self.last // UNIT))
-
-    @property
-    def name(self) -> str:
-        """In keys of jobs and names of folders: "5", of a wide one "5-36"."""
-        return "-".join(str(number) for number in sorted({self.numbers[0], self.numbers[-1]}))
-
-
-def units_from(starts: Sequence[int], n_labels: int) -> list[Unit]:
-    """Units that begin at some classes, ascending from 0."""
-    return [Unit(*bounds) for bounds in itertools.pairwise([*starts, n_labels])]
-
-
-def plain_units(n_labels: int) -> list[Unit]:
-    """All classes in units of UNIT."""
-    return units_from(range(0, n_labels, UNIT), n_labels)
-
-
-def starts_of(units: Sequence[Unit]) -> dict[str, list[int]]:
-    """For the attributes of a model, or a ledger: where the units begin, if any is wide."""
-    wide = any(len(unit.numbers) > 1 for unit in units)
-    return {"units": [unit.first for unit in units]} if wide else {}
-
-
-def unit_of(units: Sequence[Unit], label: int) -> Unit:
-    """The unit, of units in ascending order, that has a class."""
-    return units[bisect_right(units, label, key=lambda unit: unit.first) - 1]
-
-
-def unit_path(model: Path, unit: Unit) -> Path:
-    """Where a unit of a model lies."""
-    return model / "units" / "-".join(f"{int(number):05d}" for number in unit.name.split("-"))
-
-
-@dataclass
-class UnitWriter:
-    """weights: D x classes (csc), by class; bias (classes,); figures: named float64 arrays (classes,), for reports."""
-
-    weights: MatrixWriter
-    bias: NDArray[np.float32]
-    figures: dict[str, NDArray[np.float64]]
-
-
-@contextmanager
-def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
-    """A unit of a model under construction, under its name when the block ends well."""
-    with new_store(path, {}) as group:
-        shape = (n_features, n_classes)
-        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, np.float32, CHUNK_BYTES)
-        writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
-        yield writer
-        weights.close()
-        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.figures}
-        for name, values in arrays.items():
-            array = ArrayWriter(group, name, values.dtype)
-            array.append(values)
-            array.close()
 
 
 def model_attributes(
@@ -159,16 +80,16 @@ def is_model(path: Path) -> bool:
 
 
 class StoredModel:
-    """An opened model: attributes at once, weights when asked for.
+    """An opened model, of any kind: what it says of itself. What it scores by belongs to its kind, see `models.model`.
 
-    n_features D, n_labels K. units: of its weights; a low-rank one has none. Raises StoreError where there is no model,
-    or one of a newer version.
+    n_features D, n_labels K. attributes: where they were read before. Raises StoreError where there is no model, or one of
+    a newer version.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
         self.path = Path(path)
         try:
-            self.attributes: dict[str, Any] = attributes_of(self.path)
+            self.attributes = attributes_of(self.path) if attributes is None else attributes
         except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
             partial = self.path.with_name(self.path.name + ".partial")
             hint = "its training is not finished: run the train command again" if partial.exists() else "train it first"
@@ -180,23 +101,11 @@ class StoredModel:
         self.n_features, self.n_labels, self.nnz = (
             whole_of(self.path, self.attributes, name) for name in ("n_features", "n_labels", "nnz")
         )
-        self._rank = whole_of(self.path, {"rank": 0, **self.attributes}, "rank")
         for name, kind in _KINDS.items():
             if not isinstance(self.attributes.get(name, kind()), kind):
                 raise StoreError(
                     f"{self.path / 'zarr.json'}: the attribute {name} is no {kind.__name__}: it is damaged"
                 )
-        self.units = [] if self.rank else plain_units(self.n_labels)
-        if "units" in self.attributes:
-            self.units = self._wide_units(self.attributes["units"])
-
-    def _wide_units(self, starts: Any) -> list[Unit]:
-        whole = isinstance(starts, list) and all(type(start) is int and start % UNIT == 0 for start in starts)
-        if not whole or starts[:1] != [0] or any(a >= b for a, b in itertools.pairwise([*starts, self.n_labels])):
-            raise StoreError(
-                f"{self.path} does not say which classes its units have: the store is damaged; train again"
-            )
-        return units_from(starts, self.n_labels)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -211,67 +120,11 @@ class StoredModel:
         """What the labels are called, where that is known."""
         return open_names(self.path, "labels")
 
-    def unit_of(self, label: int) -> Unit:
-        """The unit that has a class."""
-        return unit_of(self.units, label)
-
-    def unit_weights(self, unit: Unit) -> SparseMatrix:
-        """Weights of a unit (D x classes, csc)."""
-        weights = SparseMatrix(unit_path(self.path, unit) / "weights")
-        return weights.expect((self.n_features, unit.last - unit.first), "csc_matrix", np.float32)
-
-    def unit_array(self, unit: Unit, name: str = "bias") -> NDArray[Any]:
-        """The bias, or another array with an entry for each class of a unit."""
-        dtype = np.float32 if name == "bias" else np.float64
-        return read_small(unit_path(self.path, unit), name, unit.last - unit.first, dtype)
-
-    @property
-    def tiles(self) -> list[list[tuple[int, int, int, int]]]:
-        """Of each unit of a model that has weights by class, runs of classes: first, last, bytes of their tile, weights.
-
-        Together they hold every class. Raises StoreError where they do not.
-        """
-        if self.rank:
-            raise InputError(f"{self.path} is a low-rank model, which has no weights by class to begin from")
-        runs: list[list[tuple[int, int, int, int]]] = []
-        with understood(self.path / "zarr.json"):
-            plain = plain_units(self.n_labels)
-            for unit, (of_unit, (low, end)) in enumerate(zip(self.attributes["tiles"], plain, strict=True)):
-                runs.append([(first, last, size, weights) for first, last, size, weights in of_unit])
-                done = low
-                for first, last, size, weights in sorted(runs[-1]):
-                    whole = all(type(number) is int for number in (first, last, size, weights))
-                    if not (whole and low <= first < last <= end and first <= done and size >= 0 <= weights):
-                        raise ValueError(f"tiles of unit {unit}: {(first, last, size, weights)}")
-                    done = max(done, last)
-                if done != end:
-                    raise ValueError(f"tiles of unit {unit} end with class {done}")
-        return runs
-
-    def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
-        """The units that have classes [first, last), and which of theirs these are, counted from their first."""
-        while first < last:
-            unit = self.unit_of(first)
-            end = min(last, unit.last)
-            yield unit, first - unit.first, end - unit.first
-            first = end
-
-    @property
-    def rank(self) -> int:
-        """Columns of W and H of a low-rank model, whose scores are x W H^T; 0 of one that has weights by class."""
-        return self._rank
-
     @property
     def threshold(self) -> float:
         """The score above which a label is predicted: even odds, where scores are calibrated."""
         with understood(self.path / "zarr.json"):
             return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
-
-    @property
-    def bias_row(self) -> bool:
-        """Whether a low-rank model's W has a last row for the bias."""
-        with understood(self.path / "zarr.json"):
-            return bool(self.attributes["params"]["bias"])
 
     def label_counts(self, first: int, last: int) -> NDArray[np.int64]:
         """Training rows of labels [first, last). Raises StoreError where the model does not have them."""
@@ -304,38 +157,11 @@ class StoredModel:
         change_sealed(self.path, kept if about is None else {**kept, CALIBRATION: dict(about)})
         self.attributes = attributes_of(self.path)
 
-    def factor(self, name: str) -> Factor:
-        """W (D x r) or H (K x r) of a low-rank model."""
-        n = self.n_features + self.bias_row if name == "W" else self.n_labels
-        return Factor(str(self.path / FACTORS / name), self.rank, n)
-
-    def classes(self, first: int, last: int) -> Block:
-        """Weights of classes [first, last) of one unit, behind a memory map."""
-        unit = self.unit_of(first)
-        return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)
-
-    def digest(self) -> str:
-        """What "the same model" means: a hash of parameters, seed, start, shape, weights in class order, calibration."""
+    def made_of(self) -> dict[str, Any]:
+        """What a digest begins with: parameters, seed, start, shape, calibration."""
         keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         if self.calibrated:
             about = self.attributes[CALIBRATION]
             made[CALIBRATION] = {key: about.get(key) for key in ("slope", "least", "shift", "fewest", "cap")}
-        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode())
-        if self.calibrated:
-            digest.update(self.label_counts(0, self.n_labels).astype("<i8").data)
-        if self.rank:
-            for factor in (self.factor("W"), self.factor("H")):
-                for start in range(0, factor.n, UNIT):
-                    digest.update(factor.read(start, min(start + UNIT, factor.n)).data)
-            return digest.hexdigest()
-        for unit in self.units:
-            matrix, bias = self.unit_weights(unit), self.unit_array(unit)
-            for low in range(0, matrix.n_lines, UNIT):  # whatever the units are
-                high = min(low + UNIT, matrix.n_lines)
-                digest.update(np.diff(matrix.ends(low, high)).astype("<i8").data)
-                digest.update(bias[low:high].astype("<f4").data)
-                for block in matrix.blocks(max(1 << 24, 16 * self.n_features), low, high):  # a class always fits
-                    digest.update(block.indices.astype("<i8").data)
-                    digest.update(block.values.data)
-        return digest.hexdigest()
+        return made

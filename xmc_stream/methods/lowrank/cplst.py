@@ -17,11 +17,10 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.lowrank.leml import plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters
 from xmc_stream.methods.lowrank.steps import ModelJob, RidgeJob, StartJob, write_factors
-from xmc_stream.models.lowrank.factors import Beside, Factor, Panels
+from xmc_stream.models.lowrank.factors import FACTORS, Beside, Factor, Panels
 from xmc_stream.models.lowrank.products import LINES, Learned, ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.model import FACTORS
 
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
 

@@ -23,7 +23,7 @@ from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.lowrank.scale import ScaleJob
 from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, RidgeJob, StartJob
 from xmc_stream.metrics import average_auc
-from xmc_stream.models.lowrank.factors import Beside, Cut, Factor, Panels
+from xmc_stream.models.lowrank.factors import FACTORS, Beside, Cut, Factor, Panels
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LINES,
@@ -38,7 +38,6 @@ from xmc_stream.models.lowrank.products import (
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream
-from xmc_stream.store.model import FACTORS
 
 _GRAMS = 16  # parts of A^T A, at most
 _TOLD = ("held_out_P@1", "held_out_auc")  # while it goes on

@@ -20,9 +20,9 @@ from xmc_stream.methods.pdsparse.plan import plan_pass
 from xmc_stream.methods.pdsparse.rows import Data, Which
 from xmc_stream.methods.pdsparse.solver import more_labels, n_groups
 from xmc_stream.models.linear.units import tiles_of, units_of_run
+from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.model import starts_of, unit_path
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop

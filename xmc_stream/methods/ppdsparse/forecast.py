@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     LEGS,
@@ -33,9 +34,9 @@ from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.models.linear.tiles import EIGHTH, Run, tile_width, widest
 from xmc_stream.models.linear.units import cut_units
+from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
-from xmc_stream.store.model import StoredModel, Unit
 
 _MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
 _KEPT = 0.75  # of an active set's rows after a later round: 0.6 to 0.93 were seen, 0.7 on the large sets
@@ -76,12 +77,13 @@ class Forecast:
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
 
-class Forecaster:
+class PPDSparseForecaster(Forecaster):
     """Spreads a probe over all classes once, then forecasts for any memory plan."""
 
     def __init__(
-        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: StoredModel | None = None
+        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None
     ) -> None:
+        self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
             parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
@@ -118,8 +120,38 @@ class Forecaster:
         self.searches = self.rounds + (warm_start is not None)
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether every phase fits."""
+        self.forecast(plan)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether a search takes all classes at once."""
+        return self.forecast(plan).passes == self.searches
+
+    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+        """Those of the forecast."""
+        forecast = self.forecast(plan)
+        return {
+            "passes": forecast.passes,
+            "solve_passes": forecast.solve_passes,
+            "rounds_known": forecast.capped,
+            "class_blocks": list(forecast.blocks),
+            "row_blocks": forecast.row_blocks,
+            "bytes_read": forecast.bytes_streamed + forecast.bytes_gathered,
+            "bytes_streamed": forecast.bytes_streamed,
+            "bytes_gathered": forecast.bytes_gathered,
+            "peak_phase": forecast.largest,
+            "peak_parts": forecast.phases[forecast.largest],
+            "seconds": round(forecast.seconds, 1),
+        }
+
     def forecast(self, plan: MemoryPlan) -> Forecast:
-        """Raises MemoryLimitError as the run would."""
+        """For a plan, which is worked out once. Raises MemoryLimitError as the run would."""
+        if self._last is None or self._last[0] != plan:
+            self._last = plan, self._forecast(plan)
+        return self._last[1]
+
+    def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
         solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
         phases, blocks = {}, []
@@ -150,7 +182,7 @@ class Forecaster:
         """Of the class block that needs most."""
         return max((self._search_needs(plan, pieces) for pieces in cut), key=lambda of: sum(of.values()), default={})
 
-    def _start_units(self, model: StoredModel) -> list[list[SearchSize]]:
+    def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
         wanted = self.active[0] - self.counts
         runs = [[Run(*run) for run in some] for some in model.tiles]

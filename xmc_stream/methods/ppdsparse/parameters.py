@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
+from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
-_OPTIONS = ("prune", "delta", "min_value")
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
@@ -29,69 +28,75 @@ PATIENCE = 5
 
 
 @dataclass(frozen=True)
-class PPDSparseParameters:
-    """Parameters of the model, validated once, stored beside it; nothing here depends on the machine.
+class PPDSparseParameters(Parameters):
+    """Parameters of PPDSparse: what they do stands beside each."""
 
-    lam >= 0: l1 weight. tau > 0: l2 weight. C > 0: weight of the loss. loss: "squared_hinge" or "hinge". bias: whether
-    there is a bias feature. tol: largest |dG/da_i| over all rows at which a class is done (at least 1e-5: scores are
-    float32). rounds: solves of every class, unless it is done before. max_rounds: solves of a class at most, None for
-    no cap: classes whose duality gap is still above 2 % of their objective go on so far, if that is worth it (their gaps
-    are more than 0.5 % of the objective of all). epochs, last_epochs: passes over the active set in a round, and from
-    the last of `rounds` on. added: a round may add max(|A|, added) violators, four times as many beyond `rounds`.
-    Without a cap, which takes as many searches as the tolerance needs, a round does more, so that they are fewer: it
-    adds up to twice as many rows, those within 0.1 of violating too, and passes up to 5 epochs times over the active
-    set (until no active row violates); a class whose gap has not halved in five rounds is left as it is.
+    solver = "ppdsparse"
+    label = "PPDSparse"
 
-    Off at 0: prune: the finished model leaves out weights |w_j| < prune, the bias never. delta: between rounds a search
-    scores with R = ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights. min_value: it only sees entries
-    |x_ij| > min_value. The search after the last round is exact.
-    """
-
-    solver: ClassVar[str] = "ppdsparse"
-
-    lam: float = 0.01
-    tau: float = 1.0
-    C: float = 1.0
-    loss: str = "squared_hinge"
-    bias: bool = True
-    tol: float = 0.01
-    rounds: int = 3
-    max_rounds: int | None = 6
-    epochs: int = 2
-    last_epochs: int = 6
-    added: int = 50
-    prune: float = 0.0
-    delta: float = 0.0
-    min_value: float = 0.0
-
-    def __post_init__(self) -> None:
-        _number(self, "lam", 0.0, "[0, inf)")
-        _number(self, "tau", math.ulp(0.0), "(0, inf)")
-        _number(self, "C", math.ulp(0.0), "(0, inf)")
-        _number(self, "tol", 1e-5, "[1e-5, inf)")
-        for name in _OPTIONS:
-            _number(self, name, 0.0, "[0, inf)")
-        for name in ("rounds", "epochs", "last_epochs", "added"):
-            _whole(self, name)
-        if self.max_rounds is not None:
-            _whole(self, "max_rounds")
-        if self.loss not in LOSSES:
-            raise InputError(f"The 'loss' parameter of PPDSparse must be one of {LOSSES}. Got {self.loss!r} instead.")
-        if not isinstance(self.bias, bool):
-            raise InputError(f"The 'bias' parameter of PPDSparse must be true or false. Got {self.bias!r} instead.")
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> PPDSparseParameters:
-        """Parameters by name. Raises InputError for a name that is none."""
-        names = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise InputError(f"PPDSparse has no parameter {name!r}: it has {', '.join(names)}")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; without the options that are off, so that a model without them keeps its digest."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONS}
+    lam: float = parameter(0.01, Number("Weight of the l1 term; larger: fewer weights."))
+    tau: float = parameter(1.0, Number("Weight of the l2 term.", open_least=True))
+    C: float = parameter(
+        1.0,
+        Number(
+            "Weight of the loss. 2 here is 1 in LIBLINEAR, DiSMEC and PPDSparse's own program, whose squared hinge has no "
+            "half.",
+            open_least=True,
+        ),
+    )
+    loss: str = parameter("squared_hinge", Choice("Loss of a score.", options=LOSSES))
+    bias: bool = parameter(True, Flag("Whether each class has a bias, which the l1 term spares."))
+    tol: float = parameter(
+        0.01,
+        Number(
+            "A class is done when no |dG/da_i| over all rows is larger. Scores are float32: it cannot be below 1e-5.",
+            least=1e-5,
+        ),
+    )
+    rounds: int = parameter(3, Whole("Solves of every class, unless it is done before."))
+    max_rounds: int | None = parameter(
+        6,
+        Whole(
+            "Solves of a class at most. Beyond `rounds` only classes go on whose duality gap is above 2 % of their objective, "
+            "and only while these gaps together are more than 0.5 % of the objective of all. none: no cap; a class goes on "
+            "until it is within tol, or until its gap has not halved in five rounds.",
+            none=True,
+        ),
+    )
+    epochs: int = parameter(
+        2, Whole("Passes over the active set in a round; without a cap on rounds five times as many.")
+    )
+    last_epochs: int = parameter(6, Whole("Passes over the active set from the last of `rounds` on."))
+    added: int = parameter(
+        50,
+        Whole(
+            "A round may add max(|A|, added) violators to the active set A; four times as many beyond `rounds`, twice as "
+            "many without a cap on rounds."
+        ),
+    )
+    prune: float = parameter(
+        0.0,
+        Number(
+            "The finished model leaves out weights |w_j| below it, the bias never. Objective and gap are those before. 0: off.",
+            unsaid=True,
+        ),
+    )
+    delta: float = parameter(
+        0.0,
+        Number(
+            "Searches between rounds take scores from ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights; try 2. "
+            "The last search is exact. 0: off.",
+            unsaid=True,
+        ),
+    )
+    min_value: float = parameter(
+        0.0,
+        Number(
+            "Searches between rounds see only entries |x_ij| above it; try 0.1 for rows of length one. The last search is "
+            "exact. 0: off.",
+            unsaid=True,
+        ),
+    )
 
     @property
     def approximate(self) -> bool:
@@ -165,17 +170,3 @@ class PPDSparseParameters:
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""
         return np.asarray(scores > np.float32(self.tol - 1.0))
-
-
-def _number(parameters: PPDSparseParameters, name: str, least: float, interval: str) -> None:
-    value = getattr(parameters, name)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < math.inf
-    if not good:
-        raise InputError(f"The '{name}' parameter of PPDSparse must be a float in {interval}. Got {value!r} instead.")
-    object.__setattr__(parameters, name, float(value))  # 2 and 2.0 are one parameter, with one digest
-
-
-def _whole(parameters: PPDSparseParameters, name: str) -> None:
-    value = getattr(parameters, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"The '{name}' parameter of PPDSparse must be an int in [1, inf). Got {value!r} instead.")

@@ -38,9 +38,10 @@ from xmc_stream.methods.ppdsparse.state import (
 )
 from xmc_stream.models.linear.tiles import Run, TileSizes, drop_tiles
 from xmc_stream.models.linear.units import tiles_of, units_of_run
+from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
-from xmc_stream.store.model import UNIT, StoredModel, Unit, new_unit, starts_of, unit_of, unit_path
+from xmc_stream.store.model import UNIT
 
 _CLASS_BYTES = 320  # of a class in a solve job: two times its figures, and some 25 numbers
 _USED_SHARE = 8  # rough searches go on while one in so many of the rows they bring in is of use
@@ -141,7 +142,7 @@ class PPDSparseRun:
     def __post_init__(self) -> None:
         if self.warm_start:
             self.parameters = self.parameters.warm(
-                self._of_start, learned_from(StoredModel(self.warm_start), self.dataset)
+                self._of_start, learned_from(LinearWeights(self.warm_start), self.dataset)
             )
 
     @cached_property
@@ -173,7 +174,11 @@ class PPDSparseRun:
                 break
             make_folder(self._state(f"solve-{round_}"))
             solves = yield Phase(
-                f"round {round_ + 1}: solve", self._solve_jobs(round_, files, rough), unit="round", number=round_ + 1
+                f"round {round_ + 1}: solve",
+                self._solve_jobs(round_, files, rough),
+                unit="round",
+                number=round_ + 1,
+                gathers=True,
             )
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
@@ -214,7 +219,7 @@ class PPDSparseRun:
 
     @cached_property
     def _of_start(self) -> dict[str, float]:
-        return weights_of_terms(StoredModel(self.warm_start))
+        return weights_of_terms(LinearWeights(self.warm_start))
 
     @property
     def _start_slope(self) -> float:
@@ -226,10 +231,10 @@ class PPDSparseRun:
         files: list[FoundFile] = []
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
-            starts = yield Phase("warm start: weights", self._start_jobs())
+            starts = yield Phase("warm start: weights", self._start_jobs(), gathers=True)
             files, _ = yield from self._search(0, False, starts)
         make_folder(self._state("solve-0"))
-        solves = yield Phase("round 1: solve", self._solve_jobs(0, files), unit="round", number=1)
+        solves = yield Phase("round 1: solve", self._solve_jobs(0, files), unit="round", number=1, gathers=True)
         self._drop_before(0)
         return solves
 

@@ -20,11 +20,11 @@ from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, cl
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
 from xmc_stream.models.linear.tiles import Tile, make_tile, shared_cache, tile_width
+from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
-from xmc_stream.store.model import Unit
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
 

@@ -50,9 +50,9 @@ from xmc_stream.methods.ppdsparse.state import (
 )
 from xmc_stream.methods.ppdsparse.streaming import Weights
 from xmc_stream.models.linear.tiles import EIGHTH, TileSizes, drop_tiles
+from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
-from xmc_stream.store.model import Unit
 
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 

@@ -15,19 +15,19 @@ from xmc_stream.methods.ppdsparse.solve import search_sizes, search_tiles, set_e
 from xmc_stream.methods.ppdsparse.solver import warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, INSIDE, ROOM, new_unit_state
 from xmc_stream.models.linear.tiles import drop_tiles
+from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.model import StoredModel, Unit
 from xmc_stream.store.nodes import understood
 
 
-def weights_of_terms(model: StoredModel) -> dict[str, float]:
+def weights_of_terms(model: LinearWeights) -> dict[str, float]:
     """lam, tau and C that a model was trained with, those that its method has."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
         return {name: float(params[name]) for name in ("lam", "tau", "C") if params.get(name) is not None}
 
 
-def learned_from(model: StoredModel, dataset: Dataset) -> bool:
+def learned_from(model: LinearWeights, dataset: Dataset) -> bool:
     """Whether a model was trained on a dataset."""
     with understood(model.path / "zarr.json"):
         return bool(model.attributes["data"]["fingerprint"] == dataset.fingerprint)
@@ -55,7 +55,7 @@ class StartJob:
     def run(self) -> Receipt:
         """Write; the receipt has the sizes that the search is planned from."""
         drop_tiles()
-        dataset, model = Dataset(self.data), StoredModel(self.model)
+        dataset, model = Dataset(self.data), LinearWeights(self.model)
         n_samples, n_features = dataset.n_samples, dataset.n_features
         first, last = self.unit
         Y, n_bytes = dataset.Y_columns(), 0

@@ -20,10 +20,10 @@ from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, plan_predict, use_tile
 from xmc_stream.models.linear.tiles import drop_tiles
-from xmc_stream.models.ranking import barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.models.ranking import calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import write_predictions
 
 _HITS, _PREDICTED, _TRUE = range(3)  # rows of a job's counts over labels
@@ -33,7 +33,7 @@ _HITS, _PREDICTED, _TRUE = range(3)  # rows of a job's counts over labels
 class FigureJob:
     """Rows [start, stop): predictions as a PredictJob's, and the file `counts`, see `read_counts`.
 
-    A pair of `barred` is not true and scores -inf.
+    A pair of `filtered` is not true and scores -inf.
     """
 
     model: str
@@ -46,7 +46,7 @@ class FigureJob:
     counts: str
     sizes: PredictPlan
     max_rows: int
-    barred: str
+    filtered: str
 
     @property
     def key(self) -> str:
@@ -55,29 +55,29 @@ class FigureJob:
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
-        model, dataset = StoredModel(self.model), Dataset(self.data)
+        model, dataset = LinearWeights(self.model), Dataset(self.data)
         X, Y = dataset.X_rows(), dataset.Y_rows()
         labels, scores = no_predictions(self.stop - self.start, self.k)
         counts = np.zeros((3, dataset.n_labels), np.int32)
         n_blocks = auc = 0
-        matrices = [X, Y, *barred_matrix(self.barred)]
+        matrices = [X, Y, *filter_matrix(self.filtered)]
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, y, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
+        for x, y, *filters in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
-            auc += self._count(model, x, y, barred, labels[mine], scores[mine], counts)
+            auc += self._count(model, x, y, filters, labels[mine], scores[mine], counts)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         write_counts(Path(self.counts), counts)
         return {"auc": auc, "bytes_read": X.bytes_read + Y.bytes_read, "row_blocks": n_blocks}
 
     def _count(
-        self, model: StoredModel, x: Block, y: Block, barred: list[Block], labels: NDArray[np.int64],
+        self, model: LinearWeights, x: Block, y: Block, filters: list[Block], labels: NDArray[np.int64],
         scores: NDArray[np.float32], counts: NDArray[np.int32],
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y_indptr, y_indices = y.indptr, y.indices
-        if barred:
-            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *barred_pairs(barred))
+        if filters:
+            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *filter_pairs(filters))
         positives = np.empty(len(y_indices), np.float32)
         for run in reversed(self.sizes.tiles):  # so that a cache that is too small holds what comes first below
             with use_tile(model, run, self.sizes) as tile:
@@ -97,7 +97,7 @@ class FigureJob:
                 count_above(
                     x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
                     tile.weights, tile.bias, calibration_of(model, run.first, run.last),
-                    np.empty(len(tile.bias), np.float32), labels, scores, *barred_pairs(barred), y_indptr, positives,
+                    np.empty(len(tile.bias), np.float32), labels, scores, *filter_pairs(filters), y_indptr, positives,
                     threshold, counts[_PREDICTED], above,
                 )  # fmt: skip
             del tile
@@ -130,7 +130,7 @@ class FigureRun(PredictRun):
             FigureJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k,
                 self.threshold, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
-                self.barred,
+                self.filtered,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

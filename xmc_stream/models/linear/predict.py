@@ -1,4 +1,4 @@
-"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit; pairs may be barred."""
+"""Prediction jobs: the exact top k of a range of rows, over all classes, unit by unit; pairs may be filtered."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.ranking import top_k
 from xmc_stream.models.linear.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
-from xmc_stream.models.ranking import RESULT_BYTES, barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream, stream_bytes
-from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
@@ -60,7 +60,7 @@ class PredictPlan:
 
 
 def plan_predict(
-    plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, pairs: bool = False, held: int = 0
+    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, held: int = 0
 ) -> PredictPlan:
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
@@ -95,7 +95,9 @@ def plan_predict(
     return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
 
 
-def predict_needs(plan: MemoryPlan, model: StoredModel, dataset: Dataset, k: int, sizes: PredictPlan) -> dict[str, int]:
+def predict_needs(
+    plan: MemoryPlan, model: LinearWeights, dataset: Dataset, k: int, sizes: PredictPlan
+) -> dict[str, int]:
     """Bytes by component that a prediction comes to hold; what is planned and stays untouched left out."""
     t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
     rows = min(sizes.rows_per_job, n)
@@ -129,7 +131,7 @@ class PredictProbe:
 
     def run(self) -> Receipt:
         """Make and score."""
-        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
         began = time.perf_counter()
         block = X.block(0, min(_PROBE_ROWS, X.n_lines))
         read = time.perf_counter() - began
@@ -143,7 +145,7 @@ class PredictProbe:
             top_k(
                 block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
                 tile.weights, tile.bias, calibration_of(model, run.first, run.last), np.empty(len(tile.bias), np.float32),
-                labels, scores, *barred_pairs([]),
+                labels, scores, *filter_pairs([]),
             )  # fmt: skip
             rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
@@ -155,7 +157,7 @@ class PredictProbe:
 class PredictJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
 
-    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
     """
 
     model: str
@@ -166,7 +168,7 @@ class PredictJob:
     out: str
     sizes: PredictPlan
     max_rows: int
-    barred: str
+    filtered: str
     raw: bool = False
 
     @property
@@ -176,19 +178,19 @@ class PredictJob:
 
     def run(self) -> Receipt:
         """Predict."""
-        model, X = StoredModel(self.model), Dataset(self.data).X_rows()
+        model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
         labels, scores = no_predictions(self.stop - self.start, self.k)
         n_blocks = 0
-        matrices = [X, *barred_matrix(self.barred)]
+        matrices = [X, *filter_matrix(self.filtered)]
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
-        for x, *barred in stream(matrices, most, self.start, self.stop, self.max_rows):
+        for x, *filters in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             for run in self.sizes.tiles:  # in ascending order of classes
                 with use_tile(model, run, self.sizes) as tile:
                     top_k(
                         x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
                         tile.weights, tile.bias, calibration_of(model, run.first, run.last, self.raw),
-                        np.empty(len(tile.bias), np.float32), labels[mine], scores[mine], *barred_pairs(barred),
+                        np.empty(len(tile.bias), np.float32), labels[mine], scores[mine], *filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
             n_blocks += 1
@@ -197,14 +199,14 @@ class PredictJob:
 
 
 @contextmanager
-def use_tile(model: StoredModel, run: Run, sizes: PredictPlan) -> Iterator[Tile]:
+def use_tile(model: LinearWeights, run: Run, sizes: PredictPlan) -> Iterator[Tile]:
     """The tile of a run, from the cache or made."""
     cache = shared_cache(sizes.cache_bytes)
     with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
         yield tile
 
 
-def _make_tile(model: StoredModel, run: Run) -> Tile:
+def _make_tile(model: LinearWeights, run: Run) -> Tile:
     unit = model.unit_of(run.first)
     mine = slice(run.first - unit.first, run.last - unit.first)
     weights = model.unit_weights(unit)
@@ -217,34 +219,39 @@ def _make_tile(model: StoredModel, run: Run) -> Tile:
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
 
 
+def check_features(model: LinearWeights, dataset: Dataset) -> None:
+    """Raise InputError where they do not match."""
+    if dataset.n_features != model.n_features:
+        raise InputError(
+            f"{dataset.path} has {dataset.n_features} features and the model {model.path} has "
+            f"{model.n_features}: convert the data again with --like and the training set"
+        )
+
+
 @dataclass
 class PredictRun:
     """The jobs of one prediction; raw: by the scores before calibration."""
 
-    model: StoredModel
+    model: LinearWeights
     dataset: Dataset
     k: int
     out: Path
     plan: MemoryPlan
-    barred: str = ""
+    filtered: str = ""
     raw: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.dataset.n_features != self.model.n_features:
-            raise InputError(
-                f"{self.dataset.path} has {self.dataset.n_features} features and the model {self.model.path} has "
-                f"{self.model.n_features}: convert the data again with --like and the training set"
-            )
+        check_features(self.model, self.dataset)
 
     def loop(self) -> Loop:
         """One phase; returns bytes and row blocks."""
         drop_tiles()
-        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k, bool(self.barred))
+        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k, bool(self.filtered))
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
-                self.plan.cuts.rows, self.barred, self.raw,
+                self.plan.cuts.rows, self.filtered, self.raw,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

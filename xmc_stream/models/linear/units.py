@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from xmc_stream.jobs.job import Ledger, Receipt
+from xmc_stream.models.linear.weights import Unit, plain_units, starts_of, units_from
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.model import UNIT, Unit, plain_units, starts_of, units_from
+from xmc_stream.store.model import UNIT
 
 WIDEST = 32  # times UNIT: classes of a unit; a job has numbers of each in memory
 _LEARNED = UNIT // 2  # classes of a wide unit that have positives

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,10 @@ from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.model import StoredModel
+from xmc_stream.store.nodes import understood, whole_of
 
+FACTORS = "factors"  # where a model has W (D x r) and H (K x r)
 CHUNK_BYTES = 4 * 2**20  # of a factor
 LINES = 4096  # read at a time where a run of columns is taken
 _ITEM = 4
@@ -174,3 +178,22 @@ def _take(source: Dense, cut: Cut) -> NDArray[np.float32]:
         lines = source.read(first, last)
         out[first:last, :width] = lines if lines.shape[1] == width else lines[:, cut[0] : cut[1]]
     return out
+
+
+class LowRankFactors(StoredModel):
+    """A model of two factors, whose scores are x W H^T. rank: their columns."""
+
+    def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
+        super().__init__(path, attributes)
+        self.rank = whole_of(self.path, self.attributes, "rank", 1)
+
+    @property
+    def bias_row(self) -> bool:
+        """Whether W has a last row for the bias."""
+        with understood(self.path / "zarr.json"):
+            return bool(self.attributes["params"]["bias"])
+
+    def factor(self, name: str) -> Factor:
+        """W (D x r) or H (K x r) of a low-rank model."""
+        n = self.n_features + self.bias_row if name == "W" else self.n_labels
+        return Factor(str(self.path / FACTORS / name), self.rank, n)

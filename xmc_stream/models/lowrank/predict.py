@@ -25,12 +25,11 @@ from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
-from xmc_stream.models.lowrank.factors import Cut, Panels
+from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
-from xmc_stream.models.ranking import RESULT_BYTES, barred_matrix, barred_pairs, calibration_of, no_predictions
+from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _HITS, _PREDICTED, _TRUE = range(3)
@@ -49,7 +48,9 @@ class ScorePlan:
         return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
 
-def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: int, held: int = 0) -> dict[str, int]:
+def score_needs(
+    plan: MemoryPlan, model: LowRankFactors, k: int, width: int, rows: int, held: int = 0
+) -> dict[str, int]:
     """Bytes by component: of the phase that needs more, so many columns or rows in a job. held: by each thread for itself."""
     t, r, width = plan.threads, model.rank, lanes(width)
     columns = {
@@ -64,7 +65,7 @@ def score_needs(plan: MemoryPlan, model: StoredModel, k: int, width: int, rows: 
     return max(columns, scores, key=lambda needs: sum(needs.values()))
 
 
-def plan_scores(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, held: int = 0) -> ScorePlan:
+def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int, held: int = 0) -> ScorePlan:
     """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError."""
     plan.refuse_unless(score_needs(plan, model, k, 1, CHUNK_ROWS, held), f"predicting on {plan.threads} threads")
     at_once = plan.threads * plan.processes
@@ -85,7 +86,7 @@ def plan_scores(plan: MemoryPlan, model: StoredModel, n_samples: int, k: int, he
 class ScoreJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
 
-    barred: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
     """
 
     model: str
@@ -95,7 +96,7 @@ class ScoreJob:
     k: int
     out: str
     scores: Panels
-    barred: str
+    filtered: str
     raw: bool = field(default=False, kw_only=True)
 
     @property
@@ -106,24 +107,24 @@ class ScoreJob:
     def run(self) -> Receipt:
         """Predict."""
         labels, best = no_predictions(self.stop - self.start, self.k)
-        model = StoredModel(self.model)
+        model = LowRankFactors(self.model)
         with one_blas_thread():
             for first in range(self.start, self.stop, BLOCK):
                 last = min(first + BLOCK, self.stop)
-                mine, pairs = slice(first - self.start, last - self.start), self._barred(first, last)
+                mine, pairs = slice(first - self.start, last - self.start), self._filtered(first, last)
                 for low, tile in self._tiles(model, self.scores.read(first, last)):
                     fold_top_k(tile, low, *pairs, labels[mine], best[mine])
         write_predictions(Path(self.out), self.start, labels, best)
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
-    def _tiles(self, model: StoredModel, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by tiles of classes, see `lowrank.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
             calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile
 
-    def _barred(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        return barred_pairs([matrix.block(first, last) for matrix in barred_matrix(self.barred)])
+    def _filtered(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        return filter_pairs([matrix.block(first, last) for matrix in filter_matrix(self.filtered)])
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class ScoreFiguresJob(ScoreJob):
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
-        model, Y = StoredModel(self.model), Dataset(self.data).Y_rows()
+        model, Y = LowRankFactors(self.model), Dataset(self.data).Y_rows()
         labels, best = no_predictions(self.stop - self.start, self.k)
         counts, auc = np.zeros((3, model.n_labels), np.int32), 0
         with one_blas_thread():
@@ -153,11 +154,11 @@ class ScoreFiguresJob(ScoreJob):
         return {"auc": auc, "bytes_read": Y.bytes_read, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _count(
-        self, model: StoredModel, Y: SparseMatrix, first: int, last: int, labels: NDArray[np.int64],
+        self, model: LowRankFactors, Y: SparseMatrix, first: int, last: int, labels: NDArray[np.int64],
         best: NDArray[np.float32], counts: NDArray[np.int32],
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
-        y, pairs, a = Y.block(first, last), self._barred(first, last), self.scores.read(first, last)
+        y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
         y_indptr, y_indices = y.indptr, y.indices
         if len(pairs[0]):
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
@@ -179,12 +180,12 @@ class ScoreFiguresJob(ScoreJob):
 class ScoreRun:
     """The jobs of one prediction by a low-rank model; with a folder for counts, of an evaluation."""
 
-    model: StoredModel
+    model: LowRankFactors
     dataset: Dataset
     k: int
     out: Path
     plan: MemoryPlan
-    barred: str = ""
+    filtered: str = ""
     threshold: float = 0.0
     folder: Path | None = None
     raw: bool = field(default=False, kw_only=True)
@@ -214,7 +215,7 @@ class ScoreRun:
             about = str(model.path), str(self.dataset.path)
             jobs: list[ScoreJob] = []
             for start, stop in sizes.ranges(n):
-                common = (*about, start, stop, self.k, str(self.out), scores, self.barred)
+                common = (*about, start, stop, self.k, str(self.out), scores, self.filtered)
                 if self.folder:
                     counts = str(self.folder / f"counts-{start}")
                     jobs.append(ScoreFiguresJob(*common, self.threshold, counts, raw=self.raw))

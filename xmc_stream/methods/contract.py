@@ -1,0 +1,112 @@
+"""What a method of learning is: what training, planning, estimators and commands ask of it, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Job, Ledger, Loop, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.methods.parameters import Parameters
+from xmc_stream.models.model import Model
+from xmc_stream.store.dataset import Dataset
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned. warm_start: the model to begin from, if there is one."""
+
+    dataset: Dataset
+    parameters: Any
+    seed: int
+    warm_start: Model | None = None
+
+
+class Run(Protocol):
+    """One training: `loop` yields phases of jobs, is sent their receipts, and returns attributes of the model."""
+
+    def loop(self) -> Loop: ...
+
+
+@dataclass(frozen=True)
+class Redo:
+    """What is done again as a folder of state is damaged.
+
+    damage: for the message; key: the job that it says so of. forget: keys of finished jobs that are to be done again.
+    undo: keys that are taken out of the ledger as if they had never been done. remove: folders.
+    """
+
+    damage: str
+    key: str
+    forget: Sequence[str] = ()
+    undo: Sequence[str] = ()
+    remove: Sequence[Path] = field(default=())
+
+
+class Method(ABC):
+    """A method of learning. It has no state: all that a training is lies in its run and on disk.
+
+    name: behind `--solver` and in models. title: one line of help. parameters: their class. kind: of its models, see
+    `models.model`. presets: names under which it is offered with other defaults.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    parameters: ClassVar[type[Parameters]]
+    kind: ClassVar[str] = "linear"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    figures: ClassVar[Sequence[str]] = ()  # names of attributes that the report of a training shows
+
+    def check(self, task: Task) -> None:
+        """Raise InputError where the task is none for this method."""
+        if task.warm_start is not None:
+            raise InputError(f"{self.name} takes no warm start: leave it out")
+
+    def reads_mask(self, parameters: Any) -> bool:
+        """Whether a training reads the mask of known pairs."""
+        return False
+
+    @abstractmethod
+    def warm_up(self, task: Task) -> Job:
+        """A job that loads the kernels of a training."""
+
+    @abstractmethod
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> Forecaster:
+        """Foresees a training. once: runs a probe, within the plan. Raises MemoryLimitError where the probe does not fit."""
+
+    @abstractmethod
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> Run:
+        """A training into the folder of an unfinished model. foreseen: by the forecaster, for the same plan."""
+
+    @abstractmethod
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """The key of the job that made a folder of state, or a part of the model; None where it cannot be done again."""
+
+    def sealed(self, folder: Path) -> bool:
+        """Whether a folder of state has a seal."""
+        return False
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """What to do about damaged folders, or of one that nothing can be done about, the damage.
+
+        damaged: what is wrong with each; keys: of all jobs that are done.
+        """
+        found: list[Redo | str] = []
+        for folder, damage in damaged.items():
+            key = self.made_by(work, folder, warm_start)
+            found.append(damage if key is None else Redo(damage, key, forget=[key]))
+        return found
+
+    def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: Any) -> dict[str, int]:
+        """Sums over the receipts of a run, by key, beside those that every run has."""
+        return {}
+
+    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+        """Lines about a finished training, for people. figures: its report."""
+        return [f"objective {figures['objective']:.6g}"]

@@ -1,0 +1,193 @@
+"""Parameters of a method, each declared once.
+
+A field says its name, type, range, default and what it does. From that come checks, `--set`, `--help`, `get_params`, the
+docstring of the estimator and the JSON that is stored with a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from xmc_stream.errors import InputError
+
+_RULE = "rule"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is 0, which is off."""
+
+    help: str
+    unsaid: bool = dataclasses.field(default=False, kw_only=True)
+
+    def what(self) -> str:
+        """Type and range in words."""
+        raise NotImplementedError
+
+    def taken(self, value: Any) -> Any:
+        """The value as it is kept. Raises ValueError where it may not be."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Number(Rule):
+    """A float from `least` to `most`; open_least, open_most: these themselves are out. none: None is allowed too."""
+
+    least: float = 0.0
+    most: float = math.inf
+    open_least: bool = False
+    open_most: bool = True
+    none: bool = False
+    several: bool = False
+
+    def what(self) -> str:
+        """As "float in [0, inf)"."""
+        low, high = "[("[self.open_least], "])"[self.open_most]
+        words = f"float in {low}{self.least:g}, {self.most:g}{high}"
+        return words + (", or several" if self.several else "") + (", or none" if self.none else "")
+
+    def taken(self, value: Any) -> Any:
+        """A float, so that 2 and 2.0 are one parameter; a tuple of several."""
+        if self.none and value is None:
+            return None
+        if self.several and isinstance(value, (tuple, list)):
+            if not value:
+                raise ValueError
+            return tuple(self._one(item) for item in value)
+        return self._one(value)
+
+    def _one(self, value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError
+        low = value > self.least if self.open_least else value >= self.least
+        high = value < self.most if self.open_most else value <= self.most
+        if not (low and high):
+            raise ValueError
+        return float(value)
+
+
+@dataclass(frozen=True)
+class Whole(Rule):
+    """An int from `least` on; none: None is allowed too."""
+
+    least: int = 1
+    none: bool = False
+
+    def what(self) -> str:
+        """As "int in [1, inf)"."""
+        return f"int in [{self.least}, inf)" + (", or none" if self.none else "")
+
+    def taken(self, value: Any) -> Any:
+        """As it is."""
+        if self.none and value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Choice(Rule):
+    """One of some words."""
+
+    options: Sequence[str] = ()
+
+    def what(self) -> str:
+        """As "one of full, given"."""
+        return f"one of {', '.join(self.options)}"
+
+    def taken(self, value: Any) -> Any:
+        """As it is."""
+        if value not in self.options:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Flag(Rule):
+    """True or false."""
+
+    def what(self) -> str:
+        """The two words."""
+        return "true or false"
+
+    def taken(self, value: Any) -> Any:
+        """As it is."""
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+
+def parameter(default: Any, rule: Rule) -> Any:
+    """A field of `Parameters`."""
+    return field(default=default, metadata={_RULE: rule})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of a model, checked once, stored beside it; nothing here depends on the machine.
+
+    solver: the method's name; label: its estimator's, for messages.
+    """
+
+    solver: ClassVar[str]
+    label: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, rule in self.rules().items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, rule.taken(value))
+            except ValueError:
+                article = "an " if rule.what().startswith("int") else "a " if rule.what().startswith("float") else ""
+                raise InputError(
+                    f"The '{name}' parameter of {self.label} must be {article}{rule.what()}. Got {value!r} instead."
+                ) from None
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raise InputError for values that do not go together."""
+
+    @classmethod
+    def rules(cls) -> dict[str, Rule]:
+        """What each may be, in the order of their declaration."""
+        return {declared.name: declared.metadata[_RULE] for declared in fields(cls)}
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The default of each."""
+        return {declared.name: declared.default for declared in fields(cls) if declared.default is not MISSING}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Parameters by name. Raises InputError for a name that is none."""
+        for name in values:
+            if name not in cls.rules():
+                raise InputError(f"{cls.label} has no parameter {name!r}: it has {', '.join(cls.rules())}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; without what is off, so that a model without such options keeps its digest."""
+        values = {name: getattr(self, name) for name in self.rules()}
+        return {name: value for name, value in values.items() if value or not self.rules()[name].unsaid}
+
+    @classmethod
+    def described(cls) -> str:
+        """All of them for a docstring, in NumPy's style."""
+        parts = []
+        for name, rule in cls.rules().items():
+            text = textwrap.indent(textwrap.fill(rule.help, 108), "    ")
+            parts.append(f"{name} : {rule.what()}, default {spelled(cls.defaults()[name])}\n{text}")
+        return "\n".join(parts)
+
+
+def spelled(value: Any) -> str:
+    """A value as it is written behind `--set NAME=`."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

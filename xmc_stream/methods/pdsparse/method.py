@@ -1,0 +1,150 @@
+"""PD-Sparse as a method: see `methods.contract`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.jobs.job import Job, Ledger, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.methods.contract import Figures, Method, Redo, Task
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.passes import PassProbe
+from xmc_stream.methods.pdsparse.plan import pass_needs, plan_pass
+from xmc_stream.methods.pdsparse.run import PDSparseRun, most_passes
+from xmc_stream.methods.pdsparse.warm import WarmUp
+from xmc_stream.models.linear.weights import finalise_key
+
+
+@dataclass(frozen=True)
+class PassForecaster(Forecaster):
+    """At most so many passes; its tables grow as they are needed."""
+
+    task: Task
+    once: Callable[[Job], Receipt]
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether tables and a group of rows fit."""
+        plan_pass(plan, self.task.dataset, self.task.parameters)
+
+    def figures(self, plan: MemoryPlan) -> Figures:
+        """By a probe of the first rows."""
+        dataset, parameters = self.task.dataset, self.task.parameters
+        sizes = plan_pass(plan, dataset, parameters)
+        probe = self.once(PassProbe(str(dataset.path), parameters, self.task.seed, sizes))
+        passes = most_passes(parameters, dataset.n_samples)
+        n_bytes = passes * (dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4)
+        return {
+            "passes": passes,
+            "at_most": True,
+            "bytes_read": n_bytes,
+            "bytes_streamed": n_bytes,
+            "bytes_gathered": 0,
+            "peak_phase": "pass",
+            "peak_parts": {**pass_needs(dataset, parameters), "tables, at most": probe["tables"]},
+            "seconds": round(passes * probe["seconds"] * dataset.n_samples, 1),
+            "threads": 1,
+        }
+
+
+class PDSparseMethod(Method):
+    """Max-margin learning of all classes at once (Yen et al. 2016)."""
+
+    name = "pdsparse"
+    title = "PD-Sparse: max-margin learning of all classes at once, sparse in weights and dual variables"
+    parameters = PDSparseParameters
+    figures = (
+        "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",
+        "history",
+    )  # fmt: skip
+
+    def warm_up(self, task: Task) -> Job:
+        """Train on a few rows."""
+        return WarmUp()
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PassForecaster:
+        """It probes when it is asked for figures."""
+        return PassForecaster(task, once)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> PDSparseRun:
+        """Pass after pass."""
+        return PDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """Units by finalise, the weights of all by a job of its own; for passes see `redo`."""
+        kind, name = folder.parts[-2:]
+        if kind == "units":
+            return finalise_key(name)
+        return "weights" if kind == "weights" else None
+
+    def sealed(self, folder: Path) -> bool:
+        """Passes are."""
+        return pass_of(folder.parent.name) is not None
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """Where passes are damaged, all from the first of them on is done again."""
+        passes: dict[tuple[int, int], str] = {}
+        others = {}
+        for folder, damage in damaged.items():
+            if (of := pass_of(folder.parent.name)) is not None:
+                passes[of] = damage
+            else:
+                others[folder] = damage
+        found = super().redo(work, others, keys, warm_start)
+        if passes:
+            (stage, number), legs, folders = legs_again(work, passes, keys)
+            found.append(Redo(passes[min(passes)], f"pass/{stage}/{number}", undo=legs, remove=folders))
+        return found
+
+    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+        """Which pass is the best, and how near to the optimum it is."""
+        held = figures.get("held_out_P@1")
+        told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
+        skipped = (
+            f"; {figures['n_skipped']:,} rows without labels, or with all, left out" if figures["n_skipped"] else ""
+        )
+        return [
+            f"lam {figures['lam']:g}, the best of {figures['rounds']} passes is number {figures['best_pass']}{told}{skipped}",
+            f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap']:.2g}",
+        ]
+
+
+def pass_of(kind: str) -> tuple[int, int] | None:
+    """Stage and pass of PD-Sparse that a folder of state has its name from, if so."""
+    found = re.fullmatch(r"(?:dual|tables)-(\d+)-(\d+)", kind)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def legs_again(
+    work: Path, damaged: Iterable[tuple[int, int]], keys: Iterable[str]
+) -> tuple[tuple[int, int], list[str], list[Path]]:
+    """Where some passes are damaged: stage and pass that PD-Sparse goes back to the beginning of, legs to undo, folders
+    to remove.
+
+    That is behind the last pass before all damage, of its stage, whose files are all there (some are gone: what none goes
+    on from is not kept), or else the stage's beginning: it begins from nothing, or from a pass of an earlier one.
+    keys: of all jobs that are done.
+    """
+    legs: dict[tuple[int, int], list[int]] = {}
+    for key in keys:
+        kind, *place = key.split("/")
+        if kind == "pass":
+            stage, number, first = map(int, place)
+            legs.setdefault((stage, number), []).append(first)
+    stage, number = min(damaged)
+    while number and not _pass_is_there(work, stage, number - 1, legs.get((stage, number - 1), [])):
+        number -= 1
+    to = stage, number
+    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in legs.items() if (s, n) >= to for first in firsts]
+    folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
+    return to, undone, folders
+
+
+def _pass_is_there(work: Path, stage: int, number: int, legs: Sequence[int]) -> bool:
+    place = f"{stage}-{number}"
+    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in legs]
+    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(legs)[-1:]]
+    return bool(legs) and all(folder.exists() for folder in needed)

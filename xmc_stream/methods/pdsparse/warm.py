@@ -1,0 +1,37 @@
+"""Loading the kernels of a training by PD-Sparse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.pdsparse.run import PDSparseRun
+from xmc_stream.store.model import begin_model
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Train by PD-Sparse on a few rows."""
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    def run(self) -> Receipt:
+        """Compile, if that was never done, and load, once in a process."""
+        load_once(self, "pdsparse")
+        return {}
+
+    def load(self) -> None:
+        """Do it in a temporary folder."""
+        with a_few_rows() as dataset:
+            path = Path(dataset.path).parent
+            begin_model(path / "model.partial")
+            p = PDSparseParameters(max_passes=2, held_out=0.3, post_solve=True)
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
+            run_here(PDSparseRun(dataset, path / "model.partial", p, 0, plan, notes).loop(), notes)

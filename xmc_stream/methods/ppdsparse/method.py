@@ -1,0 +1,114 @@
+"""PPDSparse as a method: see `methods.contract`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Job, Ledger, Receipt
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.methods.contract import Figures, Method, Task
+from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.parameters import DISMEC, PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.probe import ProbeJob
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.solver import RowOrder
+from xmc_stream.methods.ppdsparse.warm import WarmUp
+from xmc_stream.models.linear.model import LinearModel
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.models.linear.weights import finalise_key
+
+_CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
+
+
+class PPDSparseMethod(Method):
+    """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
+
+    name = "ppdsparse"
+    title = "PPDSparse: one vector of weights for each class, l1 and l2 terms, class by class"
+    parameters = PPDSparseParameters
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
+    figures = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
+
+    def check(self, task: Task) -> None:
+        """A warm start needs weights by class, and as many features and labels."""
+        start = task.warm_start
+        if start is None:
+            return
+        if start.kind != self.kind:
+            raise InputError(f"{start.path} is a {start.kind} model, which has no weights by class to begin from")
+        if start.shape != (task.dataset.n_features, task.dataset.n_labels):
+            raise InputError(
+                f"{start.path} is a model of {start.n_features} features and {start.n_labels} labels, and "
+                f"{task.dataset.path} has {task.dataset.n_features} and {task.dataset.n_labels}: a warm start needs as many "
+                "of both"
+            )
+
+    def warm_up(self, task: Task) -> Job:
+        """Train on a few rows, with a large class where there may be one."""
+        order = RowOrder.of(task.dataset.n_samples, task.dataset.X_rows().nnz)
+        return WarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
+        """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
+        dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        plan.refuse_unless(
+            {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
+        )
+        sizes = solve_plan(plan, dataset, task.parameters, start is not None, cut_units(dataset))
+        probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
+        return PPDSparseForecaster(dataset, task.parameters, probe, start)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> PPDSparseRun:
+        """As many class blocks as were foreseen, or more."""
+        start = "" if task.warm_start is None else str(task.warm_start.path.absolute())
+        blocks = tuple(foreseen["class_blocks"])
+        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks)
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """Units by finalise, state by searches and solves."""
+        kind, name = folder.parts[-2:]
+        if kind == "units":
+            return finalise_key(name)
+        found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)
+        if found is None:
+            return None
+        what, round_ = found[1], int(found[2])
+        if what == "search":
+            plain = name.removeprefix("rough.")
+            return f"search/{round_}/{'rough/' if plain != name else ''}{plain.replace('.', '/')}"
+        if round_ == -1:
+            return f"start/{name}"
+        before = work / "state" / f"solve-{round_ - 1}" / name
+        return f"solve/{round_}/{name}" if before.exists() or (round_ == 0 and not warm_start) else None
+
+    def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: PPDSparseParameters) -> dict[str, int]:
+        """Blocks of a pass; multiply-adds of all searches, and of as many exact ones, where searches are approximate."""
+        blocks: dict[str, int] = {}
+        work = {"search": 0, "solve": 0}
+        for key, receipt in receipts:
+            kind = key.partition("/")[0]
+            if kind == "search":
+                searched = key.rsplit("/", 1)[0]
+                blocks[searched] = blocks.get(searched, 0) + receipt["row_blocks"]
+            if kind in work and not key.startswith("search/0/"):  # which a warm start begins with
+                work[kind] += receipt.get("work", 0)
+        figures = {"row_blocks": max(blocks.values(), default=0)}
+        if parameters.approximate:
+            figures |= {"search_work": work["search"], "search_work_exact": work["solve"]}
+        return figures
+
+    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+        """How near to the optimum the classes are."""
+        lines = [
+            f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
+            f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped short of tol"
+        ]
+        if figures["params"]["max_rounds"] is None and figures["n_open"]:
+            cure = "scale the rows (xmc-stream convert --normalize l2), or take a smaller C or a larger tol"
+            lines.append(f"these came no nearer to it: their gap did not halve in {PATIENCE} rounds; {cure}")
+        work, exact = figures.get("search_work"), figures.get("search_work_exact")
+        return [*lines, *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if work and exact else [])]

@@ -1,0 +1,87 @@
+"""Loading the kernels of a training by PPDSparse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.methods.ppdsparse.active_rows import disk_pairs
+from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
+from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse.state import new_unit_state
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model, finish_model, model_attributes
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Train on a few rows.
+
+    parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by.
+    """
+
+    parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
+    again: bool = False
+    large: bool = False
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    def run(self) -> Receipt:
+        """Compile, if that was never done, and load, once in a process."""
+        p = self.parameters
+        load_once(self, f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}")
+        return {}
+
+    def load(self) -> None:
+        """Do it in a temporary folder."""
+        with a_few_rows() as dataset:
+            path = Path(dataset.path).parent
+            work = path / "model.partial"
+            begin_model(work)
+            # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
+            # and it wants more rows than a leg has
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, leg=16)), Notes()
+            p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
+            result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.large:
+                self._stream(dataset, p, path)
+            if self.again:
+                finish_model(work, path / "model", model_attributes(dataset, p.solver, p.to_dict(), 0, result))
+                begin_model(work)
+                notes = Notes()
+                run_here(PPDSparseRun(dataset, work, p, 0, plan, notes, str(path / "model")).loop(), notes)
+
+    def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
+        """Solve class 0 with all rows streaming by."""
+        n, d = dataset.n_samples, dataset.n_features
+        sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
+        active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
+        solver = LargeClasses(
+            parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), False, lambda c: active,
+            lambda c, folder: disk_pairs(
+                folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
+            ),
+            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, 1.0,
+            path / "pairs",
+        )  # fmt: skip
+        slabs = SlabPairs(path / "slabs", 1, n, 1)
+        slabs.put(0, active, False)
+        slabs.arrange()
+        slabs.give_back(slabs.take([(0, n)]))
+        slabs.wake(np.ones(1, np.bool_))
+        slabs.close()
+        for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
+            with new_unit_state(path / name, 1, n, d) as writer:
+                solver.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)

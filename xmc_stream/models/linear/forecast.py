@@ -1,0 +1,74 @@
+"""What a prediction, or an evaluation, by weights of classes would do under a memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from xmc_stream.jobs.job import Job, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.models.linear.predict import (
+    PredictPlan,
+    PredictProbe,
+    check_features,
+    plan_predict,
+    predict_bytes,
+    predict_needs,
+)
+from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.store.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class PredictForecaster(Forecaster):
+    """See `Model.forecaster`."""
+
+    model: LinearWeights
+    dataset: Dataset
+    k: int
+    filtered: bool
+    evaluate: bool
+    once: Callable[[Job], Receipt]
+
+    def __post_init__(self) -> None:
+        check_features(self.model, self.dataset)
+
+    @property
+    def _of_labels(self) -> int:
+        return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
+
+    def _sizes(self, plan: MemoryPlan) -> PredictPlan:
+        pairs = self.filtered or self.evaluate
+        return plan_predict(plan, self.model, self.dataset.n_samples, self.k, pairs, self._of_labels)
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether the narrowest tile fits."""
+        self._sizes(plan)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """Whether every tile is made once."""
+        return self._sizes(plan).keeps_tiles
+
+    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+        """By a probe of a few tiles and rows."""
+        dataset, model, sizes = self.dataset, self.model, self._sizes(plan)
+        parts = predict_needs(plan, model, dataset, self.k, sizes)
+        if self.evaluate:
+            parts["counts of labels"] = plan.threads * self._of_labels
+        probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes))
+        n_bytes = predict_bytes(dataset, sizes, self.evaluate)
+        times = sizes.times_made(dataset)
+        work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz
+        work *= 1 + self.evaluate
+        return {
+            "passes": 1,
+            "row_blocks": sizes.row_blocks(dataset),
+            "bytes_read": n_bytes,
+            "bytes_streamed": n_bytes,
+            "bytes_gathered": 0,
+            "tiles_made": times,
+            "peak_parts": parts,
+            "seconds": round(work / (plan.threads * plan.processes) + probe["read"] * n_bytes + 0.5, 1),
+        }

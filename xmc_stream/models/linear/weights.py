@@ -1,0 +1,163 @@
+"""Weights of a model in units of classes by absolute id, as they lie on disk."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.store.chunks import read_small
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
+from xmc_stream.store.nodes import understood
+
+
+class Unit(NamedTuple):
+    """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
+
+    A wide one has several times UNIT classes, few of them with positives: see `jobs.units`.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def numbers(self) -> range:
+        """Which runs of UNIT classes it has."""
+        return range(self.first // UNIT, -(-self.last // UNIT))
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs and names of folders: "5", of a wide one "5-36"."""
+        return "-".join(str(number) for number in sorted({self.numbers[0], self.numbers[-1]}))
+
+
+def units_from(starts: Sequence[int], n_labels: int) -> list[Unit]:
+    """Units that begin at some classes, ascending from 0."""
+    return [Unit(*bounds) for bounds in itertools.pairwise([*starts, n_labels])]
+
+
+def plain_units(n_labels: int) -> list[Unit]:
+    """All classes in units of UNIT."""
+    return units_from(range(0, n_labels, UNIT), n_labels)
+
+
+def starts_of(units: Sequence[Unit]) -> dict[str, list[int]]:
+    """For the attributes of a model, or a ledger: where the units begin, if any is wide."""
+    wide = any(len(unit.numbers) > 1 for unit in units)
+    return {"units": [unit.first for unit in units]} if wide else {}
+
+
+def unit_of(units: Sequence[Unit], label: int) -> Unit:
+    """The unit, of units in ascending order, that has a class."""
+    return units[bisect_right(units, label, key=lambda unit: unit.first) - 1]
+
+
+def unit_path(model: Path, unit: Unit) -> Path:
+    """Where a unit of a model lies."""
+    return model / "units" / "-".join(f"{int(number):05d}" for number in unit.name.split("-"))
+
+
+def finalise_key(name: str) -> str:
+    """The key of the job that wrote a unit of a model, from the unit's folder."""
+    return "finalise/" + "-".join(str(int(number)) for number in name.split("-"))
+
+
+@dataclass
+class UnitWriter:
+    """weights: D x classes (csc), by class; bias (classes,); figures: named float64 arrays (classes,), for reports."""
+
+    weights: MatrixWriter
+    bias: NDArray[np.float32]
+    figures: dict[str, NDArray[np.float64]]
+
+
+@contextmanager
+def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
+    """A unit of a model under construction, under its name when the block ends well."""
+    with new_store(path, {}) as group:
+        shape = (n_features, n_classes)
+        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, np.float32, CHUNK_BYTES)
+        writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
+        yield writer
+        weights.close()
+        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.figures}
+        for name, values in arrays.items():
+            array = ArrayWriter(group, name, values.dtype)
+            array.append(values)
+            array.close()
+
+
+class LinearWeights(StoredModel):
+    """A model that has weights for each class, by units."""
+
+    def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
+        super().__init__(path, attributes)
+        self.units = plain_units(self.n_labels)
+        if "units" in self.attributes:
+            self.units = self._wide_units(self.attributes["units"])
+
+    def _wide_units(self, starts: Any) -> list[Unit]:
+        whole = isinstance(starts, list) and all(type(start) is int and start % UNIT == 0 for start in starts)
+        if not whole or starts[:1] != [0] or any(a >= b for a, b in itertools.pairwise([*starts, self.n_labels])):
+            raise StoreError(
+                f"{self.path} does not say which classes its units have: the store is damaged; train again"
+            )
+        return units_from(starts, self.n_labels)
+
+    def unit_of(self, label: int) -> Unit:
+        """The unit that has a class."""
+        return unit_of(self.units, label)
+
+    def unit_weights(self, unit: Unit) -> SparseMatrix:
+        """Weights of a unit (D x classes, csc)."""
+        weights = SparseMatrix(unit_path(self.path, unit) / "weights")
+        return weights.expect((self.n_features, unit.last - unit.first), "csc_matrix", np.float32)
+
+    def unit_array(self, unit: Unit, name: str = "bias") -> NDArray[Any]:
+        """The bias, or another array with an entry for each class of a unit."""
+        dtype = np.float32 if name == "bias" else np.float64
+        return read_small(unit_path(self.path, unit), name, unit.last - unit.first, dtype)
+
+    @property
+    def tiles(self) -> list[list[tuple[int, int, int, int]]]:
+        """Of each UNIT classes, runs of classes: first, last, bytes of their tile, weights.
+
+        Together they hold every class. Raises StoreError where they do not.
+        """
+        runs: list[list[tuple[int, int, int, int]]] = []
+        with understood(self.path / "zarr.json"):
+            plain = plain_units(self.n_labels)
+            for unit, (of_unit, (low, end)) in enumerate(zip(self.attributes["tiles"], plain, strict=True)):
+                runs.append([(first, last, size, weights) for first, last, size, weights in of_unit])
+                done = low
+                for first, last, size, weights in sorted(runs[-1]):
+                    whole = all(type(number) is int for number in (first, last, size, weights))
+                    if not (whole and low <= first < last <= end and first <= done and size >= 0 <= weights):
+                        raise ValueError(f"tiles of unit {unit}: {(first, last, size, weights)}")
+                    done = max(done, last)
+                if done != end:
+                    raise ValueError(f"tiles of unit {unit} end with class {done}")
+        return runs
+
+    def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
+        """The units that have classes [first, last), and which of theirs these are, counted from their first."""
+        while first < last:
+            unit = self.unit_of(first)
+            end = min(last, unit.last)
+            yield unit, first - unit.first, end - unit.first
+            first = end
+
+    def classes(self, first: int, last: int) -> Block:
+        """Weights of classes [first, last) of one unit, behind a memory map."""
+        unit = self.unit_of(first)
+        return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)

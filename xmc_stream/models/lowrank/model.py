@@ -1,0 +1,106 @@
+"""Models of two factors: scores are x W H^T."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.check import common_model_jobs
+from xmc_stream.jobs.job import Job, Phase, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors
+from xmc_stream.models.lowrank.forecast import ScoreForecaster
+from xmc_stream.models.lowrank.predict import ScoreRun
+from xmc_stream.models.lowrank.warm import ScoreWarmUp
+from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT
+
+
+@dataclass(frozen=True)
+class CheckFactorsJob:
+    """W and H."""
+
+    model: str
+
+    @property
+    def key(self) -> str:
+        """The folder."""
+        return f"check/{FACTORS}"
+
+    def run(self) -> Receipt:
+        """Check; raises StoreError naming a chunk that is damaged, or another one's."""
+        model = LowRankFactors(self.model)
+        return {"checked_bytes": sum(model.factor(name).verify() for name in ("W", "H"))}
+
+
+class LowRankModel(LowRankFactors, Model):
+    """A model of factors W and H."""
+
+    kind = "low_rank"
+
+    def _more(self) -> str:
+        return f", rank {self.rank}"
+
+    def _hash_weights(self, update: Callable[[Any], None]) -> None:
+        for factor in (self.factor("W"), self.factor("H")):
+            for start in range(0, factor.n, UNIT):
+                update(factor.read(start, min(start + UNIT, factor.n)).data)
+
+    def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """W (D x r) and H (K x r), in memory: the scores of x are x W H^T.
+
+        W has a last row for the bias, if there is one.
+        """
+        w, h = self.factor("W"), self.factor("H")
+        return w.read(0, w.n), h.read(0, h.n)
+
+    def warm_up(self, evaluate: bool = False) -> Job:
+        """Predict, and evaluate, a few rows by small factors."""
+        return ScoreWarmUp()
+
+    def predicting(
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
+    ) -> ScoreRun:
+        """X W, then scores."""
+        return ScoreRun(self, dataset, k, out, plan, filtered, raw=raw)
+
+    def evaluating(
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+    ) -> ScoreRun:
+        """X W, then scores twice."""
+        return ScoreRun(self, dataset, k, out, plan, filtered, threshold, folder)
+
+    def forecaster(
+        self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
+    ) -> Forecaster:
+        """Without a probe."""
+        return ScoreForecaster(self, dataset, k, evaluate)
+
+    def check_jobs(self) -> Sequence[Job]:
+        """Seal, names, factors."""
+        return [*common_model_jobs(self), CheckFactorsJob(str(self.path))]
+
+    def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
+        """Sizes of W and H, and that all of them is finite."""
+        for name in ("W", "H"):
+            n = self.factor(name).n
+            folder = self.path / FACTORS / name
+            if not folder.exists():
+                checker.damage.append(f"{folder} is missing")
+            elif checker.whole(folder):
+                checker.expect_size(folder, n * self.rank, f"{FACTORS}/{name}")
+                checker.finite(folder)
+        yield from checker.lines({})
+
+    def weight_arrays(self) -> WeightArrays:
+        """Raises InputError: there are none."""
+        raise InputError(
+            f"{self.path} is a low-rank model, which has no sparse weights to export: take Model.factors()"
+        )
