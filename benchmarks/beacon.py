@@ -39,10 +39,11 @@ def active(path: Path) -> list[str]:
 
 def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream import cli
-    from xmc_stream.jobs import check, warm
+    from xmc_stream.jobs import check
     from xmc_stream.methods.pdsparse import passes
+    from xmc_stream.methods.pdsparse import warm as warm_passes
     from xmc_stream.methods.ppdsparse import run as ppdsparse
-    from xmc_stream.methods.ppdsparse import search, solve
+    from xmc_stream.methods.ppdsparse import search, solve, warm
     from xmc_stream.models.linear import predict
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -75,7 +76,7 @@ def main(path: Path, arguments: list[str]) -> None:
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
         (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.LegJob, "pass"),
         (passes.ObjectiveJob, "objective"), (passes.WeightsJob, "weights"), (passes.UnitJob, "finalise"),
-        (warm.WarmUp, "compilation"), (warm.PassWarmUp, "compilation"),
+        (warm.WarmUp, "compilation"), (warm_passes.WarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)
     SparseMatrix.gather = marked(SparseMatrix.gather, "gather")

@@ -32,8 +32,9 @@ import scipy.sparse
 from commands import machine, run
 from peer_programs import PEERS, TOP, Peer
 
-from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.methods.ppdsparse.warm import WarmUp
 from xmc_stream.metrics import RankingMetrics, inverse_propensity
+from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.matrix import SparseMatrix
@@ -258,7 +259,8 @@ def main(
             print(f"{peer.name}: skipped, {peer.package} is not installed (pip install 'xmc-stream[peers]')")
         else:
             programs.append(theirs(key, peer))
-    WarmUp(predict=True).run()  # no measured run compiles
+    WarmUp().run()  # no measured run compiles
+    LinearWarmUp(False).run()
     print(table_line(HEAD), "|" + "---|" * len(HEAD), sep="\n", flush=True)
     for name in names or SETS:
         with tempfile.TemporaryDirectory() as work:

@@ -39,12 +39,18 @@ def load_tool(name: str) -> ModuleType:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     if getattr(session.config.option, "numprocesses", None):
-        from xmc_stream.jobs.warm import LowRankWarmUp, PassWarmUp, WarmUp
+        from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
+        from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+        from xmc_stream.methods.ppdsparse.warm import WarmUp
+        from xmc_stream.models.linear.warm import LinearWarmUp
+        from xmc_stream.models.lowrank.warm import ScoreWarmUp
 
-        WarmUp(True, True, PPDSparseParameters(delta=1.0, min_value=0.1), again=True, large=True).run()
-        PassWarmUp().run()
-        LowRankWarmUp().run()
+        options = PPDSparseParameters(delta=1.0, min_value=0.1)
+        for job in (
+            WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
+        ):  # fmt: skip
+            job.run()
 
 
 @pytest.fixture(scope="session")

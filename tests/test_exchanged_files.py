@@ -15,11 +15,10 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.datasets.verify import StoreCheck
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.check import check_jobs, check_model_jobs
+from xmc_stream.jobs.check import check_jobs
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL, seal, take_inventory
-from xmc_stream.store.model import StoredModel
 from xmc_stream.store.nodes import CRCS
 from xmc_stream.store.predictions import Predictions
 
@@ -120,7 +119,7 @@ def test_a_model(twins: dict[str, tuple[Path, Path]], tmp_path: Path, kind: str)
                 with pytest.raises(StoreError, match=str(file)):
                     attempt()
         else:
-            run_all(check_model_jobs(StoredModel(store)))
+            run_all(xs.load_model(store).check_jobs())
     everything = {
         "linear": {f"units/00000/{name}" for name in ("bias", "objective", "duality_gap", "violation")}
         | {f"units/00000/weights/{name}" for name in ("indptr", "indices", "data")},

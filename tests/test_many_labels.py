@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import Cuts, MemoryPlan
+from xmc_stream.methods.contract import Task
+from xmc_stream.methods.ppdsparse.method import PPDSparseMethod
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.counts import read_counts, write_counts
-from xmc_stream.planning import probe_training
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.model import begin_model
 from xmc_stream.store.predictions import begin_predictions, finish_predictions, write_predictions
@@ -131,5 +132,5 @@ def test_a_training_whose_labels_cannot_be_planned_is_refused(millions: tuple[Pa
     dataset = Dataset(millions[1])
     plan = MemoryPlan(10**9, 400 * 10**6, 1)
     with pytest.raises(MemoryLimitError, match="sizes of 3000000 classes"):
-        probe_training(None, dataset, PPDSparseParameters(), 0, plan)  # type: ignore[arg-type]
+        PPDSparseMethod().forecaster(Task(dataset, PPDSparseParameters(), 0), plan, lambda job: job.run())
     assert dataset.most_positives() == dataset.label_counts().max()

@@ -24,11 +24,12 @@ from xmc_stream.datasets.verify import verify
 from xmc_stream.engine.events import read_events
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.check import CheckStateJob, legs_again
+from xmc_stream.jobs.check import CheckStateJob
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
+from xmc_stream.methods.pdsparse.method import legs_again
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import LegJob, _sessions, drop_session
 from xmc_stream.methods.pdsparse.plan import PassPlan
@@ -335,7 +336,7 @@ def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_
         left = sorted(folder for folder in two[1].glob(f"state/{kind}-*-*/*") if not folder.suffix)[0]
         folder = tmp_path / left.parent.name / left.name
         shutil.copytree(left, folder)
-        assert CheckStateJob(str(folder)).run()["damage"] == ""
+        assert CheckStateJob(str(folder), sealed=True).run()["damage"] == ""
         files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         assert {str(file.relative_to(folder).parent) for file in files} >= {f"{array}/c" for array in arrays} | set(
             arrays
@@ -344,12 +345,12 @@ def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_
             content = file.read_bytes()
             for at in rng.integers(len(content), size=8):
                 flip(file, at)
-                assert str(folder) in CheckStateJob(str(folder)).run()["damage"], (file, at)
+                assert str(folder) in CheckStateJob(str(folder), sealed=True).run()["damage"], (file, at)
                 file.write_bytes(content)
             os.truncate(file, len(content) - 1)
-            assert str(folder) in CheckStateJob(str(folder)).run()["damage"], file
+            assert str(folder) in CheckStateJob(str(folder), sealed=True).run()["damage"], file
             file.unlink()
-            assert str(folder) in CheckStateJob(str(folder)).run()["damage"], file
+            assert str(folder) in CheckStateJob(str(folder), sealed=True).run()["damage"], file
             file.write_bytes(content)
 
 

@@ -19,11 +19,12 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.search import SearchJob
 from xmc_stream.methods.ppdsparse.state import Found
+from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.predict import PredictJob, PredictRun
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import StoredModel, begin_model
+from xmc_stream.store.model import begin_model
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 
 CHUNK = 4096  # bytes: small, so that small data have many
@@ -115,7 +116,7 @@ def test_a_search_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, tmp_p
 
 
 def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trained: Path, tmp_path: Path) -> None:
-    model, n = StoredModel(trained), chunked.n_samples
+    model, n = LinearModel(trained), chunked.n_samples
     out = begin_predictions(tmp_path / "whole", n, model.n_labels, 5)
     phase = next(PredictRun(model, chunked, 5, out, PLAN).loop())  # one job has all rows: there are few
     (job,) = phase.jobs

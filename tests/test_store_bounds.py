@@ -23,14 +23,16 @@ from xmc_stream.errors import StoreError
 from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
 from xmc_stream.methods.ppdsparse.candidates import FoundFile, read_found
 from xmc_stream.methods.ppdsparse.state import UnitState, new_found, new_unit_state
+from xmc_stream.models.linear.model import LinearModel
+from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.lowrank.factors import Factor, new_factors
+from xmc_stream.models.model import load_model
 from xmc_stream.store import matrix as matrix_file
 from xmc_stream.store.chunks import are_apart
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Buffer, SparseMatrix, stream
-from xmc_stream.store.model import StoredModel
 from xmc_stream.store.names import Names
 from xmc_stream.store.nodes import Group
 from xmc_stream.store.predictions import Predictions
@@ -297,15 +299,13 @@ def use(path: Path, kind: str) -> None:
         predictions = Predictions(path)
         predictions.rows(0, predictions.n_samples)
     else:
-        model = StoredModel(path)
+        model = load_model(path)
         model.threshold  # noqa: B018
-        if model.rank:
-            for name in ("W", "H"):
-                factor = model.factor(name)
-                factor.read(0, factor.n)
-        else:
+        if isinstance(model, LinearModel):
             model.tiles, model.unit_array(model.units[0])
             model.classes(*model.units[0])
+        else:
+            model.factors()
         model.digest()
 
 
@@ -376,7 +376,7 @@ def test_tiles_hold_every_class(stores: Path, tmp_path: Path, tiles: Any) -> Non
     shutil.copytree(stores / "linear", tmp_path / "m")
     Group(tmp_path / "m").update_attributes({"tiles": tiles})
     with pytest.raises(StoreError, match=r"zarr\.json is not what it must be"):
-        StoredModel(tmp_path / "m").tiles  # noqa: B018
+        LinearWeights(tmp_path / "m").tiles  # noqa: B018
 
 
 def test_tiles_that_are_larger_than_they_say_are_not_made(stores: Path, tmp_path: Path) -> None:

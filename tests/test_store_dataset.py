@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
 from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
-from xmc_stream.store.model import StoredModel, begin_model, finish_model
+from xmc_stream.store.model import begin_model, finish_model
 from xmc_stream.store.predictions import (
     CHUNK_ROWS,
     Predictions,
@@ -361,7 +362,7 @@ def W() -> Any:
 
 def make_model(
     path: Path, W: Any, bias: Any, attributes: dict[str, Any] | None = None, units: list[Unit] | None = None
-) -> StoredModel:
+) -> LinearModel:
     work = path.with_name(path.name + ".partial")
     begin_model(work)
     units = units or plain_units(W.shape[1])
@@ -374,7 +375,7 @@ def make_model(
             writer.figures["loss"] = np.arange(first, last) / 3
     sizes = {"n_features": W.shape[0], "n_labels": W.shape[1], **starts_of(units)}
     finish_model(work, path, {**MODEL, **sizes, **(attributes or {})})
-    return StoredModel(path)
+    return LinearModel(path)
 
 
 @pytest.fixture(scope="module")
@@ -410,7 +411,7 @@ def test_a_digest_is_of_weights_and_parameters_and_not_of_layout_or_ledger(tmp_p
         writer.append(np.diff(part.indptr), part.indices, part.data)
     (model.path / "ledger.jsonl").write_text("another run\n")
     assert model.unit_weights(model.units[0]).indices.n_chunks == 2
-    assert StoredModel(model.path).digest() == expected
+    assert LinearModel(model.path).digest() == expected
 
 
 def test_a_digest_changes_with_one_bit_of_a_weight_and_with_each_thing_it_is_of(
@@ -445,7 +446,7 @@ def test_a_digest_changes_with_one_bit_of_a_weight_and_with_each_thing_it_is_of(
     assert changed(nothing) == digests[0]
     for change in ({"params": {"lam": 0.02}}, {"seed": 4}, {"solver": "dismec"}):
         zarr.open_group(tmp_path / "m").update_attributes(change)
-        digests.append(StoredModel(tmp_path / "m").digest())
+        digests.append(LinearModel(tmp_path / "m").digest())
     assert len(set(digests)) == len(digests)
 
 
@@ -458,7 +459,7 @@ def test_a_missing_bias_is_refused_and_not_taken_for_zeros(tmp_path: Path, W: An
     model = make_model(tmp_path / "m", W, bias)
     os.unlink(unit_path(model.path, model.units[1]) / "bias" / "c" / "0")
     with pytest.raises(StoreError, match="bias"):
-        StoredModel(model.path).unit_array(model.units[1])
+        LinearModel(model.path).unit_array(model.units[1])
 
 
 def test_an_unfinished_or_foreign_or_newer_model_is_refused_in_one_line(tmp_path: Path, W: Any, bias: Any) -> None:
@@ -468,7 +469,7 @@ def test_an_unfinished_or_foreign_or_newer_model_is_refused_in_one_line(tmp_path
     reasons = {"begun": "not finished", "nothing": "train", "group": "not a model", "newer": "newer"}
     for name, reason in reasons.items():
         with pytest.raises(StoreError) as caught:
-            StoredModel(tmp_path / name)
+            LinearModel(tmp_path / name)
         one_line(caught, tmp_path / name, reason)
     with pytest.raises(StoreError):
-        StoredModel(tmp_path / "begun.partial")
+        LinearModel(tmp_path / "begun.partial")
