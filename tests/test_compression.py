@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from test_convert import TEXT, dense, environment, opened, refused, write
 
 from xmc_stream.convert import convert
-from xmc_stream.convert.compression import Decompressing
+from xmc_stream.convert.lines.compression import Decompressing
 from xmc_stream.errors import InputError, MemoryLimitError
 
 if sys.version_info >= (3, 14):

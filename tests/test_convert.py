@@ -16,10 +16,10 @@ from scipy import sparse
 
 import xmc_stream
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.parser import Parser
+from xmc_stream.convert.formats.xmlrepo import XMLRepoText
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.parser import Parser
 from xmc_stream.convert.source import Options
-from xmc_stream.convert.xmlrepo import XMLRepoText
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.store.dataset import Dataset, open_dataset
 

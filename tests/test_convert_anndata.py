@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from xmc_stream.convert import anndata as format_module
-from xmc_stream.convert import convert, elements
+from xmc_stream.convert import convert
+from xmc_stream.convert.formats import anndata as format_module
+from xmc_stream.convert.matrices import elements
 from xmc_stream.convert.source import Options
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import open_names

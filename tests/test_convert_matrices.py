@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import xmc_stream
-from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
+from xmc_stream.convert import convert
+from xmc_stream.convert.formats import npz, numpy_arrays, scipy_matrices
+from xmc_stream.convert.matrices import sides
 from xmc_stream.convert.pieces import PieceWriter
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
-from xmc_stream.convert.vectorizer import TextOptions
+from xmc_stream.convert.tfidf.vectorizer import TextOptions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from test_convert import TEXT, X, Y, dense, environment, refused, write
 
 from xmc_stream.convert import convert, convert_report, run
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.text import Buffers, TextRange, ranges
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.files import Buffers, TextRange, ranges
 from xmc_stream.store import assembly
 from xmc_stream.store.dataset import open_dataset
 

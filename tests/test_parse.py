@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parsing import NAME, agree, bits, read
 from reference import parse as twin
 
-from xmc_stream.convert.parser import UNKNOWN, Dialect, Parser, bom_length
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, Parser, bom_length
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.parse import sort_rows
 

@@ -20,8 +20,8 @@ from reference import parse as twin
 from test_convert import TEXT, X, Y, dense, opened, refused, write
 
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.parser import Parser
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.parser import Parser
 from xmc_stream.errors import InputError, MemoryLimitError
 
 FEATURES = b"5 4\n3:0.5 0:-2\n 1:3\n\n \n0:1 1:2 2:2 3:0\n"

@@ -150,7 +150,7 @@ def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None
 def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
     """Texts as a dataset without labels, by the model's own vectorizer."""
     from xmc_stream.convert import convert
-    from xmc_stream.convert.vectorizer import TextOptions
+    from xmc_stream.convert.tfidf.vectorizer import TextOptions
 
     with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
@@ -296,7 +296,7 @@ def stored_filter(
     if source is None:
         yield ""
         return
-    from xmc_stream.convert.pairs import store_pairs
+    from xmc_stream.convert.formats.pairs import store_pairs
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:

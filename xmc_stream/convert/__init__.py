@@ -65,8 +65,8 @@ def convert_report(
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
     """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.convert.run import run_conversion, running
-    from xmc_stream.convert.text import file_identity
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
@@ -122,7 +122,7 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
     """Store a file of pairs as the mask of a dataset."""
     import tempfile
 
-    from xmc_stream.convert.pairs import store_pairs
+    from xmc_stream.convert.formats.pairs import store_pairs
     from xmc_stream.store.dataset import write_observed
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -159,7 +159,7 @@ def opened_source(
     names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
     files = {what: Path(path) for what, path in names.items() if path is not None}
     if files:
-        from xmc_stream.convert.names import NamedSource
+        from xmc_stream.convert.formats.names import NamedSource
 
         named: Any = NamedSource(opened_source(source, labels, like, format, options), files)
         return cast("Source", named)
@@ -170,7 +170,7 @@ def opened_source(
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.scipy_matrices import open_matrices
+    from xmc_stream.convert.formats.scipy_matrices import open_matrices
 
     return open_matrices(source, labels, Options(**options), like)
 

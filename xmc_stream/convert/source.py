@@ -18,7 +18,7 @@ from xmc_stream.convert.pieces import Piece
 from xmc_stream.jobs.job import Phase, Receipt
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.vectorizer import TextOptions
+    from xmc_stream.convert.tfidf.vectorizer import TextOptions
 
 # Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
 Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]

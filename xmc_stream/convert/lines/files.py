@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
+from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.pieces import begin_folder, finish_folder
-from xmc_stream.convert.vectorizer import Terms, TextOptions
+from xmc_stream.convert.tfidf.vectorizer import Terms, TextOptions
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import fsync_tree

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.records import Record, TextSource
+from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.source import Like, Options
-from xmc_stream.convert.text import file_identity
+from xmc_stream.convert.tfidf.records import Record, TextSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.lines import LinesPart, counted
-from xmc_stream.convert.parser import UNKNOWN, Dialect, bom_length
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
+from xmc_stream.convert.lines.part import LinesPart, counted
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import HEAD, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import check_real
-from xmc_stream.convert.sides import PART, Matrices, Raw, Size, row_ranges
+from xmc_stream.convert.formats.numpy_arrays import check_real
+from xmc_stream.convert.matrices.sides import PART, Matrices, Raw, Size, row_ranges
 from xmc_stream.convert.source import Like, Options
 from xmc_stream.errors import InputError
 

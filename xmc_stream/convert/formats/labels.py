@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert import npz, numpy_arrays
-from xmc_stream.convert.compression import compression_of
-from xmc_stream.convert.lines import LinesPart
-from xmc_stream.convert.parser import Dialect
-from xmc_stream.convert.sides import Raw, Reader, Side, Size
+from xmc_stream.convert.formats import npz, numpy_arrays
+from xmc_stream.convert.formats.xmlrepo import label_file
+from xmc_stream.convert.lines.compression import compression_of
+from xmc_stream.convert.lines.files import Buffers, TextRange
+from xmc_stream.convert.lines.parser import Dialect
+from xmc_stream.convert.lines.part import LinesPart
+from xmc_stream.convert.matrices.sides import Raw, Reader, Side, Size
 from xmc_stream.convert.source import Options
-from xmc_stream.convert.text import Buffers, TextRange
-from xmc_stream.convert.xmlrepo import label_file
 from xmc_stream.errors import InputError
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Stream, words
+from xmc_stream.convert.formats.numpy_arrays import Stream, words
 from xmc_stream.errors import InputError, XmcStreamError
 
 WINDOW = 2**18  # items read at a time, rounded up to whole chunks

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity
 from xmc_stream.convert.source import PartRead, Settled, Source
-from xmc_stream.convert.text import Buffers, TextRange, file_identity
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.store.names import new_names

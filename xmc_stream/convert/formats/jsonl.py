@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.records import Record, TextSource
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
 from xmc_stream.convert.source import Like, Options
-from xmc_stream.convert.text import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
+from xmc_stream.convert.tfidf.records import Record, TextSource
 from xmc_stream.errors import InputError
 
 NAME = "jsonl"

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import (
+from xmc_stream.convert.formats.numpy_arrays import (
     Array,
     CSRSide,
     FileArray,
@@ -31,8 +31,8 @@ from xmc_stream.convert.numpy_arrays import (
     read_head,
     words,
 )
-from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
-from xmc_stream.convert.sides import Matrices, Side
+from xmc_stream.convert.formats.scipy_matrices import WholeSide, csr_bytes
+from xmc_stream.convert.matrices.sides import Matrices, Side
 from xmc_stream.convert.source import Like, Options
 from xmc_stream.errors import InputError
 
@@ -54,7 +54,7 @@ def recognises(path: Path, head: bytes) -> bool:
 
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> Matrices:
     """Features in .npz files and labels in any files of matrices. Raises InputError."""
-    from xmc_stream.convert.labels import label_sides
+    from xmc_stream.convert.formats.labels import label_sides
 
     x = [open_side(path) for path in paths]
     return Matrices(x, label_sides(x, paths, options), options, like)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.elements import ElementArray, encoding, n_strings, opened, strings
-from xmc_stream.convert.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader, words
-from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
-from xmc_stream.convert.sides import PART, Matrices, Raw, Reader, Side, Size, row_ranges
+from xmc_stream.convert.formats.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader, words
+from xmc_stream.convert.formats.scipy_matrices import WholeSide, csr_bytes
+from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
+from xmc_stream.convert.matrices.sides import PART, Matrices, Raw, Reader, Side, Size, row_ranges
 from xmc_stream.convert.source import Like, Options, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
@@ -42,7 +42,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
     if options.labels or options.unlabelled:
-        from xmc_stream.convert.labels import label_sides
+        from xmc_stream.convert.formats.labels import label_sides
 
         if options.label_key:
             raise InputError(

@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.parser import bom_length, shown
+from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
+from xmc_stream.convert.lines.parser import bom_length, shown
 from xmc_stream.convert.source import Like, Options, Source
-from xmc_stream.convert.text import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
 from xmc_stream.errors import InputError
 
 # one module a format, asked in this order
@@ -19,7 +19,7 @@ _TEXTS = ("xmlrepo", "jsonl", "libsvm")  # which are read from the beginning to 
 
 def formats() -> dict[str, Any]:
     """The modules of all formats by their names; none of them loads heavy libraries by itself."""
-    modules = [import_module(f"xmc_stream.convert.{name}") for name in _MODULES]
+    modules = [import_module(f"xmc_stream.convert.formats.{name}") for name in _MODULES]
     return {module.NAME: module for module in modules}
 
 

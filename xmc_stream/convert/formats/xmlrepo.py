@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.compression import SUFFIXES
-from xmc_stream.convert.lines import LinesPart, counted
-from xmc_stream.convert.parser import Dialect, bom_length, shown
-from xmc_stream.convert.sides import Rules, SidePart, Size
+from xmc_stream.convert.lines.compression import SUFFIXES
+from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.parser import Dialect, bom_length, shown
+from xmc_stream.convert.lines.part import LinesPart, counted
+from xmc_stream.convert.matrices.sides import Rules, SidePart, Size
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
@@ -162,7 +162,7 @@ class XMLRepoText:
             for text in ranges(file.path, file.first, file.size)
         ]
         if not self._sides.get("Y", True):
-            from xmc_stream.convert.labels import NoLabels
+            from xmc_stream.convert.formats.labels import NoLabels
 
             name, n_rows = self._sides["X"][0].name, self.n_samples or 0
             nothing = NoLabels(name, NAME, n_rows)

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.lines.files import forget
+from xmc_stream.convert.lines.parser import shown
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
-from xmc_stream.convert.text import forget
-from xmc_stream.convert.vectorizer import TextOptions, like_options, stored_options
-from xmc_stream.convert.vocabulary import (
+from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.vectorizer import TextOptions, like_options, stored_options
+from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
     LINES,
     MERGE_BYTES,
@@ -29,7 +29,7 @@ from xmc_stream.convert.vocabulary import (
     Merge,
     Run,
 )
-from xmc_stream.convert.weigh import WEIGH_BYTES, Weigh, WeighHashed
+from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.lines.parser import shown
 from xmc_stream.convert.source import Like, Options, Rows
-from xmc_stream.convert.vectorizer import Terms, TextOptions, counted
-from xmc_stream.convert.vocabulary import LINES, write_run
+from xmc_stream.convert.tfidf.vectorizer import Terms, TextOptions, counted
+from xmc_stream.convert.tfidf.vocabulary import LINES, write_run
 
 
 class BadRowError(Exception):

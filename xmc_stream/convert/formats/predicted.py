@@ -13,9 +13,9 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Head, read_head, words
-from xmc_stream.convert.pairs import numbered_lines
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.formats.numpy_arrays import Head, read_head, words
+from xmc_stream.convert.formats.pairs import numbered_lines
+from xmc_stream.convert.lines.parser import shown
 from xmc_stream.errors import InputError
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
 

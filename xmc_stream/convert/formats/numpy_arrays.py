@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from xmc_stream.convert.sides import PART, Matrices, Raw, Side, Size, row_ranges
+from xmc_stream.convert.matrices.sides import PART, Matrices, Raw, Side, Size, row_ranges
 from xmc_stream.convert.source import Like, Options
 from xmc_stream.errors import InputError
 
@@ -412,7 +412,7 @@ def recognises(path: Path, head: bytes) -> bool:
 
 def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> Matrices:
     """Features in .npy files and labels in any files of matrices. Raises InputError."""
-    from xmc_stream.convert.labels import label_sides
+    from xmc_stream.convert.formats.labels import label_sides
 
     x = [open_side(path) for path in paths]
     return Matrices(x, label_sides(x, paths, options), options, like)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
-from xmc_stream.convert.sides import positives
+from xmc_stream.convert.lines.files import Buffers, TextRange
+from xmc_stream.convert.lines.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
+from xmc_stream.convert.matrices.sides import positives
 from xmc_stream.convert.source import Like, Rows
-from xmc_stream.convert.text import Buffers, TextRange
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
-from xmc_stream.convert.vectorizer import TextOptions
-from xmc_stream.convert.vocabulary import Run, chosen
+from xmc_stream.convert.tfidf.vectorizer import TextOptions
+from xmc_stream.convert.tfidf.vocabulary import Run, chosen
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
