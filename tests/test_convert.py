@@ -19,7 +19,7 @@ from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.formats.xmlrepo import XMLRepoText
 from xmc_stream.convert.lines import files as text_module
 from xmc_stream.convert.lines.parser import Parser
-from xmc_stream.convert.source import Options
+from xmc_stream.convert.options import Options
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.store.dataset import Dataset, open_dataset
 

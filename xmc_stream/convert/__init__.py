@@ -20,7 +20,8 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.source import Like, Source
+    from xmc_stream.convert.options import Like
+    from xmc_stream.convert.source import Source
     from xmc_stream.store.dataset import Dataset
 
 _NORMALIZE = ("none", "l2")
@@ -133,7 +134,7 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
 
 def taken_over(like: str | Path | Dataset) -> Like:
     """What a test set takes over from a training set, given by path or opened, or from a model."""
-    from xmc_stream.convert.source import Like
+    from xmc_stream.convert.options import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
 
@@ -153,7 +154,7 @@ def opened_source(
     source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
 ) -> Source:
     """The source by what it is: paths of files, or matrices."""
-    from xmc_stream.convert.source import Options
+    from xmc_stream.convert.options import Options
 
     options = dict(options or {})
     names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
@@ -164,7 +165,7 @@ def opened_source(
         named: Any = NamedSource(opened_source(source, labels, like, format, options), files)
         return cast("Source", named)
     if isinstance(source, str | os.PathLike) or (isinstance(source, list | tuple) and source):
-        from xmc_stream.convert.formats import open_source
+        from xmc_stream.convert.formats.registry import open_source
 
         paths = _paths(source, "the source")
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
+from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
-from xmc_stream.convert.source import Like, PartRead, Settled, Source
+from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, JobError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Job, Loop, Phase, run_here

@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader, words
-from xmc_stream.convert.formats.scipy_matrices import WholeSide, csr_bytes
+from xmc_stream.convert.formats.matrix_files import label_sides
+from xmc_stream.convert.matrices.arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
 from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
-from xmc_stream.convert.matrices.sides import PART, Matrices, Raw, Reader, Side, Size, row_ranges
-from xmc_stream.convert.source import Like, Options, PartRead, Settled
+from xmc_stream.convert.matrices.sides import Raw, Reader, Side, Size, row_ranges
+from xmc_stream.convert.matrices.source import Matrices
+from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
+from xmc_stream.convert.messages import one_line
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
-
-NAME = "anndata"
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
@@ -42,8 +44,6 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
     if options.labels or options.unlabelled:
-        from xmc_stream.convert.formats.labels import label_sides
-
         if options.label_key:
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
@@ -167,7 +167,7 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
         if key not in root or encoding(root[key]) == "null":
             layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
             raise InputError(
-                f"{path} has no {key}: name one of its layers by --layer ({words(layers) or 'it has none'})"
+                f"{path} has no {key}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
             )
         n_names = n_strings(root["var"][root["var"].attrs["_index"]])
     side = _matrix(path, key)
@@ -201,7 +201,7 @@ def _label_element(path: Path, key: str | None) -> str:
         return matching[0]
     said = "names no labels" if key is None else f"has no {key}" if not matching else f"has {' and '.join(matching)}"
     shown = ", ".join(places[:20]) + (", ..." if len(places) > 20 else "")
-    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({words(shown) or 'it has none'})")
+    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({one_line(shown) or 'it has none'})")
 
 
 def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
@@ -380,7 +380,7 @@ class _ClassSide:
         return _NAME_BYTES * (known + 2**15) + (self.codes.n_bytes if self.codes else 0)
 
     def ranges(self) -> list[tuple[int, int]]:
-        return row_ranges(self.n_rows, self.n_rows // PART + 1 if self.codes else 1)
+        return row_ranges(self.n_rows, self.entries) if self.codes else [(0, self.n_rows)]
 
     def reader(self) -> Reader:
         return self

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
-from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.records import Record, TextSource
 from xmc_stream.errors import InputError
 
-NAME = "jsonl"
 _PIECE = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 

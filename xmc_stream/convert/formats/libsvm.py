@@ -18,11 +18,11 @@ import numpy as np
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, counted
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
-NAME = "libsvm"
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _LABELS = re.compile(_NUMBER + rb"(?:," + _NUMBER + rb")*")
 _FEATURE = re.compile(rb"(?:\d+|qid):[-+.\w]+")

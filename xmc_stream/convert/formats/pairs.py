@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.lines.parser import shown
+from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
 

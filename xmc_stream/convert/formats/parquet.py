@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.lines.files import file_identity
-from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.records import Record, TextSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 
-NAME = "parquet"
 _MAGIC = b"PAR1"
 _BATCH = 256  # rows at hand
 _PAGES = 2**21  # bytes that a column's reader keeps, and more

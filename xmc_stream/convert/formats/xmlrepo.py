@@ -18,14 +18,17 @@ import numpy as np
 
 from xmc_stream.convert.lines.compression import SUFFIXES
 from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity, forget, ranges
-from xmc_stream.convert.lines.parser import Dialect, bom_length, shown
+from xmc_stream.convert.lines.parser import Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, counted
-from xmc_stream.convert.matrices.sides import Rules, SidePart, Size
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
+from xmc_stream.convert.matrices.rules import Rules
+from xmc_stream.convert.matrices.sides import NoLabels, Size
+from xmc_stream.convert.matrices.source import SidePart
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
-NAME = "xmlrepo"
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")
 _LEAST_HEAD = 4  # bytes that tell UTF-16
@@ -162,10 +165,8 @@ class XMLRepoText:
             for text in ranges(file.path, file.first, file.size)
         ]
         if not self._sides.get("Y", True):
-            from xmc_stream.convert.formats.labels import NoLabels
-
             name, n_rows = self._sides["X"][0].name, self.n_samples or 0
-            nothing = NoLabels(name, NAME, n_rows)
+            nothing = NoLabels(name, "xmlrepo", n_rows)
             parts.append(SidePart(nothing, Rules("Y", name, 0, self.n_labels), 0, n_rows, Size(), 0))
         return parts
 

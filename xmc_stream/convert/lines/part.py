@@ -10,8 +10,8 @@ import numpy as np
 
 from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.lines.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
-from xmc_stream.convert.matrices.sides import positives
-from xmc_stream.convert.source import Like, Rows
+from xmc_stream.convert.options import Like
+from xmc_stream.convert.rows import Rows, positives
 
 
 @dataclass(frozen=True)

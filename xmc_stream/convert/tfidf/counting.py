@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.lines.parser import shown
-from xmc_stream.convert.source import Like, Options, Rows
-from xmc_stream.convert.tfidf.vectorizer import Terms, TextOptions, counted
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.tfidf.vectorizer import Terms, analyser_of, counted
 from xmc_stream.convert.tfidf.vocabulary import LINES, write_run
 
 
@@ -64,7 +65,7 @@ class WordRows:
     """Rows of words, by the numbers of a dictionary."""
 
     def __init__(self, text: TextOptions) -> None:
-        self._analyse = text.analyse()
+        self._analyse = analyser_of(text)
         self._begin()
 
     def _begin(self) -> None:
@@ -110,7 +111,7 @@ class HashedRows:
     def __init__(self, text: TextOptions) -> None:
         from sklearn.feature_extraction import FeatureHasher
 
-        self._analyse = text.analyse()
+        self._analyse = analyser_of(text)
         self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
         self._rows = np.zeros(text.hash_features or 0, np.int64)
         self._tokens: list[list[str]] = []

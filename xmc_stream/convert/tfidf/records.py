@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from xmc_stream.convert.lines.files import forget
-from xmc_stream.convert.lines.parser import shown
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.pieces import Piece
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
+from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
-from xmc_stream.convert.tfidf.vectorizer import TextOptions, like_options, stored_options
+from xmc_stream.convert.tfidf.vectorizer import analyser_of, bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
     LINES,
@@ -181,7 +183,9 @@ class TextSource:
         self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
         self.alone = alone
         self._largest = largest
-        self.n_samples = self.x_entries = self.y_entries = None
+        self.n_samples: int | None = None
+        self.x_entries: int | None = None
+        self.y_entries: int | None = None
         self.n_features = like.n_features if like else self.text.hash_features
         self.n_labels = like.n_labels if like else None
         self.held = {"decompression": held} if held else {}
@@ -190,7 +194,7 @@ class TextSource:
 
     def load_kernels(self) -> None:
         """Import scikit-learn's analysers."""
-        self.text.analyse()("a few words")
+        analyser_of(self.text)("a few words")
         if self.text.hash_features:
             HashedRows(replace(self.text, hash_features=2)).add("a few words")
 
@@ -201,7 +205,7 @@ class TextSource:
         """
         n_hashed = self.text.hash_features or 0
         fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
-        per_byte = self.text.bytes_per_byte
+        per_byte = bytes_per_byte(self.text)
         largest = _MOST_LINE if self._largest is None else self._largest + 2
         line = max((room - fixed) // 2, min(_LINE_ROOM, (room - fixed) * 7 // 8))
         self._longest = min(max(_LEAST_LINE, min(_MOST_LINE, line // per_byte)), largest)

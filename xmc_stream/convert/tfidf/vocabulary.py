@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import begin_folder, finish_folder
-from xmc_stream.convert.tfidf.vectorizer import Terms, TextOptions
+from xmc_stream.convert.tfidf.vectorizer import Terms, df_bounds, idf_weights
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import fsync_tree
@@ -195,7 +196,7 @@ class ChooseFeatures:
                         low, high = int(ids[kept][0]), int(ids[kept][-1])
                         weights[kept] = _gather(lambda a, b: opened[1].read(a, b), ids[kept], low, high)
                 else:
-                    weights[kept] = self.text.weights(rows[kept], self.n_rows)
+                    weights[kept] = idf_weights(self.text, rows[kept], self.n_rows)
                     names.append([term for term, keep in zip(terms, kept.tolist(), strict=True) if keep])
                     idf.append(weights[kept])
                 ids_file.write(ids.tobytes())
@@ -206,7 +207,7 @@ class ChooseFeatures:
         return {"n": n, "unknown_words": lost, "unknown": times}
 
     def _chooser(self) -> _Filtered:
-        low, high = self.text.bounds(self.n_rows)
+        low, high = df_bounds(self.text, self.n_rows)
         return _Filtered(self.words, low, high, self.text.max_features)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
-from xmc_stream.convert.tfidf.vectorizer import TextOptions
+from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
 from xmc_stream.convert.tfidf.vocabulary import Run, chosen
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
@@ -45,7 +46,7 @@ class WeighHashed:
             total = np.zeros(n, np.int64)
             for path_ in self.rows:
                 total += np.fromfile(path_, np.int64)
-            weights = self.text.weights(total, self.n_rows)
+            weights = idf_weights(self.text, total, self.n_rows)
         with new_vectorizer(work / "vectorizer", self.text.attributes()) as idf:
             idf.append(weights)
         weights.tofile(work / "weights")
@@ -93,7 +94,7 @@ class Weigh:
                 for lengths, numbers, counts in blocks.rows(n_rows):
                     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
-                    data = None if counts is None else self.text.weighted(counts, weights[numbers])
+                    data = None if counts is None else weighted(self.text, counts, weights[numbers])
                     kept = np.flatnonzero(new >= 0)
                     order = kept[np.lexsort((new[kept], rows[kept]))]
                     indptr = np.zeros(len(lengths) + 1, np.int64)
