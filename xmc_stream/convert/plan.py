@@ -73,7 +73,7 @@ def plan_writing(
     # where each column begins and ends is held in four arrays, each as long as there are columns
     n_columns = max(n_labels, n_features if x_columns else 1)
     columns = {"columns being written": 4 * 8 * n_columns + 4 * _WRITING}
-    free = budget - sum(sum(part.values()) for part in (counts, arrays, columns))
+    free = budget - sum(sum(needs.values()) for needs in (counts, arrays, columns))
     max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, free))
     entries = max_bytes if y_entries is None else min(max_bytes, 16 * y_entries + 2**16)
     return ConversionPlan(budget, threads, max_bytes, {**counts, **arrays, **columns, "labels by columns": entries})

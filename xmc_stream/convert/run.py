@@ -85,9 +85,9 @@ class ConversionRun:
             self._columns,
         )
         if plan.need > self._budget:
-            parts = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
+            needs = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
             raise MemoryLimitError(
-                f"the dataset needs {format_size(plan.need)} ({parts}) and the memory limit leaves "
+                f"the dataset needs {format_size(plan.need)} ({needs}) and the memory limit leaves "
                 f"{format_size(self._budget)}: raise --memory-limit and give the same command, it goes on"
             )
         assembly.begin(self.store)

@@ -255,8 +255,8 @@ def _matrix(path: Path, key: str) -> Side:
         if kind not in ("csr_matrix", "csc_matrix"):
             raise InputError(f"{path}: {key} is a {kind or 'group'}: it must be a csr, csc or dense matrix")
         n_rows, n_columns = (int(n) for n in element.attrs["shape"])
-        arrays = [ElementArray.of(path, f"{key}/{part}", element[part]) for part in ("indptr", "indices", "data")]
-        if min(n_rows, n_columns) < 0 or any(element[part].ndim != 1 for part in ("indptr", "indices", "data")):
+        arrays = [ElementArray.of(path, f"{key}/{array}", element[array]) for array in ("indptr", "indices", "data")]
+        if min(n_rows, n_columns) < 0 or any(element[array].ndim != 1 for array in ("indptr", "indices", "data")):
             raise ValueError(f"{key} of shape {n_rows} x {n_columns}")
         check_real(arrays[2].dtype, f"{path}: {key}")
         if kind == "csr_matrix":
@@ -274,7 +274,7 @@ def _load_csc(path: Path, key: str, shape: tuple[int, int]) -> Any:
     from scipy import sparse
 
     with opened(path) as root:
-        data, indices, indptr = (np.asarray(root[key][part][:]) for part in ("data", "indices", "indptr"))
+        data, indices, indptr = (np.asarray(root[key][array][:]) for array in ("data", "indices", "indptr"))
         return sparse.csc_array((data, indices, indptr), shape=shape)
 
 

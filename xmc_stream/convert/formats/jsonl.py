@@ -16,7 +16,7 @@ from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.records import Record, TextSource
 from xmc_stream.errors import InputError
 
-_PIECE = 2**20  # bytes of lines at hand
+_WINDOW = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
 
@@ -36,10 +36,10 @@ class JsonLines:
 
     def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
         """Number in the range, from 1, and object of each line."""
-        with self.text.open(Buffers(min(_PIECE, longest), longest)) as file:
-            for piece in file.pieces():
+        with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
+            for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
-                lines = piece.tobytes().split(b"\n")
+                lines = window.tobytes().split(b"\n")
                 if not lines[-1]:
                     lines.pop()  # behind the last newline
                 for number, line in enumerate(lines, file.lines + 1):

@@ -122,7 +122,7 @@ class LibsvmText:
             pass
 
     def fit(self, room: int) -> int:
-        """Choose the sizes of pieces of text for `room` bytes; returns what a piece and its rows take at most."""
+        """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         sizes = [file.size for file in self._files]
         largest = None if None in sizes else max(size or 0 for size in sizes)
         per_byte = self._part(TextRange(Path())).parser("").bytes_per_byte

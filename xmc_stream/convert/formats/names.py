@@ -15,7 +15,7 @@ from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.store.names import new_names
 
 _FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of the Extreme Classification Repository
-_PIECE = 2**20
+_WINDOW = 2**20
 
 
 def store_names(source: Path, target: Path, n_names: int | None, what: str) -> int:
@@ -24,9 +24,9 @@ def store_names(source: Path, target: Path, n_names: int | None, what: str) -> i
     what: "labels" or "features"; n_names: how many there must be, None for any number. Raises InputError naming file and
     line.
     """
-    with TextRange(source).open(Buffers(_PIECE, 16 * _PIECE)) as file, new_names(target) as names:
-        for piece in file.pieces():
-            lines = piece.tobytes().split(b"\n")
+    with TextRange(source).open(Buffers(_WINDOW, 16 * _WINDOW)) as file, new_names(target) as names:
+        for window in file.windows():
+            lines = window.tobytes().split(b"\n")
             if not lines[-1]:
                 lines.pop()  # behind the last newline
             names.append([_name(line, f"{file.name}:{file.lines + i}") for i, line in enumerate(lines, 1)])

@@ -46,8 +46,8 @@ def store_pairs(source: Path, target: Path, n_samples: int, n_labels: int, limit
             ends = np.searchsorted(keys, rows * n_labels)
             writer.append(np.diff(ends), np.empty(0, np.int64))
             for first in range(int(ends[0]), int(ends[-1]), _STEP):
-                part = keys[first : min(first + _STEP, int(ends[-1]))]
-                writer.append(np.empty(0, np.int64), part % n_labels)
+                window = keys[first : min(first + _STEP, int(ends[-1]))]
+                writer.append(np.empty(0, np.int64), window % n_labels)
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
 
 
 def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line of a text, plain or gzip; longer ones in pieces. Raises InputError naming the line."""
+    """Number and bytes of each line of a text, plain or gzip; longer ones in several stretches. Raises InputError naming the line."""
     number = 1
     with _opened(source) as text:
         while True:

@@ -146,7 +146,7 @@ class XMLRepoText:
                 pass
 
     def fit(self, room: int) -> int:
-        """Choose the sizes of pieces of text for `room` bytes; returns what a piece and its rows take at most."""
+        """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         per_byte = 0.0
         for side in self._sides:
             parser = self._part(side, TextRange(Path())).parser("")

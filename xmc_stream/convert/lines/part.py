@@ -44,8 +44,8 @@ class LinesPart:
         notes["bytes_read"] = 0
         with self.text.open(self.buffers) as file:
             parser = self.parser(file.name, file.first_line)
-            for piece in file.pieces():
-                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(piece):
+            for window in file.windows():
+                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(window):
                     notes["bytes_read"] = file.bytes_read
                     if self.unlabelled:
                         yield (x_indptr, x_indices, x_data), (np.zeros_like(x_indptr), y_indices[:0], None)

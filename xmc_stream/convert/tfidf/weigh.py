@@ -147,7 +147,7 @@ class _Items:
             taken.append(window[:missing].copy())
             self._window = window[missing:]
             missing -= len(taken[-1])
-        return np.concatenate([part for part in taken if len(part)] or taken)
+        return np.concatenate([items for items in taken if len(items)] or taken)
 
     def end(self) -> None:
         for _ in self._windows:
