@@ -1,8 +1,9 @@
 """Conversion of what people have (text, arrays, matrices) into a dataset on disk, in bounded memory.
 
-One file a format. A format gives parts of rows (convert/source.py); what happens to them is in convert/run.py and here:
-the memory plan, the jobs, the ledger that a killed conversion goes on from, the figures. Reading the formats is not
-here, nor is anything that depends on how a dataset lies on disk.
+One file a format, in convert/formats. A format gives a source: parts of rows that are read apart (convert/source.py).
+What happens to them is the same for all, in convert/run.py with its jobs and memory plan, and here: options, identity,
+the report. What several formats share is in convert/lines, convert/matrices and convert/tfidf. Nothing here depends on
+how a dataset lies on disk.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     """Convert a data set of a common format into a dataset at `target`, and open it.
 
     source: a path, or the paths of one set in several files, "-" for standard input; or a scipy sparse matrix X (N x D).
-    The format is told by the content. Options, all by name:
+    The format is recognised by the content. Options, all by name:
     labels: where the source is X alone, a path, or as many paths; or the scipy matrix Y (N x K). A value other than zero
     is a positive, zeros are dropped (in X they are kept). like: a training set (or model) that fixes D and K, the base
     of the ids, and normalize where that is None. normalize: "l2" divides each row by its norm, "none" does not.
@@ -65,7 +66,7 @@ def convert_report(
     format: str | None = None,
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    """As `convert`, with a report of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
     from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.store.dataset import check_target, open_dataset

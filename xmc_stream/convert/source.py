@@ -69,7 +69,8 @@ class Source(Protocol):
     attributes: what is known of it before, for the dataset; identity: what tells this input from another when a killed
     conversion goes on (names, sizes, times, options); alone: its parts must be read in this process, one after another
     (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries, y_entries: at most, None where
-    only reading tells; held: bytes it keeps till the end, by name; bytes_in: of the input.
+    only reading tells; overhead: bytes it keeps till the end beside the buffers of its parts, by name; bytes_in: of the
+    input.
     """
 
     attributes: dict[str, Any]
@@ -80,7 +81,7 @@ class Source(Protocol):
     n_labels: int | None
     x_entries: int | None
     y_entries: int | None
-    held: dict[str, int]
+    overhead: dict[str, int]
 
     @property
     def bytes_in(self) -> int: ...

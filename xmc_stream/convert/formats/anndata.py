@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.formats.matrix_files import label_sides
 from xmc_stream.convert.matrices.arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
 from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
-from xmc_stream.convert.matrices.sides import Raw, Reader, Side, Size, row_ranges
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
@@ -264,10 +264,10 @@ def _matrix(path: Path, key: str) -> Side:
             taken = sum(array.n_bytes for array in arrays)
             return CSRSide(name, "AnnData", (path,), n_columns, reader, load_bytes=taken)
         entries = arrays[2].n_items
-        held = sum(array.n_items * array.dtype.itemsize + array.n_bytes for array in arrays)
-        held += csr_bytes(entries, arrays[2].dtype, n_rows)
+        load_bytes = sum(array.n_items * array.dtype.itemsize + array.n_bytes for array in arrays)
+        load_bytes += csr_bytes(entries, arrays[2].dtype, n_rows)
         load = partial(_load_csc, key=key, shape=(n_rows, n_columns))
-        return WholeSide(name, "AnnData (csc)", (path,), n_rows, n_columns, entries, held, load)
+        return WholeSide(name, "AnnData (csc)", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
 def _load_csc(path: Path, key: str, shape: tuple[int, int]) -> Any:
@@ -336,7 +336,7 @@ class _Renamed:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         self.side.settle(notes)
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows with the ids of the training set. Raises InputError for names that stand twice."""
         ids = _ids(self.like, "features", _names(self.path, "var"))
         unseen = ids < 0
@@ -388,7 +388,7 @@ class _ClassSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         pass
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) with one label, or none where the value is missing, counted."""
         names = list(_names(self.path, self.key))
         ids = np.arange(len(names)) if self.like is None else _ids(self.like, "labels", iter(names))
@@ -412,7 +412,7 @@ class _ClassSide:
             row += len(codes)
             yield indptr, found[found >= 0], None
 
-    def _codes(self, names: list[str], start: int, stop: int, size: Size) -> Iterator[NDArray[np.int64]]:
+    def _codes(self, names: list[str], start: int, stop: int, size: BlockSize) -> Iterator[NDArray[np.int64]]:
         """The place of each row's class among the names, -1 for none."""
         if self.codes is None:
             place = {name: i for i, name in enumerate(names)}

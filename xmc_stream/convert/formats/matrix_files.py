@@ -17,7 +17,7 @@ from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.lines.parser import Dialect
 from xmc_stream.convert.lines.part import LinesPart
 from xmc_stream.convert.matrices.arrays import check_file, reading
-from xmc_stream.convert.matrices.sides import NoLabels, Raw, Reader, Side, Size
+from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Raw, Reader, Side
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.errors import InputError
@@ -81,7 +81,7 @@ def _text(path: Path, options: Options) -> Side:
     buffers, taken = Buffers.fitting(_TEXT_ROOM, lines.parser("").bytes_per_byte + 8, file.size)
     lines = LinesPart(lines.text, buffers, lines.sides, lines.bounds, None, lines.dialect)
     entries = None if file.most is None else file.most // 4 + 1  # "0:1 "
-    return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.held, lines)
+    return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.decompressor_bytes, lines)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class _TextSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         pass
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """All rows, which must be as many as the header promises. Raises InputError with the line."""
         row, counted = 0, dict[str, Any]()
         for ((indptr, indices, _),) in self.lines.blocks(counted):

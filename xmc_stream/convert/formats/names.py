@@ -29,8 +29,8 @@ def store_names(source: Path, target: Path, n_names: int | None, what: str) -> i
             lines = window.tobytes().split(b"\n")
             if not lines[-1]:
                 lines.pop()  # behind the last newline
-            names.append([_name(line, f"{file.name}:{file.lines + i}") for i, line in enumerate(lines, 1)])
-            file.lines += len(lines)
+            names.append([_name(line, f"{file.name}:{file.n_lines + i}") for i, line in enumerate(lines, 1)])
+            file.n_lines += len(lines)
         if n_names is not None and names.n != n_names:
             raise InputError(f"{file.name}:{names.n}: there are {names.n:,} names for {n_names:,} {what}: one a line")
         return names.n

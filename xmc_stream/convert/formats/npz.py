@@ -146,11 +146,11 @@ def open_side(path: Path) -> Side:
             reader = csr_reader(name, arrays[0], arrays[1], arrays[2], n_rows)
             return NpzSide(name, "scipy npz", (path,), n_columns, reader, stored)
     entries, dtype = heads["data"].n_items, heads["data"].dtype
-    held = sum(head.n_items * head.dtype.itemsize for head in heads.values())
+    load_bytes = sum(head.n_items * head.dtype.itemsize for head in heads.values())
     # scipy may turn indices of int64 into int32 when it puts the arrays together
-    held += sum(4 * head.n_items for array, head in heads.items() if array != "data")
-    held += csr_bytes(entries, dtype, n_rows)
-    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, held, load)
+    load_bytes += sum(4 * head.n_items for array, head in heads.items() if array != "data")
+    load_bytes += csr_bytes(entries, dtype, n_rows)
+    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
 def load(path: Path) -> Any:

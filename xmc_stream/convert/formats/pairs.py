@@ -83,7 +83,7 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
 
 
 def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line of a text, plain or gzip; longer ones in several stretches. Raises InputError naming the line."""
+    """Number and bytes of each line of a text, plain or gzip; a longer one is cut. Raises InputError naming the line."""
     number = 1
     with _opened(source) as text:
         while True:

@@ -1,7 +1,7 @@
-"""scipy.sparse matrices in memory, and matrices that are loaded whole because they do not lie by rows.
+"""scipy.sparse matrices in memory.
 
-What is CSR is read where it is, block by block; anything else is made CSR first. A matrix that scipy would read wrongly
-or crash on (indices out of range) is refused.
+What is CSR is read where it is, block by block; anything else is made CSR first. One whose arrays contradict its shape is
+refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.matrices.arrays import check_real
-from xmc_stream.convert.matrices.sides import Raw, Size, row_ranges
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, row_ranges
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.matrices.whole import as_csr, check_compressed, csr_blocks, csr_bytes
 from xmc_stream.convert.options import Like, Options
@@ -53,7 +53,7 @@ class MemorySide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop)."""
         matrix = as_csr(self.matrix, self.name) if self.load_bytes else self.matrix  # checked when it was taken
         return csr_blocks(matrix, self.name, start, stop, size)

@@ -76,14 +76,14 @@ class TextRange:
 class TextFile:
     """An opened text, or a range of its lines; a byte order mark is left out.
 
-    lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
-    text; held: bytes that decompression keeps. Raises InputError where the file cannot be read.
+    n_lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
+    text; decompressor_bytes: that decompression keeps. Raises InputError where the file cannot be read.
     """
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self.path = path
         self.name = name_of(path)
-        self.lines = 0
+        self.n_lines = 0
         self._headers = 0  # lines taken before those of the range, of what is read from its beginning
         self.buffers = Buffers()
         self.compression = ""
@@ -124,7 +124,7 @@ class TextFile:
                 self._file.seek(self._start)
             elif start:
                 self._skip(start)
-        self.held = self._raw.needed if self._raw else 0
+        self.decompressor_bytes = self._raw.needed if self._raw else 0
 
     def __enter__(self) -> TextFile:
         return self
@@ -223,7 +223,7 @@ class TextFile:
 
     def line_number(self) -> int:
         """The number, from 1, of the line behind those that are behind us."""
-        return self.first_line() + self.lines
+        return self.first_line() + self.n_lines
 
     def windows(self) -> Iterator[NDArray[np.uint8]]:
         """The text in windows of whole lines; a window is gone when the next one comes.
@@ -232,7 +232,7 @@ class TextFile:
         """
         buffer = bytearray(self.buffers.window)
         if self._raw:
-            self._raw.room = self.held + self.buffers.room
+            self._raw.room = self.decompressor_bytes + self.buffers.room
         if self._start == 0:
             self.head(len(_BOM))
         filled = 0

@@ -53,7 +53,7 @@ class Parser:
     ids stay as they are read, whatever the base. n_labels: None where lines are `id:value id:value ...` alone; noun:
     what those ids are of, then. first_line: the number of the first line of the first text, or what tells it, which is
     asked when something is wrong.
-    n_rows counts rows so far, lines the lines behind us; position is where the block given last ends in its text.
+    n_rows counts rows so far, n_lines the lines behind us; position is where the block given last ends in its text.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Parser:
         return (self._x_dtype.itemsize + 4) / 4 + labels + 6 * 8 / _LINE_BYTES + 1
 
     @property
-    def lines(self) -> int:
+    def n_lines(self) -> int:
         """Lines behind the last block, or behind the text when its blocks have ended."""
         from xmc_stream.kernels import parse
 
@@ -120,7 +120,7 @@ class Parser:
             ids, dropped = ids[::-1], dropped[::-1]
         return {
             "rows": self.n_rows,
-            "lines": self.lines,
+            "lines": self.n_lines,
             "blank_lines": int(state[parse.BLANK_LINES]),
             "skipped": int(state[parse.SKIPPED]),
             "skipped_rows": [list(row) for row in self._skipped],
@@ -229,7 +229,7 @@ class Parser:
         """The number of the line that is being parsed."""
         if not isinstance(self._first_line, int):
             self._first_line = self._first_line()
-        return self._first_line + self.lines
+        return self._first_line + self.n_lines
 
     def _reason(self, code: int, text: NDArray[np.uint8]) -> str:
         """What is wrong in a line, and what to do."""

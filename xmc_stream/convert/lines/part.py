@@ -55,13 +55,13 @@ class LinesPart:
                         yield ((x_indptr, x_indices, x_data),)
                     else:
                         yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
-                file.lines = parser.lines
+                file.n_lines = parser.n_lines
             notes |= parser.notes()
             if self.unlabelled:
                 notes["y_ids"] = None
 
 
-def counted(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+def attributes_of(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """What the parts of a source counted, as attributes of the dataset. read: a part's file, for people, and its notes."""
     names = ("skipped", "dropped_features", "dropped_labels", "summed_duplicates", "blank_lines")
     totals: dict[str, Any] = dict.fromkeys(names, 0)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.sides import Raw, Size, row_ranges
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, row_ranges
 from xmc_stream.errors import InputError
 
 
@@ -70,7 +70,7 @@ class CSRReader:
     indices: Array
     data: Array | None
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop). The part with the last row reads all arrays to their ends, for their checksums."""
         last = stop == self.n_rows
         # the item that two ranges share belongs to the first of them
@@ -90,7 +90,7 @@ class CSRReader:
                 notes["checksums"] = sums
 
     def _blocks(
-        self, ends: Stream, entries: Sequence[Stream], start: int, stop: int, first: int, size: Size
+        self, ends: Stream, entries: Sequence[Stream], start: int, stop: int, first: int, size: BlockSize
     ) -> Iterator[Raw]:
         at = np.empty(0, np.int64)  # where rows end that are not yet passed on
         while start < stop:
@@ -211,7 +211,7 @@ class DenseSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) without their zeros, of either sign, and values that are zero in float32."""
         size.check(2 * self.n_columns, self.name, start)  # finding what is not zero takes as much again
         step = max(1, min(size.block, size.block // 2 // max(self.n_columns, 1)))
@@ -259,7 +259,7 @@ class ClassSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), each with one entry."""
         with self.array.stream(start, stop) as stream:
             for row in range(start, stop, size.block):

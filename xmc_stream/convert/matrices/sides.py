@@ -27,7 +27,7 @@ Raw = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None]
 class Reader(Protocol):
     """Reads rows of a matrix: picklable and small."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), block by block, cut so that they keep `size`."""
 
 
@@ -69,7 +69,7 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True)
-class Size:
+class BlockSize:
     """block: entries, and rows, of a block; longest: entries of a row that may be longer."""
 
     block: int = BLOCK
@@ -94,11 +94,11 @@ def block_bytes(sum_duplicates: bool) -> int:
     return _ENTRY_BYTES + (_SUM_BYTES if sum_duplicates else 0)
 
 
-def fitted(room: int, per_entry: int, entries: int | None, n_rows: int) -> Size:
+def fitted(room: int, per_entry: int, entries: int | None, n_rows: int) -> BlockSize:
     """Blocks for `room` bytes, no larger than a matrix."""
     longest = max(_LEAST, room // per_entry)
     whole = BLOCK if entries is None else max(entries, n_rows) + 1
-    return Size(min(BLOCK, longest, whole), longest)
+    return BlockSize(min(BLOCK, longest, whole), longest)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class NoLabels:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         pass
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop), each with nothing."""
         for row in range(start, stop, size.block):
             yield np.zeros(min(size.block, stop - row) + 1, np.int64), np.empty(0, np.int32), None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.matrices.rules import Rules
-from xmc_stream.convert.matrices.sides import Reader, Side, Size, block_bytes, fitted
+from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
@@ -24,7 +24,7 @@ class SidePart:
     rules: Rules
     start: int
     stop: int
-    size: Size
+    size: BlockSize
     bytes_in: int
 
     @property
@@ -43,10 +43,11 @@ class SidePart:
 
 
 class Matrices:
-    """X and Y, of one or several pairs of matrices whose rows follow each other, as a source.
+    """X and Y, each of one or several matrices whose rows follow each other, as a source.
 
     like: where D and K come from, whatever the shapes say. uses: options that the format knows besides the common ones.
-    Raises InputError where the two of a pair have not as many rows, or an option has no meaning for matrices.
+    Raises InputError where a matrix of X and the one of Y beside it have not as many rows, or an option has no meaning for
+    matrices.
     """
 
     alone = False
@@ -73,7 +74,7 @@ class Matrices:
         self.n_labels = _columns(y, like.n_labels if like else None, options.n_labels, "--labels-count")
         self.x_entries = _total([side.entries for side in x])
         self.y_entries = _total([side.entries for side in y])
-        self.held: dict[str, int] = {}
+        self.overhead: dict[str, int] = {}
         kinds = list(dict.fromkeys(side.kind for side in x)), list(dict.fromkeys(side.kind for side in y))
         self.attributes: dict[str, Any] = {
             "source": _names(x),
@@ -84,7 +85,7 @@ class Matrices:
             self.attributes["source_labels_format"] = ", ".join(kinds[1])
         self._stamps = [_stamp(file) for file in dict.fromkeys(file for side in (*x, *y) for file in side.files)]
         self.identity: dict[str, Any] = {"files": self._stamps}
-        self._size = {"X": Size(), "Y": Size()}
+        self._size = {"X": BlockSize(), "Y": BlockSize()}
 
     @property
     def bytes_in(self) -> int:
@@ -126,7 +127,7 @@ class Matrices:
         ]
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
-        """Sizes that no shape told, sums of what was left out or added up. Raises InputError for wrong checksums."""
+        """Sizes that no shape says, sums of what was left out or added up. Raises InputError for wrong checksums."""
         yield from ()
         begin = 0
         for matrices in self._sides.values():
@@ -144,7 +145,7 @@ class Matrices:
         return self._settled(found, parts)
 
     def _settled(self, found: Mapping[str, Mapping[str, Any]], parts: Sequence[PartRead]) -> Settled:
-        attributes = decisions([(part.notes, tuple(part.pieces)) for part in parts])
+        attributes = attributes_of([(part.notes, tuple(part.pieces)) for part in parts])
         labels = self.attributes.get("source_labels_format")
         said = f"{self.attributes['source_format']}{f' with labels of {labels}' if labels else ''}, "
         return Settled(
@@ -178,7 +179,7 @@ class Matrices:
         )
 
 
-def decisions(parts: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]]) -> dict[str, int]:
+def attributes_of(parts: Sequence[tuple[Mapping[str, Any], tuple[str, ...]]]) -> dict[str, int]:
     """What was left out or added up in all parts, for the dataset's attributes: notes and sides of each."""
     counts = {"dropped_features": 0, "dropped_labels": 0, "summed_duplicates": 0}
     for notes, sides in parts:

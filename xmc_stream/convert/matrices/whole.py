@@ -1,6 +1,6 @@
-"""Matrices that are loaded whole and made CSR, as scipy has them.
+"""Matrices that are loaded whole, as they do not lie by rows, and made CSR by scipy.
 
-What scipy would read wrongly or crash on (indices out of range) is refused.
+A matrix that scipy would read wrongly or crash on (indices out of range) is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.matrices.sides import Raw, Size
+from xmc_stream.convert.matrices.sides import BlockSize, Raw
 from xmc_stream.errors import InputError
 
 _WINDOW = 2**18  # items of an array checked at a time
@@ -46,7 +46,7 @@ class WholeSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop)."""
         matrix = as_csr(self.load(self.files[0]), self.name)
         if matrix.shape != (self.n_rows, self.n_columns):
@@ -54,7 +54,7 @@ class WholeSide:
         yield from csr_blocks(matrix, self.name, start, stop, size)
 
 
-def csr_blocks(matrix: Any, name: str, start: int, stop: int, size: Size) -> Iterator[Raw]:
+def csr_blocks(matrix: Any, name: str, start: int, stop: int, size: BlockSize) -> Iterator[Raw]:
     """Copies of rows [start, stop), block by block."""
     while start < stop:
         at = matrix.indptr[start : min(start + size.block, stop) + 1].astype(np.int64)
@@ -90,12 +90,12 @@ def as_csr(matrix: Any, name: str) -> Any:
 def check_compressed(matrix: Any, name: str) -> None:
     """Refuse arrays that contradict the shape: scipy takes them as they come."""
     blocked = matrix.blocksize if matrix.format == "bsr" else (1, 1)
-    lines, bound = (size // step for size, step in zip(matrix.shape, blocked, strict=True))
+    n_major, bound = (size // step for size, step in zip(matrix.shape, blocked, strict=True))
     if matrix.format == "csc":
-        lines, bound = bound, lines
+        n_major, bound = bound, n_major
     indptr, indices = matrix.indptr, matrix.indices
-    good = len(indptr) == lines + 1 and int(indptr[0]) == 0
-    for start in range(0, lines, _WINDOW):
+    good = len(indptr) == n_major + 1 and int(indptr[0]) == 0
+    for start in range(0, n_major, _WINDOW):
         window: NDArray[Any] = indptr[start : start + _WINDOW + 1]
         good = good and bool((window[1:] >= window[:-1]).all())
     nnz = int(indptr[-1]) if good else 0

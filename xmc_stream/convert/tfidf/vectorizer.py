@@ -1,4 +1,4 @@
-"""How text becomes features: options, scikit-learn's analysers, and counts of the words of some rows.
+"""How text becomes features: scikit-learn's analysers, counts of the words of some rows, and their weights.
 
 tf-idf as scikit-learn's TfidfVectorizer:  x_ij = (1 + ln tf_ij) (1 + ln((1 + N) / (1 + df_j))),  rows scaled after.
 Reading text is not here, nor what all rows tell together (`vocabulary`).
@@ -78,7 +78,7 @@ class Terms(dict[str, int]):
         return number
 
 
-def counted(
+def count_ids(
     ids: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Rows of ids (below 2^31, in any order, repeated) as indptr, sorted ids without repetition, and how often each."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
-from xmc_stream.convert.tfidf.vocabulary import Run, chosen
+from xmc_stream.convert.tfidf.vocabulary import SortedRun, chosen
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
@@ -64,8 +64,8 @@ class Weigh:
     key: str
     pieces: dict[str, dict[str, Any]]
     lengths: list[int]
-    words: list[tuple[Run, list[str]]]
-    labels: list[tuple[Run, list[str]]]
+    words: list[tuple[SortedRun, list[str]]]
+    labels: list[tuple[SortedRun, list[str]]]
     text: TextOptions
     n_features: int
     n_labels: int
@@ -84,7 +84,7 @@ class Weigh:
         return receipt
 
     def _write(
-        self, piece: Piece, folder: Path, runs: list[tuple[Run, list[str]]], source: Path, bound: int
+        self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, list[str]]], source: Path, bound: int
     ) -> dict[str, Any]:
         dtype = index_dtype(bound)
         blocks = _Blocks(piece)
