@@ -1,4 +1,4 @@
-"""What others wrote, as part of a message of one line."""
+"""What others wrote (files, libraries), to be quoted in a message of one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def shown(token: bytes) -> str:
 
 
 def one_line(said: object) -> str:
-    """What a library or a file says, as part of a line."""
+    """What a library or a file says, in one line and not too long."""
     text = " ".join(str(said).split())[:200]
     return text if text.isprintable() else ascii(text)

@@ -1,7 +1,8 @@
 """Filter files: lines `row label`, from zero, plain or gzip, of pairs that a set's evaluation leaves out.
 
 Sets whose labels are documents of the same kind as their samples come with one (filter_labels_test.txt): a document
-must not be predicted for itself. Pairs may come in any order and more than once; blank lines are skipped.
+must not be predicted for itself. Files of the pairs whose labels are known (`observed`) look the same. Pairs may come in
+any order and more than once; blank lines are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is made of the rows of a matrix as they stand in its file: the checks and decisions common to all formats."""
+"""What is made of the rows of a matrix as they stand in its file: the checks common to all formats of matrices."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class RecordsPart:
                 raise BadRowError(f"there is no field {field!r}: name the fields of the text (--text-field)") from None
             if not isinstance(text, str):
                 raise BadRowError(f"field {field!r} is {kind_of(text)}, not a text")
-            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it parts words
+            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it separates words
         return "\n".join(texts)
 
 

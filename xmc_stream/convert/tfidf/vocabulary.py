@@ -1,7 +1,7 @@
 """Sorted words on disk: written by the parts as runs, merged, chosen from; all in windows, whatever their number.
 
-A run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
-word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). A run of a part
+A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
+word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). That of a part
 also has `ids`, its numbers there. A merge writes for each of its runs `map-I`, the places of its words in the merged.
 """
 
@@ -38,7 +38,7 @@ LINE_BITS = 40  # bits of a line's number in `firsts`, the number of its part ab
 
 @dataclass(frozen=True)
 class SortedRun:
-    """Words on disk. folder: absolute path; n: how many."""
+    """Sorted words on disk. folder: absolute path; n: how many."""
 
     folder: str
     n: int
