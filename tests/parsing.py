@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from reference import parse as twin
 
-from xmc_stream.convert.parser import Dialect, Parser
+from xmc_stream.convert.lines.parser import Dialect, Parser
 from xmc_stream.errors import InputError
 
 NAME = "data.txt"

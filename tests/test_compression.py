@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from test_convert import TEXT, dense, environment, opened, refused, write
 
 from xmc_stream.convert import convert
-from xmc_stream.convert.compression import Decompressing
+from xmc_stream.convert.lines.compression import Decompressing
 from xmc_stream.errors import InputError, MemoryLimitError
 
 if sys.version_info >= (3, 14):
@@ -216,7 +216,7 @@ LARGER = {
 def test_a_window_is_planned_as_large_as_the_file_says(tmp_path: Path, kind: str) -> None:
     for log in (10, 20, 22, 24, 26):
         content = xz_stream(TEXT, max(4096, 1 << log)) if kind == "xz" else zstd_frame(TEXT, log)
-        [(name, held)] = opened([write(tmp_path / "a", content)]).held.items()
+        [(name, held)] = opened([write(tmp_path / "a", content)]).overhead.items()
         assert name == f"decompression of {tmp_path / 'a'}"
         assert (1 << log) + MIB / 2 < held < max((1 << log) + 2 * MIB, 6 * MIB)
     here = json.loads(child("print(json.dumps(resident()))")) + 120 * 10**6
@@ -280,7 +280,7 @@ def test_memory_keeps_the_limit_and_the_plan_covers_the_window(tmp_path: Path, k
             for _ in range(n // 100):
                 file.write(packer.compress(line * 100))
             file.write(packer.compress(line * (n % 100)) + packer.flush())
-        held += opened([path]).held.values()
+        held += opened([path]).overhead.values()
         peaks.append(int(child(CONVERT, path, tmp_path / f"{log}.xmc")) * 1024)
     assert max(peaks) < 512 * 10**6
     assert 20 * 10**6 < peaks[1] - peaks[0] < held[1] - held[0] + 12 * 10**6

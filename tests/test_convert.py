@@ -16,10 +16,10 @@ from scipy import sparse
 
 import xmc_stream
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.parser import Parser
-from xmc_stream.convert.source import Options
-from xmc_stream.convert.xmlrepo import XMLRepoText
+from xmc_stream.convert.formats.xmlrepo import XMLRepoText
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.parser import Parser
+from xmc_stream.convert.options import Options
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.store.dataset import Dataset, open_dataset
 
@@ -92,7 +92,7 @@ def test_pieces_and_lines_longer_than_a_piece_change_nothing(tmp_path: Path, mon
     path = write(tmp_path / "a.txt", "\n".join(["500 50 7", *lines]).encode())  # the last line lacks its newline
     whole = convert(path, tmp_path / "whole.xmc")
     for piece in (1, 64, 1000):
-        monkeypatch.setattr(text_module, "_PIECE", piece)
+        monkeypatch.setattr(text_module, "_WINDOW", piece)
         assert convert(path, tmp_path / "d.xmc", overwrite=True).fingerprint == whole.fingerprint
     zipped = write(tmp_path / "a.gz", gzip.compress(path.read_bytes()[:999]) + gzip.compress(path.read_bytes()[999:]))
     assert convert(zipped, tmp_path / "d.xmc", overwrite=True).fingerprint == whole.fingerprint
@@ -100,7 +100,7 @@ def test_pieces_and_lines_longer_than_a_piece_change_nothing(tmp_path: Path, mon
 
 def test_a_line_longer_than_memory_allows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", b"3 9 9\n1 1:1\n" + b"1 1:1" + b" " * 10**7 + b"\n1 1:1\n")
-    monkeypatch.setattr(text_module, "_PIECE", 2**10)
+    monkeypatch.setattr(text_module, "_WINDOW", 2**10)
     text = opened([path])
     assert text.fit(2 * 10**7) < 10**7
     [part] = text.parts()

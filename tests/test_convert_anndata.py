@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from xmc_stream.convert import anndata as format_module
-from xmc_stream.convert import convert, elements
-from xmc_stream.convert.source import Options
+from xmc_stream.convert import convert
+from xmc_stream.convert.formats import anndata as format_module
+from xmc_stream.convert.matrices import elements, sides
+from xmc_stream.convert.options import Options
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import open_names
 
@@ -86,7 +87,7 @@ def names(dataset: Any, kind: str) -> list[str]:
 def test_matrices_of_every_encoding_come_back(
     tmp_path: Path, ad: Any, suffix: str, make: Any, layer: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((elements, "WINDOW", 7), (elements, "STRINGS", 4), (format_module, "PART", 20)):
+    for module, name, value in ((elements, "WINDOW", 7), (elements, "STRINGS", 4), (sides, "PART", 20)):
         monkeypatch.setattr(module, name, value)
     X, Y, y = matrices()
     data = annotated(ad, X if layer else make(X), y, obsm={"tags": make(Y)}, layers={"raw": make(2 * X)})

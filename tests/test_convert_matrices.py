@@ -22,10 +22,12 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 import xmc_stream
-from xmc_stream.convert import convert, npz, numpy_arrays, scipy_matrices, sides
+from xmc_stream.convert import convert
+from xmc_stream.convert.formats import matrix_files, npz, numpy_arrays, scipy_matrices
+from xmc_stream.convert.matrices import sides
+from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.pieces import PieceWriter
-from xmc_stream.convert.source import Like, Options, PartRead, Settled
-from xmc_stream.convert.vectorizer import TextOptions
+from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import resident
 from xmc_stream.store.dataset import open_dataset
@@ -132,12 +134,13 @@ def opened(path: Path, labels: Path | None, like: Like | None = None, **options:
     head = b"" if path.is_dir() else path.read_bytes()[: 2**16]
     found = [module for module in (npz, numpy_arrays) if module.recognises(path, head)]
     assert len(found) == 1
-    return found[0].open_source([path], Options((labels,) if labels else (), **options), like)
+    named = (labels,) if labels else ()
+    return matrix_files.open_source(found[0].open_side, [path], Options(named, **options), like)
 
 
 def opened_as(module: Any, path: Path, labels: Path) -> Any:
     """A source of a format that may not recognise the file."""
-    return module.open_source([path], Options((labels,)), None)
+    return matrix_files.open_source(module.open_side, [path], Options((labels,)), None)
 
 
 def random_csr(rng: np.random.Generator, n: int, d: int, dtype: Any = np.float32, density: float = 0.2) -> Any:
@@ -202,8 +205,7 @@ def test_random_matrices_come_back(
         )
         m.indices, m.data = m.indices[order].astype(itype), m.data[order]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sides, numpy_arrays, scipy_matrices):
-            patch.setattr(module, "PART", part, raising=False)
+        patch.setattr(sides, "PART", part)
         patch.setattr(sides, "BLOCK", block)
         source = opened(saved(tmp_path, X, x_kind, "x"), saved(tmp_path, Y, y_kind, "y"))
         got_x, got_y, _ = read(source, tmp_path / "work")
@@ -351,13 +353,17 @@ def test_several_files_are_one_set(tmp_path: Path) -> None:
     X, Y = random_csr(rng, 30, 7), no_zeros(random_csr(rng, 30, 5))
     x = [saved(tmp_path, X[:10], "npz", "x0"), saved(tmp_path, X[10:], "npz+", "x1")]
     y = (saved(tmp_path, Y[:10], "triple", "y0"), saved(tmp_path, Y[10:], "dense", "y1"))
-    source = npz.open_source(x, Options(y), None)
+    source = matrix_files.open_source(npz.open_side, x, Options(y), None)
     assert source.attributes["source"] == ["x0.npz", "x1.npz"]
     got_x, got_y, _ = read(source, tmp_path / "work")
     assert same(got_x, X)
     assert same(got_y, Y)
-    assert "2 files of features and 1 of labels" in refused(lambda: npz.open_source(x, Options(y[:1]), None), tmp_path)
-    assert "name the file of its labels" in refused(lambda: npz.open_source(x, Options(), None), tmp_path)
+
+    def refusal(labels: tuple[Path, ...]) -> str:
+        return refused(lambda: matrix_files.open_source(npz.open_side, x, Options(labels), None), tmp_path)
+
+    assert "2 files of features and 1 of labels" in refusal(y[:1])
+    assert "name the file of its labels" in refusal(())
 
 
 def test_bad_npz_files_end_in_one_line(tmp_path: Path) -> None:
@@ -451,7 +457,7 @@ def test_damaged_npz_files_end_in_one_line_or_a_right_result(tmp_path: Path, dat
     content = content[: data.draw(st.sampled_from([len(content), data.draw(st.integers(0, len(content)))]))]
     (tmp_path / "bad.npz").write_bytes(content)
     try:
-        source = npz.open_source([tmp_path / "bad.npz"], Options((tmp_path / "x.npz",)), None)
+        source = opened_as(npz, tmp_path / "bad.npz", tmp_path / "x.npz")
         got_x, _, _ = read(source, tmp_path / "work")
     except InputError as error:
         message = str(error)
@@ -491,7 +497,7 @@ def test_checksums_of_ranges_are_joined() -> None:
 
 
 def test_stored_arrays_are_cut_and_their_checksums_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_arrays, "PART", 90)
+    monkeypatch.setattr(sides, "PART", 90)
     X = random_csr(np.random.default_rng(7), 600, 30)
     sparse.save_npz(tmp_path / "x.npz", X, compressed=False)
     source = opened(tmp_path / "x.npz", tmp_path / "x.npz")
@@ -506,7 +512,7 @@ def test_stored_arrays_are_cut_and_their_checksums_compared(tmp_path: Path, monk
 
 
 def test_class_ids_are_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numpy_arrays, "PART", 3)
+    monkeypatch.setattr(sides, "PART", 3)
     X = np.array([[1, 0], [-0.0, 2], [0, 0], [np.float32(1e-46), 1e-45]], np.float64)
     np.save(tmp_path / "x.npy", X)
     ids = np.array([2, 0, 2, 5])

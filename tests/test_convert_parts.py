@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from test_convert import TEXT, X, Y, dense, environment, refused, write
 
 from xmc_stream.convert import convert, convert_report, run
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.text import Buffers, TextRange, ranges
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.files import Buffers, TextRange, ranges
 from xmc_stream.store import assembly
 from xmc_stream.store.dataset import open_dataset
 
@@ -79,7 +79,7 @@ def test_every_line_belongs_to_the_range_in_which_it_begins(
     read = b""
     for start, stop in pairwise(bounds):
         with TextRange(path, start, stop).open(Buffers(piece, 10**6)) as file:
-            here = b"".join(bytes(piece) for piece in file.pieces())
+            here = b"".join(bytes(piece) for piece in file.windows())
             if here:
                 at = len(read) + len(BOM) * (marked and bool(read))
                 assert start <= at < stop
@@ -109,7 +109,7 @@ def test_lines_far_longer_than_a_part_and_a_piece(tmp_path: Path, monkeypatch: p
     whole = convert(path, tmp_path / "whole.xmc")
     assert whole.attributes["nnz_features"] == 4002
     cut_into(monkeypatch, 500)
-    monkeypatch.setattr(text_module, "_PIECE", 64)
+    monkeypatch.setattr(text_module, "_WINDOW", 64)
     dataset = convert(path, tmp_path / "d.xmc")
     assert files_of(dataset.path) == files_of(whole.path)
 
@@ -266,7 +266,7 @@ def test_offsets_beyond_an_int32(tmp_path: Path) -> None:
     last = b"2 3:4\n3 4:8"
     for start, stop, expected in ((far + 1, cut, b"1 2:0.5\n"), (cut, size, last), (far + 2, size, last)):
         with TextRange(path, start, stop).open(Buffers()) as text:
-            assert b"".join(piece.tobytes() for piece in text.pieces()) == expected
+            assert b"".join(piece.tobytes() for piece in text.windows()) == expected
     cuts = ranges(path, 6, size)
     assert (cuts[0].start, cuts[-1].stop) == (6, size)
     assert all(a.stop == b.start for a, b in pairwise(cuts))

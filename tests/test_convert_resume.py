@@ -30,7 +30,8 @@ PART = 500
 # no file grow beyond some bytes
 CHILD = """
 import os, resource, signal, sys
-from xmc_stream.convert import convert, run, text
+from xmc_stream.convert import convert, run
+from xmc_stream.convert.lines import files as text
 from xmc_stream.engine.ledger import Ledger
 source, target, part, when, key = sys.argv[1:]
 text._PART = int(part)

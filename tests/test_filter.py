@@ -19,7 +19,7 @@ from reference import metrics as ranking_twin
 from test_figures import dense, only, pairs_csr
 
 import xmc_stream as xs
-from xmc_stream.convert.pairs import store_pairs
+from xmc_stream.convert.formats.pairs import store_pairs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.memory import MemoryLimit, resident
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_there_and_one_too_large_for_the_limit(tmp_path: Path
 STORE = """
 import json, sys
 from pathlib import Path
-from xmc_stream.convert.pairs import store_pairs
+from xmc_stream.convert.formats.pairs import store_pairs
 from xmc_stream.memory import MemoryLimit, peak_resident, resident, return_freed_memory
 import xmc_stream.store.encoding
 return_freed_memory()

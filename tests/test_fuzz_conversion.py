@@ -29,9 +29,9 @@ from test_fuzz_parser import N_FEATURES, N_LABELS, good_line, mutated
 from test_verify import damage
 
 from xmc_stream.convert import convert
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.formats import formats
-from xmc_stream.convert.parser import UNKNOWN
+from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.parser import UNKNOWN
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.store.dataset import Dataset
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from parsing import agree
 from reference import parse as twin
 
-from xmc_stream.convert.parser import UNKNOWN
+from xmc_stream.convert.lines.parser import UNKNOWN
 
 N_FEATURES, N_LABELS = 40, 30
 BYTES = b"0123456789:,.+-eE# \t\n\r\0\x0b\xff\xc3naqidx"

@@ -27,9 +27,10 @@ WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000}  # bytes of a part
 # parts are small so that there are many, and jobs run on threads as those of a large file do
 CHILD = """
 import sys
-from xmc_stream.convert import convert_report, run, text
+from xmc_stream.convert import convert_report, run
+from xmc_stream.convert.lines import files as text
 text._PART, run._SMALL = int(sys.argv[3]), int(sys.argv[4])
-import xmc_stream.convert.records, xmc_stream.datasets.verify, xmc_stream.engine.runner
+import xmc_stream.convert.tfidf.records, xmc_stream.datasets.verify, xmc_stream.engine.runner
 import xmc_stream.store.dataset
 convert_report(sys.argv[1] + ".few", sys.argv[2] + ".few", memory_limit="2GB", overwrite=True)  # loads all code
 print("begun", flush=True)

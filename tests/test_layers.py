@@ -27,7 +27,7 @@ def test_importing_loads_no_heavy_package() -> None:
 
 def test_every_public_name_can_be_reached_in_any_order() -> None:
     run_python("import xmc_stream as xs; xs.PPDSparse; assert callable(xs.convert)")
-    run_python("import xmc_stream.convert.xmlrepo, xmc_stream as xs; assert callable(xs.convert)")
+    run_python("import xmc_stream.convert.formats.xmlrepo, xmc_stream as xs; assert callable(xs.convert)")
     run_python("import xmc_stream as xs; [getattr(xs, name) for name in xs.__all__]")
     run_python("import xmc_stream as xs; assert set(xs.__all__) == {*xs._HOME, 'convert'}")
 

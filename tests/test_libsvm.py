@@ -17,8 +17,8 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 from test_convert import dense, refused, write
 
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.libsvm import recognises
+from xmc_stream.convert.formats.libsvm import recognises
+from xmc_stream.convert.lines import files as text_module
 
 SMALL_PARTS = 64  # bytes
 

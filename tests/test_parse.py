@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parsing import NAME, agree, bits, read
 from reference import parse as twin
 
-from xmc_stream.convert.parser import UNKNOWN, Dialect, Parser, bom_length
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, Parser, bom_length
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.parse import sort_rows
 
@@ -385,7 +385,7 @@ def test_lines_are_numbered_across_texts_with_blank_and_skipped_ones(tell: bool)
             pass
     assert len(asked) == tell  # it may take long
     assert [line for line, _ in parser.notes()["skipped_rows"]] == [14, 17, 19]
-    assert (parser.lines, parser.n_rows) == (9, 3)
+    assert (parser.n_lines, parser.n_rows) == (9, 3)
 
 
 def test_position_is_where_a_block_ends_also_in_a_last_line_without_its_end() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import xmc_stream as xs
-from xmc_stream.convert.predicted import open_predictions
+from xmc_stream.convert.formats.predicted import open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.models import Execution
 from xmc_stream.store.predictions import CHUNK_ROWS

@@ -20,8 +20,8 @@ from reference import parse as twin
 from test_convert import TEXT, X, Y, dense, opened, refused, write
 
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert import text as text_module
-from xmc_stream.convert.parser import Parser
+from xmc_stream.convert.lines import files as text_module
+from xmc_stream.convert.lines.parser import Parser
 from xmc_stream.errors import InputError, MemoryLimitError
 
 FEATURES = b"5 4\n3:0.5 0:-2\n 1:3\n\n \n0:1 1:2 2:2 3:0\n"
@@ -103,7 +103,7 @@ def test_pieces_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     whole = convert(write(tmp_path / "a.txt", "\n".join(one).encode()), tmp_path / "whole.xmc")
     x, y = write(tmp_path / "x", features.encode()), write(tmp_path / "y", bz2.compress(labels.encode()))
     for piece in (1, 64, 1000, 2**20):
-        monkeypatch.setattr(text_module, "_PIECE", piece)
+        monkeypatch.setattr(text_module, "_WINDOW", piece)
         assert convert(x, tmp_path / "d.xmc", labels=y, overwrite=True).fingerprint == whole.fingerprint
     assert dense(whole)[1].sum() == sum((i + j) % 5 != 0 for i, row in enumerate(lists) for j in row)
 
@@ -222,7 +222,7 @@ def test_any_bytes_of_one_kind_are_rows_without_labels_or_an_error_of_the_same_l
 
 
 def test_an_error_far_behind_in_either_file_names_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_module, "_PIECE", 5000)
+    monkeypatch.setattr(text_module, "_WINDOW", 5000)
     good = b"20000 9\n" + b"1:1 2:1 3:1\n" * 20_000
     bad = b"20000 9\n" + b"1:1\n" * 15_000 + b"1:1 9:1\n" + b"1:1\n" * 4_999
     for x, y, name in ((good, bad, "y: label id 9"), (bad, good, "x: feature id 9")):
@@ -235,7 +235,7 @@ def test_an_error_far_behind_in_either_file_names_its_line(tmp_path: Path, monke
 def test_a_line_longer_than_memory_allows_is_refused(
     tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_module, "_PIECE", 2**10)
+    monkeypatch.setattr(text_module, "_WINDOW", 2**10)
     for name in ("x", "y"):
         write(tmp_path / name, b"3 9\n1:1\n" + b"1:1" + b" " * (10**7 * (name == file)) + b"\n1:1\n")
     text = opened([tmp_path / "x"], tmp_path / "y")

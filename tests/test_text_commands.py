@@ -14,8 +14,8 @@ import pytest
 import text_files
 
 import xmc_stream as xs
-from xmc_stream.convert.names import store_names
-from xmc_stream.convert.vectorizer import TextOptions
+from xmc_stream.convert.formats.names import store_names
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names
 
@@ -115,8 +115,8 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     whole = xs.convert(source, tmp_path / "whole.xmc", memory_limit="2GB")
     script = (
         "import os, sys, xmc_stream as xs\n"
-        "from xmc_stream.convert.vocabulary import Merge, ChooseFeatures, ChooseLabels\n"
-        "from xmc_stream.convert.weigh import Weigh\n"
+        "from xmc_stream.convert.tfidf.vocabulary import Merge, ChooseFeatures, ChooseLabels\n"
+        "from xmc_stream.convert.tfidf.weigh import Weigh\n"
         "def killed(before):\n"
         "    def run(self):\n"
         "        before(self)\n"

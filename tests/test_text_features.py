@@ -13,10 +13,11 @@ import text_files
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer, TfidfVectorizer
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from xmc_stream.convert import jsonl, records, vocabulary
-from xmc_stream.convert import text as texts
-from xmc_stream.convert.source import Like, Options, Settled
-from xmc_stream.convert.vectorizer import TextOptions
+from xmc_stream.convert.formats import jsonl
+from xmc_stream.convert.lines import files as texts
+from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.source import Settled
+from xmc_stream.convert.tfidf import records, vocabulary
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names, copy_vocabulary, open_vectorizer
 

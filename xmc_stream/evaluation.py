@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.predicted import Rankings, open_predictions
+from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (

@@ -10,7 +10,7 @@ import click
 from xmc_stream.errors import InputError
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.vectorizer import TextOptions
+    from xmc_stream.convert.options import TextOptions
 
 TEXT = (
     click.option(
@@ -49,7 +49,7 @@ TEXT = (
 
 def text_options(values: dict[str, Any]) -> TextOptions | None:
     """Take the values of the options above out of `values`; None where all are the defaults."""
-    from xmc_stream.convert.vectorizer import TextOptions
+    from xmc_stream.convert.options import TextOptions
 
     given = {field.name: values.pop(field.name) for field in fields(TextOptions)}
     low, _, high = given["ngrams"].partition(",")

@@ -1,8 +1,9 @@
 """Conversion of what people have (text, arrays, matrices) into a dataset on disk, in bounded memory.
 
-One file a format. A format gives parts of rows (convert/source.py); what happens to them is in convert/run.py and here:
-the memory plan, the jobs, the ledger that a killed conversion goes on from, the figures. Reading the formats is not
-here, nor is anything that depends on how a dataset lies on disk.
+One file a format, in convert/formats. A format gives a source: parts of rows that are read apart (convert/source.py).
+What happens to them is the same for all, in convert/run.py with its jobs and memory plan, and here: options, identity,
+the report. What several formats share is in convert/lines, convert/matrices and convert/tfidf. Nothing here depends on
+how a dataset lies on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.source import Like, Source
+    from xmc_stream.convert.options import Like
+    from xmc_stream.convert.source import Source
     from xmc_stream.store.dataset import Dataset
 
 _NORMALIZE = ("none", "l2")
@@ -32,7 +34,7 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     """Convert a data set of a common format into a dataset at `target`, and open it.
 
     source: a path, or the paths of one set in several files, "-" for standard input; or a scipy sparse matrix X (N x D).
-    The format is told by the content. Options, all by name:
+    The format is recognised by the content. Options, all by name:
     labels: where the source is X alone, a path, or as many paths; or the scipy matrix Y (N x K). A value other than zero
     is a positive, zeros are dropped (in X they are kept). like: a training set (or model) that fixes D and K, the base
     of the ids, and normalize where that is None. normalize: "l2" divides each row by its norm, "none" does not.
@@ -64,9 +66,9 @@ def convert_report(
     format: str | None = None,
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """As `convert`, with the figures of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    """As `convert`, with a report of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.convert.run import run_conversion, running
-    from xmc_stream.convert.text import file_identity
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
@@ -122,7 +124,7 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
     """Store a file of pairs as the mask of a dataset."""
     import tempfile
 
-    from xmc_stream.convert.pairs import store_pairs
+    from xmc_stream.convert.formats.pairs import store_pairs
     from xmc_stream.store.dataset import write_observed
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -133,7 +135,7 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
 
 def taken_over(like: str | Path | Dataset) -> Like:
     """What a test set takes over from a training set, given by path or opened, or from a model."""
-    from xmc_stream.convert.source import Like
+    from xmc_stream.convert.options import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
 
@@ -153,24 +155,24 @@ def opened_source(
     source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
 ) -> Source:
     """The source by what it is: paths of files, or matrices."""
-    from xmc_stream.convert.source import Options
+    from xmc_stream.convert.options import Options
 
     options = dict(options or {})
     names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
     files = {what: Path(path) for what, path in names.items() if path is not None}
     if files:
-        from xmc_stream.convert.names import NamedSource
+        from xmc_stream.convert.formats.names import NamedSource
 
         named: Any = NamedSource(opened_source(source, labels, like, format, options), files)
         return cast("Source", named)
     if isinstance(source, str | os.PathLike) or (isinstance(source, list | tuple) and source):
-        from xmc_stream.convert.formats import open_source
+        from xmc_stream.convert.formats.registry import open_source
 
         paths = _paths(source, "the source")
         return open_source(paths, Options(labels=_paths(labels, "labels"), **options), like, format)
     if labels is None:
         raise InputError("features were given as a matrix and labels were not: give Y as labels=")
-    from xmc_stream.convert.scipy_matrices import open_matrices
+    from xmc_stream.convert.formats.scipy_matrices import open_matrices
 
     return open_matrices(source, labels, Options(**options), like)
 

@@ -27,7 +27,7 @@ class PartJob:
         return f"read/{self.number:05d}"
 
     def run(self, watch: Callable[[int], None] | None = None) -> Receipt:
-        """Read the part. watch: is told the bytes of input read so far."""
+        """Read the part. watch: is called with the bytes of input read so far."""
         notes: dict[str, Any] = {"folder": str(Path(self.folder) / f"{self.number:05d}-own")}
         with ExitStack() as stack:
             writers = [

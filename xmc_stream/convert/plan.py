@@ -46,10 +46,10 @@ def plan_memory(source: Source, budget: int, threads: int, fewer: bool = True) -
 
 
 def _plan(source: Source, budget: int, threads: int) -> ConversionPlan:
-    held = sum(source.held.values())
+    overhead = sum(source.overhead.values())
     readers = 1 if source.alone else threads
-    taken = source.fit((budget - held) // readers - _WRITING)
-    reading = {**source.held, "parts of the input": readers * (taken + _WRITING)}
+    taken = source.fit((budget - overhead) // readers - _WRITING)
+    reading = {**source.overhead, "parts of the input": readers * (taken + _WRITING)}
     writing = plan_writing(
         budget, threads, source.n_features or 0, source.n_labels or 0, source.x_entries, source.y_entries
     )
@@ -70,10 +70,10 @@ def plan_writing(
     counts = {f"counts of {n_features} features and {n_labels} labels": 8 * (n_features + n_labels)}
     row = longest if x_entries is None else min(longest, 4 * x_entries)
     arrays = {"arrays being written": threads * (window + 2 * _WRITING) + row}
-    # where each column begins and ends is held in four arrays, each as long as there are columns
+    # where each column begins and ends stands in four arrays, each as long as there are columns
     n_columns = max(n_labels, n_features if x_columns else 1)
     columns = {"columns being written": 4 * 8 * n_columns + 4 * _WRITING}
-    free = budget - sum(sum(part.values()) for part in (counts, arrays, columns))
+    free = budget - sum(sum(needs.values()) for needs in (counts, arrays, columns))
     max_bytes = max(_MIN_TRANSPOSITION, min(_MAX_TRANSPOSITION, free))
     entries = max_bytes if y_entries is None else min(max_bytes, 16 * y_entries + 2**16)
     return ConversionPlan(budget, threads, max_bytes, {**counts, **arrays, **columns, "labels by columns": entries})

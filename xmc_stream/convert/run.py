@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
+from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
-from xmc_stream.convert.source import Like, PartRead, Settled, Source
+from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, JobError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Job, Loop, Phase, run_here
@@ -84,9 +85,9 @@ class ConversionRun:
             self._columns,
         )
         if plan.need > self._budget:
-            parts = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
+            needs = ", ".join(f"{name} {format_size(size)}" for name, size in plan.needs.items())
             raise MemoryLimitError(
-                f"the dataset needs {format_size(plan.need)} ({parts}) and the memory limit leaves "
+                f"the dataset needs {format_size(plan.need)} ({needs}) and the memory limit leaves "
                 f"{format_size(self._budget)}: raise --memory-limit and give the same command, it goes on"
             )
         assembly.begin(self.store)

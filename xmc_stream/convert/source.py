@@ -9,62 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 from xmc_stream.convert.pieces import Piece
+from xmc_stream.convert.rows import Rows
 from xmc_stream.jobs.job import Phase, Receipt
-
-if TYPE_CHECKING:
-    from xmc_stream.convert.vectorizer import TextOptions
-
-# Rows of X or Y: indptr from 0, indices sorted and unique in a row, values (None of Y, where each is one).
-Rows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]
-
-
-@dataclass(frozen=True)
-class Like:
-    """What a test set takes over from its training set, or from a model.
-
-    name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
-    ids of features and of labels in its text, 0 or 1.
-    """
-
-    name: str
-    path: Path
-    n_features: int
-    n_labels: int
-    normalize: str
-    base: int = 0
-    label_base: int = 0
-
-
-@dataclass(frozen=True)
-class Options:
-    """How an input is to be read; what a format has no use for, it refuses where it would change the result.
-
-    labels: files of Y where the sources are of X alone, in the same order; base: of the ids, 0 or 1, None to decide over
-    the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
-    that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
-    labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
-    say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
-    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features; unlabelled: the rows get no
-    labels, there need be none, and any that stand in the source itself are passed over.
-    """
-
-    labels: tuple[Path, ...] = ()
-    base: int | None = None
-    skip: bool = False
-    sum_duplicates: bool = False
-    drop_unseen: bool = False
-    n_features: int | None = None
-    n_labels: int | None = None
-    layer: str | None = None
-    label_key: str | None = None
-    text: TextOptions | None = None
-    unlabelled: bool = False
 
 
 class Part(Protocol):
@@ -120,7 +69,8 @@ class Source(Protocol):
     attributes: what is known of it before, for the dataset; identity: what tells this input from another when a killed
     conversion goes on (names, sizes, times, options); alone: its parts must be read in this process, one after another
     (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries, y_entries: at most, None where
-    only reading tells; held: bytes it keeps till the end, by name; bytes_in: of the input.
+    only reading tells; overhead: bytes it keeps till the end beside the buffers of its parts, by name; bytes_in: of the
+    input.
     """
 
     attributes: dict[str, Any]
@@ -131,7 +81,7 @@ class Source(Protocol):
     n_labels: int | None
     x_entries: int | None
     y_entries: int | None
-    held: dict[str, int]
+    overhead: dict[str, int]
 
     @property
     def bytes_in(self) -> int: ...

@@ -68,7 +68,7 @@ def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None
 def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
     """Texts as a dataset without labels, by the model's own vectorizer."""
     from xmc_stream.convert import convert
-    from xmc_stream.convert.vectorizer import TextOptions
+    from xmc_stream.convert.options import TextOptions
 
     with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
@@ -91,7 +91,7 @@ def samples(data: Path, model: Model, folder: Path, execution: Execution) -> Ite
     Labels need not be there, and any that are count for nothing. Raises InputError naming file and line.
     """
     from xmc_stream.convert import convert
-    from xmc_stream.convert.formats import formats
+    from xmc_stream.convert.formats.registry import formats
 
     if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
         yield open_dataset(data)
@@ -197,7 +197,7 @@ def stored_filter(
     if source is None:
         yield ""
         return
-    from xmc_stream.convert.pairs import store_pairs
+    from xmc_stream.convert.formats.pairs import store_pairs
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
-from xmc_stream.convert.sides import positives
-from xmc_stream.convert.source import Like, Rows
-from xmc_stream.convert.text import Buffers, TextRange
+from xmc_stream.convert.lines.files import Buffers, TextRange
+from xmc_stream.convert.lines.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
+from xmc_stream.convert.options import Like
+from xmc_stream.convert.rows import Rows, positives
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class LinesPart:
         notes["bytes_read"] = 0
         with self.text.open(self.buffers) as file:
             parser = self.parser(file.name, file.first_line)
-            for piece in file.pieces():
-                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(piece):
+            for window in file.windows():
+                for x_indptr, x_indices, x_data, y_indptr, y_indices in parser.blocks(window):
                     notes["bytes_read"] = file.bytes_read
                     if self.unlabelled:
                         yield (x_indptr, x_indices, x_data), (np.zeros_like(x_indptr), y_indices[:0], None)
@@ -55,13 +55,13 @@ class LinesPart:
                         yield ((x_indptr, x_indices, x_data),)
                     else:
                         yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
-                file.lines = parser.lines
+                file.n_lines = parser.n_lines
             notes |= parser.notes()
             if self.unlabelled:
                 notes["y_ids"] = None
 
 
-def counted(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+def attributes_of(read: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """What the parts of a source counted, as attributes of the dataset. read: a part's file, for people, and its notes."""
     names = ("skipped", "dropped_features", "dropped_labels", "summed_duplicates", "blank_lines")
     totals: dict[str, Any] = dict.fromkeys(names, 0)

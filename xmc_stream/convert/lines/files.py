@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, in pieces of whole lines, in memory that does not grow with the file.
+"""Text files, plain or compressed, in windows of whole lines, in memory that does not grow with the file.
 
 A plain file can be read by byte ranges: a range is the lines that begin in it. A compressed one, standard input and
 pipes are read from the beginning to the end.
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
+from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 
 STANDARD_INPUT = Path("-")
 HEAD = 2**16  # bytes that tell what a text is
-_PIECE = 8 * 2**20  # bytes of text parsed at a time
-_LEAST_PIECE = 2**18
+_WINDOW = 8 * 2**20  # bytes of text parsed at a time
+_LEAST_LONGEST = 2**18  # bytes of a line, for which there is room at least
 _READ = 2**20  # bytes asked of a decompressor at a time, which holds them twice
 _LONGEST_HEADER = 1000
 _PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, at least
@@ -38,23 +38,23 @@ _streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, unti
 
 @dataclass(frozen=True)
 class Buffers:
-    """Bytes of text taken in at a time, of the longest line there is room for, and that compressed streams may add."""
+    """Bytes of a window of text, of the longest line there is room for, and that compressed streams may add."""
 
-    piece: int = _PIECE
-    longest: int = _PIECE
+    window: int = _WINDOW
+    longest: int = _WINDOW
     room: int = 0
 
     @classmethod
     def fitting(cls, room: int, per_byte: float, size: int | None) -> tuple[Buffers, int]:
         """Buffers for `room` bytes, and what they take at most.
 
-        per_byte: bytes that the reader of the pieces makes of a byte of text; size: of the text, None if unknown.
+        per_byte: bytes that the reader of the windows makes of a byte of text; size: of the text, None if unknown.
         """
-        per_byte += 1.5  # the byte itself, and once more in half when the piece grows
-        longest = max(_LEAST_PIECE, int((room - 2 * _READ) / per_byte))
-        piece = max(2, min(_PIECE, longest, _PIECE if size is None else size + 1))
-        taken = int(piece * per_byte) + 2 * _READ
-        return cls(piece, longest, max(0, room - taken)), taken
+        per_byte += 1.5  # the byte itself, and once more in half when the window grows
+        longest = max(_LEAST_LONGEST, int((room - 2 * _READ) / per_byte))
+        window = max(2, min(_WINDOW, longest, _WINDOW if size is None else size + 1))
+        taken = int(window * per_byte) + 2 * _READ
+        return cls(window, longest, max(0, room - taken)), taken
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class TextRange:
 class TextFile:
     """An opened text, or a range of its lines; a byte order mark is left out.
 
-    lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
-    text; held: bytes that decompression keeps. Raises InputError where the file cannot be read.
+    n_lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
+    text; decompressor_bytes: that decompression keeps. Raises InputError where the file cannot be read.
     """
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self.path = path
         self.name = name_of(path)
-        self.lines = 0
+        self.n_lines = 0
         self._headers = 0  # lines taken before those of the range, of what is read from its beginning
         self.buffers = Buffers()
         self.compression = ""
@@ -124,7 +124,7 @@ class TextFile:
                 self._file.seek(self._start)
             elif start:
                 self._skip(start)
-        self.held = self._raw.needed if self._raw else 0
+        self.decompressor_bytes = self._raw.needed if self._raw else 0
 
     def __enter__(self) -> TextFile:
         return self
@@ -163,20 +163,20 @@ class TextFile:
             return 0
         self._file.seek(position - 1)
         at = position - 1
-        while piece := self._file.read(2**16):
-            newline = piece.find(b"\n")
+        while content := self._file.read(2**16):
+            newline = content.find(b"\n")
             if newline >= 0:
                 return at + int(newline) + 1
-            at += len(piece)
+            at += len(content)
         return at
 
     def _skip(self, n_bytes: int) -> None:
         """Pass over the first bytes of a stream, its header."""
         while n_bytes:
-            piece = self._text.read(min(n_bytes, _READ))
-            if not piece:
+            content = self._text.read(min(n_bytes, _READ))
+            if not content:
                 raise InputError(f"{self.name} was changed meanwhile: convert again")
-            n_bytes -= len(piece)
+            n_bytes -= len(content)
 
     def head(self, n_bytes: int = HEAD) -> bytes:
         """The first bytes of the text, which stay to be read; without a byte order mark."""
@@ -184,9 +184,9 @@ class TextFile:
             n_bytes = min(n_bytes, self._left)
         try:
             with self._reading(looked=True):
-                while len(self._pending) < n_bytes and (piece := self._text.read1(n_bytes - len(self._pending))):
-                    self._pending += piece
-                    self._read += len(piece)
+                while len(self._pending) < n_bytes and (content := self._text.read1(n_bytes - len(self._pending))):
+                    self._pending += content
+                    self._read += len(content)
         except MemoryLimitError:
             if self.size is None or not self._pending:
                 raise  # else what was read tells enough, and the file is opened again with all the room there is
@@ -216,23 +216,23 @@ class TextFile:
             return 1 + self._headers + (self._start > len(_BOM) and not self._headers)
         number, left = 1, self._start
         with open(self.path, "rb") as file:
-            while left and (piece := file.read(min(left, _READ))):
-                number += piece.count(b"\n")
-                left -= len(piece)
+            while left and (content := file.read(min(left, _READ))):
+                number += content.count(b"\n")
+                left -= len(content)
         return number
 
     def line_number(self) -> int:
         """The number, from 1, of the line behind those that are behind us."""
-        return self.first_line() + self.lines
+        return self.first_line() + self.n_lines
 
-    def pieces(self) -> Iterator[NDArray[np.uint8]]:
-        """The text in pieces of whole lines; a piece is gone when the next one comes.
+    def windows(self) -> Iterator[NDArray[np.uint8]]:
+        """The text in windows of whole lines; a window is gone when the next one comes.
 
         Raises InputError and MemoryLimitError with file and line.
         """
-        buffer = bytearray(self.buffers.piece)
+        buffer = bytearray(self.buffers.window)
         if self._raw:
-            self._raw.room = self.held + self.buffers.room
+            self._raw.room = self.decompressor_bytes + self.buffers.room
         if self._start == 0:
             self.head(len(_BOM))
         filled = 0

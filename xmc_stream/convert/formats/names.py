@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity
 from xmc_stream.convert.source import PartRead, Settled, Source
-from xmc_stream.convert.text import Buffers, TextRange, file_identity
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.store.names import new_names
 
 _FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of the Extreme Classification Repository
-_PIECE = 2**20
+_WINDOW = 2**20
 
 
 def store_names(source: Path, target: Path, n_names: int | None, what: str) -> int:
@@ -24,13 +24,13 @@ def store_names(source: Path, target: Path, n_names: int | None, what: str) -> i
     what: "labels" or "features"; n_names: how many there must be, None for any number. Raises InputError naming file and
     line.
     """
-    with TextRange(source).open(Buffers(_PIECE, 16 * _PIECE)) as file, new_names(target) as names:
-        for piece in file.pieces():
-            lines = piece.tobytes().split(b"\n")
+    with TextRange(source).open(Buffers(_WINDOW, 16 * _WINDOW)) as file, new_names(target) as names:
+        for window in file.windows():
+            lines = window.tobytes().split(b"\n")
             if not lines[-1]:
                 lines.pop()  # behind the last newline
-            names.append([_name(line, f"{file.name}:{file.lines + i}") for i, line in enumerate(lines, 1)])
-            file.lines += len(lines)
+            names.append([_name(line, f"{file.name}:{file.n_lines + i}") for i, line in enumerate(lines, 1)])
+            file.n_lines += len(lines)
         if n_names is not None and names.n != n_names:
             raise InputError(f"{file.name}:{names.n}: there are {names.n:,} names for {n_names:,} {what}: one a line")
         return names.n

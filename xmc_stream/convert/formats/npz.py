@@ -19,24 +19,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import (
-    Array,
-    CSRSide,
-    FileArray,
-    Head,
-    Stream,
-    check_file,
-    check_real,
-    csr_reader,
-    read_head,
-    words,
-)
-from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
-from xmc_stream.convert.sides import Matrices, Side
-from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.formats.numpy_arrays import FileArray, Head, read_head
+from xmc_stream.convert.matrices.arrays import Array, CSRSide, Stream, check_file, check_real, csr_reader
+from xmc_stream.convert.matrices.sides import Side
+from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
+from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
-
-NAME = "npz"
 
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
@@ -50,14 +38,6 @@ _REVERSED_POLYNOMIAL = 0xEDB88320  # of CRC-32
 def recognises(path: Path, head: bytes) -> bool:
     """A zip file, whatever its name."""
     return head.startswith(_MAGIC)
-
-
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> Matrices:
-    """Features in .npz files and labels in any files of matrices. Raises InputError."""
-    from xmc_stream.convert.labels import label_sides
-
-    x = [open_side(path) for path in paths]
-    return Matrices(x, label_sides(x, paths, options), options, like)
 
 
 @dataclass(frozen=True)
@@ -166,11 +146,11 @@ def open_side(path: Path) -> Side:
             reader = csr_reader(name, arrays[0], arrays[1], arrays[2], n_rows)
             return NpzSide(name, "scipy npz", (path,), n_columns, reader, stored)
     entries, dtype = heads["data"].n_items, heads["data"].dtype
-    held = sum(head.n_items * head.dtype.itemsize for head in heads.values())
+    load_bytes = sum(head.n_items * head.dtype.itemsize for head in heads.values())
     # scipy may turn indices of int64 into int32 when it puts the arrays together
-    held += sum(4 * head.n_items for array, head in heads.items() if array != "data")
-    held += csr_bytes(entries, dtype, n_rows)
-    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, held, load)
+    load_bytes += sum(4 * head.n_items for array, head in heads.items() if array != "data")
+    load_bytes += csr_bytes(entries, dtype, n_rows)
+    return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
 def load(path: Path) -> Any:
@@ -261,7 +241,7 @@ def _reading(path: str | Path) -> Iterator[None]:
         zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise InputError(
-            f"{path} is not a sparse matrix of scipy.sparse.save_npz ({words(error)}): save it again"
+            f"{path} is not a sparse matrix of scipy.sparse.save_npz ({one_line(error)}): save it again"
         ) from None
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.records import Record, TextSource
-from xmc_stream.convert.source import Like, Options
-from xmc_stream.convert.text import file_identity
+from xmc_stream.convert.lines.files import file_identity
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.tfidf.records import Record, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 
-NAME = "parquet"
 _MAGIC = b"PAR1"
 _BATCH = 256  # rows at hand
 _PAGES = 2**21  # bytes that a column's reader keeps, and more
@@ -99,11 +98,11 @@ def _sizes(file: Any, group: int, columns: Sequence[str], compressed: bool) -> l
     ]
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> TextSource:
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
     """Files of Parquet as one set. Raises InputError where their columns show no text and labels, or pyarrow lacks."""
     groups: list[tuple[Path, int, int]] = []
     first: dict[str, Any] = {}
-    held = 0
+    overhead = 0
     for path in paths:
         with _opened(path) as file:
             names = tuple(file.schema_arrow.names)
@@ -111,7 +110,9 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> T
             for group in range(file.num_row_groups):
                 groups.append((path, group, number))
                 number += file.metadata.row_group(group).num_rows
-                held = max(held, sum(min(size, _PAGES) for size in _sizes(file, group, names, compressed=False)))
+                overhead = max(
+                    overhead, sum(min(size, _PAGES) for size in _sizes(file, group, names, compressed=False))
+                )
             if not first and number > 1:
                 head = next(_reading(str(path), file.iter_batches(1, [0])))
                 first = head.to_pylist()[0]
@@ -119,9 +120,9 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> T
         raise InputError(f"{paths[0]} has no rows: give a file with columns of text and labels")
     identity = [file_identity(path) for path in paths]
 
-    def source(columns: tuple[str, ...]) -> TextSource:
+    def source(columns: tuple[str, ...]) -> RecordsSource:
         records = [RowGroup(str(path), group, number, columns) for path, group, number in groups]
-        return TextSource("Parquet", paths, records, first, options, like, identity, None, held=2 * held)
+        return RecordsSource("Parquet", paths, records, first, options, like, identity, None, overhead=2 * overhead)
 
     text = source(()).text  # which tells the columns to read
     return source((*text.text_fields, *([text.label_field] if text.label_field else [])))

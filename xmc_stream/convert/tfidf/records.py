@@ -13,23 +13,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from xmc_stream.convert.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.lines.files import forget
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.pieces import Piece
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Rows, Settled
-from xmc_stream.convert.text import forget
-from xmc_stream.convert.vectorizer import TextOptions, like_options, stored_options
-from xmc_stream.convert.vocabulary import (
+from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.source import Part, PartRead, Settled
+from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.vectorizer import analyser_of, bytes_per_byte, like_options, stored_options
+from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
-    LINES,
+    LINE_BITS,
     MERGE_BYTES,
     MERGED,
     ChooseFeatures,
     ChooseLabels,
     Merge,
-    Run,
+    SortedRun,
 )
-from xmc_stream.convert.weigh import WEIGH_BYTES, Weigh, WeighHashed
+from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
@@ -61,7 +63,7 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True)
-class TextPart:
+class RecordsPart:
     """The rows of some records, numbered by a dictionary of their own.
 
     number: of the part; text: with all fields resolved; like: whose labels bound ids; dictionary, longest: bytes; kind:
@@ -137,16 +139,16 @@ class TextPart:
                 raise BadRowError(f"there is no field {field!r}: name the fields of the text (--text-field)") from None
             if not isinstance(text, str):
                 raise BadRowError(f"field {field!r} is {kind_of(text)}, not a text")
-            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it parts words
+            texts.append(sound(text.replace("\0", " "), field))  # an escaped NUL is no damage: it separates words
         return "\n".join(texts)
 
 
-class TextSource:
+class RecordsSource:
     """Raw text in files of one kind: what `source.Source` asks for.
 
     name: of the format, in words; records: of each part, in order; first: a record, which shows the fields; files: what
     tells them from others; largest: bytes of text of one of them at most, None if unknown; alone: they can be read once;
-    held: bytes that reading them takes beside the parts' own.
+    overhead: bytes that reading them takes beside the parts' own.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class TextSource:
         files: list[Any],
         largest: int | None,
         alone: bool = False,
-        held: int = 0,
+        overhead: int = 0,
     ) -> None:
         if options.labels:
             raise InputError(f"{paths[0]} is {name}: its labels stand in a field of it, not in a file of their own")
@@ -181,16 +183,18 @@ class TextSource:
         self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
         self.alone = alone
         self._largest = largest
-        self.n_samples = self.x_entries = self.y_entries = None
+        self.n_samples: int | None = None
+        self.x_entries: int | None = None
+        self.y_entries: int | None = None
         self.n_features = like.n_features if like else self.text.hash_features
         self.n_labels = like.n_labels if like else None
-        self.held = {"decompression": held} if held else {}
+        self.overhead = {"decompression": overhead} if overhead else {}
         self._kind = _kind_of_labels(self.text, first)
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
 
     def load_kernels(self) -> None:
         """Import scikit-learn's analysers."""
-        self.text.analyse()("a few words")
+        analyser_of(self.text)("a few words")
         if self.text.hash_features:
             HashedRows(replace(self.text, hash_features=2)).add("a few words")
 
@@ -201,7 +205,7 @@ class TextSource:
         """
         n_hashed = self.text.hash_features or 0
         fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
-        per_byte = self.text.bytes_per_byte
+        per_byte = bytes_per_byte(self.text)
         largest = _MOST_LINE if self._largest is None else self._largest + 2
         line = max((room - fixed) // 2, min(_LINE_ROOM, (room - fixed) * 7 // 8))
         self._longest = min(max(_LEAST_LINE, min(_MOST_LINE, line // per_byte)), largest)
@@ -214,7 +218,7 @@ class TextSource:
     def parts(self) -> list[Part]:
         """The parts, with the sizes that `fit` chose."""
         return [
-            TextPart(i, records, self.text, self._options, self._like, self._dictionary, self._longest, self._kind)
+            RecordsPart(i, records, self.text, self._options, self._like, self._dictionary, self._longest, self._kind)
             for i, records in enumerate(self._records)
         ]
 
@@ -232,7 +236,7 @@ class TextSource:
         folders: dict[str, Path] = {}
         attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
         word_maps: list[list[str]] = []
-        words = _runs(notes, "words", 1)
+        words = _sorted_runs(notes, "words", 1)
         features = work / "features"
         if self.text.hash_features:
             rows_files = tuple(f"{run.folder}/rows" for run in words)
@@ -303,7 +307,7 @@ class TextSource:
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
-    ) -> Generator[Phase, list[Receipt], tuple[int, list[list[str]], list[Run], int, str]]:
+    ) -> Generator[Phase, list[Receipt], tuple[int, list[list[str]], list[SortedRun], int, str]]:
         """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
         from xmc_stream.store.names import open_names
 
@@ -320,12 +324,12 @@ class TextSource:
             return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
         if like and open_names(like.path, "labels") is None:
             raise InputError(f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too")
-        runs = _runs(notes, "labels", 2)
+        runs = _sorted_runs(notes, "labels", 2)
         merged, maps = yield from _merged(work, "labels", runs)
         choose = ChooseLabels("labels", merged, str(work / "labels"), str(like.path) if like else "")
         (receipt,) = yield Phase("choose labels", [choose])
         if like and receipt["unknown"] and not self._options.drop_unseen:
-            part, line = receipt["first"] >> LINES, receipt["first"] & (2**LINES - 1)
+            part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
             raise InputError(
                 f"{self._records[part].where(line)}: label {shown(receipt['name'].encode())} does not occur in {like.name}: "
                 "--unseen=drop leaves out such labels"
@@ -338,14 +342,18 @@ class TextSource:
         forget(self._paths)
 
 
-def _runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[Run]:
+def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[SortedRun]:
     """The runs of all parts in turn."""
     return [
-        Run(f"{note['folder']}/{kind}-{i:04d}", run[column]) for note in notes for i, run in enumerate(note["runs"])
+        SortedRun(f"{note['folder']}/{kind}-{i:04d}", run[column])
+        for note in notes
+        for i, run in enumerate(note["runs"])
     ]
 
 
-def _merged(work: Path, kind: str, runs: list[Run]) -> Generator[Phase, list[Receipt], tuple[Run, list[list[str]]]]:
+def _merged(
+    work: Path, kind: str, runs: list[SortedRun]
+) -> Generator[Phase, list[Receipt], tuple[SortedRun, list[list[str]]]]:
     """All runs in one, in as many levels as there must be; of each run, the maps of the levels."""
     maps: list[list[str]] = [[] for _ in runs]
     members = [[i] for i in range(len(runs))]
@@ -363,7 +371,7 @@ def _merged(work: Path, kind: str, runs: list[Run]) -> Generator[Phase, list[Rec
                 for i in group:
                     maps[i].append(f"{folder}/map-{place}")
         receipts = yield Phase(f"merge {kind}", jobs)
-        current, members, level = [Run(**receipt) for receipt in receipts], joined, level + 1
+        current, members, level = [SortedRun(**receipt) for receipt in receipts], joined, level + 1
     return current[0], maps
 
 

@@ -1,7 +1,7 @@
 """Sorted words on disk: written by the parts as runs, merged, chosen from; all in windows, whatever their number.
 
-A run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
-word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). A run of a part
+A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
+word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). That of a part
 also has `ids`, its numbers there. A merge writes for each of its runs `map-I`, the places of its words in the merged.
 """
 
@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import begin_folder, finish_folder
-from xmc_stream.convert.vectorizer import Terms, TextOptions
+from xmc_stream.convert.tfidf.vectorizer import Terms, df_bounds, idf_weights
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import fsync_tree
@@ -32,12 +33,12 @@ _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
 _COLUMNS = ("rows", "times", "firsts")
 MERGE_BYTES = MERGED * (3 * _WINDOW_BYTES + 160 * _WINDOW) + 2**22
 CHOICE_BYTES = 2 * WRITER_BYTES + 2**23
-LINES = 40  # bits of a line's number in `firsts`, the number of its part above them
+LINE_BITS = 40  # bits of a line's number in `firsts`, the number of its part above them
 
 
 @dataclass(frozen=True)
-class Run:
-    """Words on disk. folder: absolute path; n: how many."""
+class SortedRun:
+    """Sorted words on disk. folder: absolute path; n: how many."""
 
     folder: str
     n: int
@@ -62,7 +63,7 @@ class Run:
                 start, end = start + len(ends), places[-1]
 
 
-class _RunWriter:
+class _SortedRunWriter:
     """Appends words to a folder under construction."""
 
     def __init__(self, folder: Path, stack: ExitStack, *more: str) -> None:
@@ -82,19 +83,19 @@ class _RunWriter:
         self.n += len(terms)
 
 
-def write_run(folder: Path, terms: Terms, columns: Mapping[str, NDArray[np.int64]]) -> Run:
+def write_sorted_run(folder: Path, terms: Terms, columns: Mapping[str, NDArray[np.int64]]) -> SortedRun:
     """The words of a dictionary as a run; columns by the numbers that it gave. The folder is made anew, durable."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with ExitStack() as stack:
-        writer = _RunWriter(folder, stack, "ids")
+        writer = _SortedRunWriter(folder, stack, "ids")
         sorted_terms = sorted(terms)
         for start in range(0, len(sorted_terms), _WINDOW):
             window = sorted_terms[start : start + _WINDOW]
             ids = np.fromiter(map(terms.__getitem__, window), np.int64, len(window))
             writer.append([term.encode() for term in window], ids=ids, **{n: c[ids] for n, c in columns.items()})
     fsync_tree(folder)
-    return Run(str(folder), writer.n)
+    return SortedRun(str(folder), writer.n)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Merge:
     """A job: runs into one, in `folder`."""
 
     key: str
-    runs: tuple[Run, ...]
+    runs: tuple[SortedRun, ...]
     folder: str
 
     def run(self) -> Receipt:
@@ -110,7 +111,7 @@ class Merge:
         folder = Path(self.folder)
         work = begin_folder(folder)
         with ExitStack() as stack:
-            writer = _RunWriter(work, stack)
+            writer = _SortedRunWriter(work, stack)
             maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
             readers = [_Reader(run) for run in self.runs]
             while any(reader.terms for reader in readers):
@@ -134,7 +135,7 @@ class Merge:
 class _Reader:
     """A run in a merge: `terms`, those at hand, and whether there are `more` behind them."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: SortedRun) -> None:
         self._run = run
         self._windows = run.windows()
         self._next()
@@ -163,7 +164,7 @@ class ChooseFeatures:
     """
 
     key: str
-    words: Run
+    words: SortedRun
     n_rows: int
     text: TextOptions
     folder: str
@@ -195,7 +196,7 @@ class ChooseFeatures:
                         low, high = int(ids[kept][0]), int(ids[kept][-1])
                         weights[kept] = _gather(lambda a, b: opened[1].read(a, b), ids[kept], low, high)
                 else:
-                    weights[kept] = self.text.weights(rows[kept], self.n_rows)
+                    weights[kept] = idf_weights(self.text, rows[kept], self.n_rows)
                     names.append([term for term, keep in zip(terms, kept.tolist(), strict=True) if keep])
                     idf.append(weights[kept])
                 ids_file.write(ids.tobytes())
@@ -206,7 +207,7 @@ class ChooseFeatures:
         return {"n": n, "unknown_words": lost, "unknown": times}
 
     def _chooser(self) -> _Filtered:
-        low, high = self.text.bounds(self.n_rows)
+        low, high = df_bounds(self.text, self.n_rows)
         return _Filtered(self.words, low, high, self.text.max_features)
 
 
@@ -218,7 +219,7 @@ class ChooseLabels:
     """
 
     key: str
-    words: Run
+    words: SortedRun
     folder: str
     like: str
 
@@ -253,7 +254,7 @@ class ChooseLabels:
 class _Filtered:
     """Ids of the words between two numbers of rows, the most frequent ones if there is a bound on how many."""
 
-    def __init__(self, words: Run, low: float, high: float, most: int | None) -> None:
+    def __init__(self, words: SortedRun, low: float, high: float, most: int | None) -> None:
         self._low, self._high = low, high
         self._n = 0
         self._least, self._ties = 0, 0  # times that a word must occur; of those that occur just so often, how many
@@ -264,7 +265,7 @@ class _Filtered:
     def _fits(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray((rows >= self._low) & (rows <= self._high))
 
-    def _threshold(self, words: Run, most: int) -> tuple[int, int]:
+    def _threshold(self, words: SortedRun, most: int) -> tuple[int, int]:
         """The `most`-th largest number of times, by bisection over the file, and how many of that number are kept."""
 
         def above(bound: int) -> int:
@@ -320,7 +321,7 @@ class _Joined:
         return np.array(ids, np.int64)
 
 
-def chosen(run: Run, maps: Sequence[str], folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def chosen(run: SortedRun, maps: Sequence[str], folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Id and weight by the number that a part gave: of its run, through the maps of the merges, to what was chosen."""
     places: NDArray[Any] = np.arange(run.n, dtype=np.int64)
     for path in maps:
@@ -364,6 +365,3 @@ def _read(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[A
     if len(values) != stop - start:
         raise StoreError(f"{path} ends early: convert again with --overwrite")
     return values
-
-
-__all__ = ["CHOICE_BYTES", "LINES", "MERGED", "MERGE_BYTES", "ChooseFeatures", "ChooseLabels", "Merge", "Run", "chosen"]

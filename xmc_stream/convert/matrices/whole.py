@@ -1,12 +1,10 @@
-"""scipy.sparse matrices in memory, and matrices that are loaded whole because they do not lie by rows.
+"""Matrices that are loaded whole, as they do not lie by rows, and made CSR by scipy.
 
-What is CSR is read where it is, block by block; anything else is made CSR first. A matrix that scipy would read wrongly
-or crash on (indices out of range) is refused.
+A matrix that scipy would read wrongly or crash on (indices out of range) is refused.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import check_real
-from xmc_stream.convert.sides import PART, Matrices, Raw, Size, row_ranges
-from xmc_stream.convert.source import Like, Options
+from xmc_stream.convert.matrices.sides import BlockSize, Raw
 from xmc_stream.errors import InputError
 
 _WINDOW = 2**18  # items of an array checked at a time
-
-
-def open_matrices(X: Any, Y: Any, options: Options, like: Like | None) -> Matrices:
-    """X (N x D) and Y (N x K) in memory; a value of Y other than zero is a positive. Raises InputError."""
-    source = Matrices([_in_memory(X, "X")], [_in_memory(Y, "Y")], options, like)
-    source.alone = True
-    source.attributes = {"source": "scipy matrices", "source_format": "scipy matrices"}
-    source.identity["matrices"] = uuid.uuid4().hex  # nothing tells others like them from these in a later process
-    return source
 
 
 @dataclass(frozen=True)
@@ -59,63 +46,15 @@ class WholeSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop)."""
         matrix = as_csr(self.load(self.files[0]), self.name)
         if matrix.shape != (self.n_rows, self.n_columns):
             raise InputError(f"{self.name} was changed meanwhile: convert again")
-        yield from _csr_blocks(matrix, self.name, start, stop, size)
+        yield from csr_blocks(matrix, self.name, start, stop, size)
 
 
-@dataclass(frozen=True)
-class MemorySide:
-    """A matrix in memory, and its reader."""
-
-    name: str
-    matrix: Any
-    n_rows: int
-    n_columns: int
-    entries: int
-    load_bytes: int
-    kind: str = "scipy matrix"
-    files: Sequence[Path] = ()
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Of about PART entries; what is made CSR first, is made so once."""
-        return row_ranges(self.n_rows, 1 if self.load_bytes else max(self.entries, self.n_rows) // PART + 1)
-
-    def reader(self) -> MemorySide:
-        """It reads its rows."""
-        return self
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing."""
-
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
-        """Rows [start, stop)."""
-        matrix = as_csr(self.matrix, self.name) if self.load_bytes else self.matrix  # checked when it was taken
-        return _csr_blocks(matrix, self.name, start, stop, size)
-
-
-def _in_memory(matrix: Any, name: str) -> MemorySide:
-    from scipy import sparse
-
-    is_sparse: bool = sparse.issparse(matrix)
-    if not is_sparse or matrix.ndim != 2:
-        kind = type(matrix).__name__
-        raise InputError(f"{name} must be a two-dimensional sparse matrix of scipy, got {kind}: wrap it in csr_array")
-    check_real(matrix.dtype, name)
-    entries = int(matrix.nnz)
-    if matrix.format in ("bsr", "dia"):  # their nnz leaves out what they store besides
-        entries = max(entries, matrix.data.size)
-    n_rows, n_columns = (int(n) for n in matrix.shape)
-    if matrix.format == "csr":
-        check_compressed(matrix, name)
-    load_bytes = 0 if matrix.format == "csr" else csr_bytes(entries, matrix.dtype, n_rows)
-    return MemorySide(name, matrix, n_rows, n_columns, entries, load_bytes)
-
-
-def _csr_blocks(matrix: Any, name: str, start: int, stop: int, size: Size) -> Iterator[Raw]:
+def csr_blocks(matrix: Any, name: str, start: int, stop: int, size: BlockSize) -> Iterator[Raw]:
     """Copies of rows [start, stop), block by block."""
     while start < stop:
         at = matrix.indptr[start : min(start + size.block, stop) + 1].astype(np.int64)
@@ -151,12 +90,12 @@ def as_csr(matrix: Any, name: str) -> Any:
 def check_compressed(matrix: Any, name: str) -> None:
     """Refuse arrays that contradict the shape: scipy takes them as they come."""
     blocked = matrix.blocksize if matrix.format == "bsr" else (1, 1)
-    lines, bound = (size // step for size, step in zip(matrix.shape, blocked, strict=True))
+    n_major, bound = (size // step for size, step in zip(matrix.shape, blocked, strict=True))
     if matrix.format == "csc":
-        lines, bound = bound, lines
+        n_major, bound = bound, n_major
     indptr, indices = matrix.indptr, matrix.indices
-    good = len(indptr) == lines + 1 and int(indptr[0]) == 0
-    for start in range(0, lines, _WINDOW):
+    good = len(indptr) == n_major + 1 and int(indptr[0]) == 0
+    for start in range(0, n_major, _WINDOW):
         window: NDArray[Any] = indptr[start : start + _WINDOW + 1]
         good = good and bool((window[1:] >= window[:-1]).all())
     nnz = int(indptr[-1]) if good else 0

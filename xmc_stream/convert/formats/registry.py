@@ -1,26 +1,49 @@
-"""Which format an input has, by its content."""
+"""Which format an input has: by its name, or by its content."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from xmc_stream.convert.parser import bom_length, shown
-from xmc_stream.convert.source import Like, Options, Source
-from xmc_stream.convert.text import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
+from xmc_stream.convert.formats import anndata, jsonl, libsvm, matrix_files, npz, numpy_arrays, parquet, xmlrepo
+from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
+from xmc_stream.convert.lines.parser import bom_length
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import Source
 from xmc_stream.errors import InputError
 
-# one module a format, asked in this order
-_MODULES = ("npz", "numpy_arrays", "parquet", "anndata", "xmlrepo", "jsonl", "libsvm")
-_TEXTS = ("xmlrepo", "jsonl", "libsvm")  # which are read from the beginning to the end, also from pipes
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files.
+
+    recognises: whether a file is of it, by its path and first bytes (b"" of a folder); open_source: the set in some
+    files; streams: whether they are read from the beginning to the end, and so from pipes too.
+    """
+
+    recognises: Callable[[Path, bytes], bool]
+    open_source: Callable[[Sequence[Path], Options, Like | None], Source]
+    streams: bool = False
 
 
-def formats() -> dict[str, Any]:
-    """The modules of all formats by their names; none of them loads heavy libraries by itself."""
-    modules = [import_module(f"xmc_stream.convert.{name}") for name in _MODULES]
-    return {module.NAME: module for module in modules}
+# by the name that --format takes, asked in this order
+_FORMATS = {
+    "npz": Format(npz.recognises, partial(matrix_files.open_source, npz.open_side)),
+    "npy": Format(numpy_arrays.recognises, partial(matrix_files.open_source, numpy_arrays.open_side)),
+    "parquet": Format(parquet.recognises, parquet.open_source),
+    "anndata": Format(anndata.recognises, anndata.open_source),
+    "xmlrepo": Format(xmlrepo.recognises, xmlrepo.open_source, streams=True),
+    "jsonl": Format(jsonl.recognises, jsonl.open_source, streams=True),
+    "libsvm": Format(libsvm.recognises, libsvm.open_source, streams=True),
+}
+
+
+def formats() -> dict[str, Format]:
+    """All formats by their names."""
+    return dict(_FORMATS)
 
 
 def open_source(paths: Sequence[Path], options: Options, like: Like | None, format: str | None = None) -> Source:
@@ -28,16 +51,15 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
 
     Raises InputError where a file cannot be read or nothing recognises it.
     """
-    known = formats()
-    if format is not None and format not in known:
-        raise InputError(f"format {format!r} is not known: it is one of {', '.join(known)}")
+    if format is not None and format not in _FORMATS:
+        raise InputError(f"format {format!r} is not known: it is one of {', '.join(_FORMATS)}")
     try:
         if format is None:
-            format = _recognised(paths[0], known)
-        if format not in _TEXTS:
+            format = _recognised(paths[0])
+        if not _FORMATS[format].streams:
             _check_files(paths, format)
         _refuse_idle(paths[0], format, options)
-        source: Source = known[format].open_source(paths, options, like)
+        source = _FORMATS[format].open_source(paths, options, like)
     except BaseException:
         forget([*paths, *options.labels])
         raise
@@ -54,12 +76,12 @@ def _refuse_idle(path: Path, format: str, options: Options) -> None:
         raise InputError(f"{path} is {format}: options of raw text go with jsonl and parquet, leave them out")
 
 
-def _recognised(path: Path, known: dict[str, Any]) -> str:
+def _recognised(path: Path) -> str:
     """The name of the format of a file."""
     head = _head(path)
     bom_length(name_of(path), head)
-    for name, module in known.items():
-        if module.recognises(path, head):
+    for name, known in _FORMATS.items():
+        if known.recognises(path, head):
             return name
     if path.is_dir():
         raise InputError(f"{path} is a folder, and none of arrays (.npy) or of AnnData: name a file in it")
@@ -67,7 +89,7 @@ def _recognised(path: Path, known: dict[str, Any]) -> str:
     what = f"it begins with {line}" if head else "it is empty"
     raise InputError(
         f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: name it by --format "
-        f"({', '.join(known)}), or check that this is the file you mean"
+        f"({', '.join(_FORMATS)}), or check that this is the file you mean"
     )
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.parser import shown
-from xmc_stream.convert.source import Like, Options, Rows
-from xmc_stream.convert.vectorizer import Terms, TextOptions, counted
-from xmc_stream.convert.vocabulary import LINES, write_run
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.tfidf.vectorizer import Terms, analyser_of, count_ids
+from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
 
 
 class BadRowError(Exception):
@@ -64,7 +65,7 @@ class WordRows:
     """Rows of words, by the numbers of a dictionary."""
 
     def __init__(self, text: TextOptions) -> None:
-        self._analyse = text.analyse()
+        self._analyse = analyser_of(text)
         self._begin()
 
     def _begin(self) -> None:
@@ -89,7 +90,7 @@ class WordRows:
 
     def take(self) -> Rows:
         """The rows since the last call."""
-        rows = counted(np.array(self._ids), np.array(self._lengths))
+        rows = count_ids(np.array(self._ids), np.array(self._lengths))
         self._ids, self._lengths = array("q"), array("q")
         self._tally.add(rows[1], rows[2], len(self._terms))
         return rows
@@ -97,7 +98,7 @@ class WordRows:
     def write(self, folder: Path) -> int:
         n = len(self._terms)
         rows, times = self._tally.rows[:n], self._tally.times[:n]
-        run = write_run(folder, self._terms, {"rows": rows, "times": times, "firsts": np.zeros(n, np.int64)})
+        run = write_sorted_run(folder, self._terms, {"rows": rows, "times": times, "firsts": np.zeros(n, np.int64)})
         self._begin()
         return run.n
 
@@ -110,7 +111,7 @@ class HashedRows:
     def __init__(self, text: TextOptions) -> None:
         from sklearn.feature_extraction import FeatureHasher
 
-        self._analyse = text.analyse()
+        self._analyse = analyser_of(text)
         self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
         self._rows = np.zeros(text.hash_features or 0, np.int64)
         self._tokens: list[list[str]] = []
@@ -194,7 +195,7 @@ class LabelRows:
         if self.kind == "names":
             before = len(self.terms)
             self._ids.extend(map(self.terms.__getitem__, labels))
-            self._firsts.extend([self._part << LINES | line] * (len(self.terms) - before))
+            self._firsts.extend([self._part << LINE_BITS | line] * (len(self.terms) - before))
         else:
             self._ids.extend(sorted(labels))
 
@@ -237,7 +238,7 @@ class LabelRows:
         ids, lengths = np.array(self._ids), np.array(self._lengths)
         self._ids, self._lengths = array("q"), array("q")
         if self.kind == "names":
-            indptr, numbers, counts = counted(ids, lengths)
+            indptr, numbers, counts = count_ids(ids, lengths)
             self._tally.add(numbers, counts, len(self.terms))
             return indptr, numbers.astype(np.int64), None
         return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), ids, None
@@ -245,6 +246,8 @@ class LabelRows:
     def write(self, folder: Path) -> int:
         n = len(self.terms)
         rows = np.concatenate([self._tally.rows, np.zeros(max(0, n - len(self._tally.rows)), np.int64)])[:n]
-        run = write_run(folder, self.terms, {"rows": rows, "times": rows, "firsts": np.array(self._firsts, np.int64)})
+        run = write_sorted_run(
+            folder, self.terms, {"rows": rows, "times": rows, "firsts": np.array(self._firsts, np.int64)}
+        )
         self._begin()
         return run.n

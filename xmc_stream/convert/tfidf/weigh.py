@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
-from xmc_stream.convert.vectorizer import TextOptions
-from xmc_stream.convert.vocabulary import Run, chosen
+from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
+from xmc_stream.convert.tfidf.vocabulary import SortedRun, chosen
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
@@ -45,7 +46,7 @@ class WeighHashed:
             total = np.zeros(n, np.int64)
             for path_ in self.rows:
                 total += np.fromfile(path_, np.int64)
-            weights = self.text.weights(total, self.n_rows)
+            weights = idf_weights(self.text, total, self.n_rows)
         with new_vectorizer(work / "vectorizer", self.text.attributes()) as idf:
             idf.append(weights)
         weights.tofile(work / "weights")
@@ -63,8 +64,8 @@ class Weigh:
     key: str
     pieces: dict[str, dict[str, Any]]
     lengths: list[int]
-    words: list[tuple[Run, list[str]]]
-    labels: list[tuple[Run, list[str]]]
+    words: list[tuple[SortedRun, list[str]]]
+    labels: list[tuple[SortedRun, list[str]]]
     text: TextOptions
     n_features: int
     n_labels: int
@@ -83,7 +84,7 @@ class Weigh:
         return receipt
 
     def _write(
-        self, piece: Piece, folder: Path, runs: list[tuple[Run, list[str]]], source: Path, bound: int
+        self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, list[str]]], source: Path, bound: int
     ) -> dict[str, Any]:
         dtype = index_dtype(bound)
         blocks = _Blocks(piece)
@@ -93,7 +94,7 @@ class Weigh:
                 for lengths, numbers, counts in blocks.rows(n_rows):
                     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
-                    data = None if counts is None else self.text.weighted(counts, weights[numbers])
+                    data = None if counts is None else weighted(self.text, counts, weights[numbers])
                     kept = np.flatnonzero(new >= 0)
                     order = kept[np.lexsort((new[kept], rows[kept]))]
                     indptr = np.zeros(len(lengths) + 1, np.int64)
@@ -146,7 +147,7 @@ class _Items:
             taken.append(window[:missing].copy())
             self._window = window[missing:]
             missing -= len(taken[-1])
-        return np.concatenate([part for part in taken if len(part)] or taken)
+        return np.concatenate([items for items in taken if len(items)] or taken)
 
     def end(self) -> None:
         for _ in self._windows:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Stream, words
+from xmc_stream.convert.matrices.arrays import Stream
+from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError, XmcStreamError
 
 WINDOW = 2**18  # items read at a time, rounded up to whole chunks
@@ -36,7 +37,7 @@ def opened(path: str | Path) -> Iterator[Any]:
             raise
         except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             raise InputError(
-                f"{path} cannot be read as AnnData ({words(error)}): write it again with a recent anndata"
+                f"{path} cannot be read as AnnData ({one_line(error)}): write it again with a recent anndata"
             ) from None
 
 
@@ -52,7 +53,7 @@ def _h5py(path: Path) -> Any:
 
 def encoding(element: Any) -> str:
     """What an element says it is, as "csr_matrix"; an array that says nothing is one."""
-    return words(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
+    return one_line(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _ElementStream:
             rows = np.asarray(self._data[at : self._at]).reshape(-1)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             raise InputError(
-                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({words(error)}): fetch "
+                f"{self._array.path}: {self._array.key} cannot be read from row {at} (from 0) on ({one_line(error)}): fetch "
                 "or write it again"
             ) from None
         if not len(rows):

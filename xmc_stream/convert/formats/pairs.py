@@ -1,7 +1,8 @@
 """Filter files: lines `row label`, from zero, plain or gzip, of pairs that a set's evaluation leaves out.
 
 Sets whose labels are documents of the same kind as their samples come with one (filter_labels_test.txt): a document
-must not be predicted for itself. Pairs may come in any order and more than once; blank lines are skipped.
+must not be predicted for itself. Files of the pairs whose labels are known (`observed`) look the same. Pairs may come in
+any order and more than once; blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
 
@@ -46,8 +47,8 @@ def store_pairs(source: Path, target: Path, n_samples: int, n_labels: int, limit
             ends = np.searchsorted(keys, rows * n_labels)
             writer.append(np.diff(ends), np.empty(0, np.int64))
             for first in range(int(ends[0]), int(ends[-1]), _STEP):
-                part = keys[first : min(first + _STEP, int(ends[-1]))]
-                writer.append(np.empty(0, np.int64), part % n_labels)
+                window = keys[first : min(first + _STEP, int(ends[-1]))]
+                writer.append(np.empty(0, np.int64), window % n_labels)
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -83,7 +84,7 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
 
 
 def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line of a text, plain or gzip; longer ones in pieces. Raises InputError naming the line."""
+    """Number and bytes of each line of a text, plain or gzip; a longer one is cut. Raises InputError naming the line."""
     number = 1
     with _opened(source) as text:
         while True:

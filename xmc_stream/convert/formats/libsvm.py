@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.lines import LinesPart, counted
-from xmc_stream.convert.parser import UNKNOWN, Dialect, bom_length
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import HEAD, Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
+from xmc_stream.convert.lines.part import LinesPart, attributes_of
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
-NAME = "libsvm"
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _LABELS = re.compile(_NUMBER + rb"(?:," + _NUMBER + rb")*")
 _FEATURE = re.compile(rb"(?:\d+|qid):[-+.\w]+")
@@ -51,13 +51,13 @@ def recognises(path: Path, head: bytes) -> bool:
 
 @dataclass(frozen=True)
 class _Input:
-    """A file. size: of a plain one, else None; most: bytes of text, None if unknown; held: for its decompression."""
+    """A file. size: of a plain one, else None; most: bytes of text, None if unknown."""
 
     path: Path
     name: str
     size: int | None
     most: int | None
-    held: int
+    decompressor_bytes: int
     compression: str
 
     @classmethod
@@ -68,7 +68,9 @@ class _Input:
             bom_length(text.name, text.head(HEAD))
         finally:
             text.leave()
-        return cls(path, text.name, text.size if text.plain else None, text.most, text.held, text.compression)
+        return cls(
+            path, text.name, text.size if text.plain else None, text.most, text.decompressor_bytes, text.compression
+        )
 
 
 class LibsvmText:
@@ -104,7 +106,9 @@ class LibsvmText:
         }
         self.identity = {"files": [file_identity(path) for path in paths]}
         self.alone = not all(path.is_file() for path in paths)
-        self.held = {f"decompression of {file.name}": file.held for file in files if file.held}
+        self.overhead = {
+            f"decompression of {file.name}": file.decompressor_bytes for file in files if file.decompressor_bytes
+        }
         self.n_samples: int | None = None
         most = None if any(file.most is None for file in files) else sum(file.most or 0 for file in files)
         self.x_entries = None if most is None else most // 4 + len(files)  # "0:1 "
@@ -122,7 +126,7 @@ class LibsvmText:
             pass
 
     def fit(self, room: int) -> int:
-        """Choose the sizes of pieces of text for `room` bytes; returns what a piece and its rows take at most."""
+        """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         sizes = [file.size for file in self._files]
         largest = None if None in sizes else max(size or 0 for size in sizes)
         per_byte = self._part(TextRange(Path())).parser("").bytes_per_byte
@@ -154,7 +158,7 @@ class LibsvmText:
             said,
             x_base,
             y_base,
-            attributes={"base": x_base, "label_base": y_base, **counted(read)},
+            attributes={"base": x_base, "label_base": y_base, **attributes_of(read)},
         )
 
     def close(self) -> None:

@@ -1,25 +1,36 @@
-"""Files of labels that stand beside features of another kind, known by their content; and rows without labels."""
+"""Files of features and files of labels that are matrices of any two kinds, as one source.
+
+Labels are known by their content: a .npz, arrays of NumPy, or XMLRepo's text of labels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from xmc_stream.convert import npz, numpy_arrays
-from xmc_stream.convert.compression import compression_of
-from xmc_stream.convert.lines import LinesPart
-from xmc_stream.convert.parser import Dialect
-from xmc_stream.convert.sides import Raw, Reader, Side, Size
-from xmc_stream.convert.source import Options
-from xmc_stream.convert.text import Buffers, TextRange
-from xmc_stream.convert.xmlrepo import label_file
+from xmc_stream.convert.formats import npz, numpy_arrays
+from xmc_stream.convert.formats.xmlrepo import label_file
+from xmc_stream.convert.lines.compression import compression_of
+from xmc_stream.convert.lines.files import Buffers, TextRange
+from xmc_stream.convert.lines.parser import Dialect
+from xmc_stream.convert.lines.part import LinesPart
+from xmc_stream.convert.matrices.arrays import check_file, reading
+from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Raw, Reader, Side
+from xmc_stream.convert.matrices.source import Matrices
+from xmc_stream.convert.options import Like, Options
 from xmc_stream.errors import InputError
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
+
+
+def open_source(
+    open_side: Callable[[Path], Side], paths: Sequence[Path], options: Options, like: Like | None
+) -> Matrices:
+    """Features in files that `open_side` opens, and labels in any files of matrices. Raises InputError."""
+    x = [open_side(path) for path in paths]
+    return Matrices(x, label_sides(x, paths, options), options, like)
 
 
 def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options) -> list[Side]:
@@ -36,12 +47,13 @@ def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options) -> l
 
 
 def _open(path: Path, options: Options) -> Side:
-    numpy_arrays.check_file(path, folders=True)
-    with numpy_arrays.reading(path):
+    """The labels in a file, by its content."""
+    check_file(path, folders=True)
+    with reading(path):
         if path.is_dir():
             head = b""
         else:
-            numpy_arrays.check_file(path)
+            check_file(path)
             with open(path, "rb") as file:
                 head = file.read(16)
     if npz.recognises(path, head):
@@ -69,34 +81,7 @@ def _text(path: Path, options: Options) -> Side:
     buffers, taken = Buffers.fitting(_TEXT_ROOM, lines.parser("").bytes_per_byte + 8, file.size)
     lines = LinesPart(lines.text, buffers, lines.sides, lines.bounds, None, lines.dialect)
     entries = None if file.most is None else file.most // 4 + 1  # "0:1 "
-    return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.held, lines)
-
-
-@dataclass(frozen=True)
-class NoLabels:
-    """Y of rows without labels, and its reader. name, kind: of their X."""
-
-    name: str
-    kind: str
-    n_rows: int
-    n_columns: int = 0
-    entries: int = 0
-    load_bytes: int = 0
-    files: Sequence[Path] = ()
-
-    def ranges(self) -> list[tuple[int, int]]:
-        return [(0, self.n_rows)]
-
-    def reader(self) -> Reader:
-        return self
-
-    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        pass
-
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
-        """Rows [start, stop), each with nothing."""
-        for row in range(start, stop, size.block):
-            yield np.zeros(min(size.block, stop - row) + 1, np.int64), np.empty(0, np.int32), None
+    return _TextSide(str(path), path, file.n_rows, file.n_columns, entries, taken + file.decompressor_bytes, lines)
 
 
 @dataclass(frozen=True)
@@ -125,7 +110,7 @@ class _TextSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         pass
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """All rows, which must be as many as the header promises. Raises InputError with the line."""
         row, counted = 0, dict[str, Any]()
         for ((indptr, indices, _),) in self.lines.blocks(counted):

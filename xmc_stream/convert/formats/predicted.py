@@ -13,9 +13,9 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.numpy_arrays import Head, read_head, words
-from xmc_stream.convert.pairs import numbered_lines
-from xmc_stream.convert.parser import shown
+from xmc_stream.convert.formats.numpy_arrays import Head, read_head
+from xmc_stream.convert.formats.pairs import numbered_lines
+from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.errors import InputError
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
 
@@ -87,7 +87,7 @@ class _Arrays:
             ValueError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error,
         ) as error:  # fmt: skip
             raise InputError(
-                f"{self.path} does not hold the predictions of `xmc-stream predict` ({words(error)}): predict again"
+                f"{self.path} does not hold the predictions of `xmc-stream predict` ({one_line(error)}): predict again"
             ) from None
         except OSError as error:
             raise InputError(f"{self.path} cannot be read ({error.strerror or error}): check the file") from None

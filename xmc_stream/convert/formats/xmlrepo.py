@@ -16,16 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.compression import SUFFIXES
-from xmc_stream.convert.lines import LinesPart, counted
-from xmc_stream.convert.parser import Dialect, bom_length, shown
-from xmc_stream.convert.sides import Rules, SidePart, Size
-from xmc_stream.convert.source import Like, Options, Part, PartRead, Settled
-from xmc_stream.convert.text import Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.compression import SUFFIXES
+from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.parser import Dialect, bom_length
+from xmc_stream.convert.lines.part import LinesPart, attributes_of
+from xmc_stream.convert.matrices.rules import Rules
+from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
+from xmc_stream.convert.matrices.source import SidePart
+from xmc_stream.convert.messages import shown
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 
-NAME = "xmlrepo"
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")
 _LEAST_HEAD = 4  # bytes that tell UTF-16
@@ -48,7 +51,7 @@ class _Input:
     first: int
     size: int | None
     most: int | None
-    held: int
+    decompressor_bytes: int
     compression: str
     n_rows: int
     n_columns: int
@@ -104,7 +107,9 @@ class XMLRepoText:
         self.n_samples: int | None = sum(file.n_rows for file in inputs)
         self.identity = {"files": [file_identity(file.path) for file in everything]}
         self.alone = not all(file.path.is_file() for file in everything)
-        self.held = {f"decompression of {file.name}": file.held for file in everything if file.held}
+        self.overhead = {
+            f"decompression of {file.name}": file.decompressor_bytes for file in everything if file.decompressor_bytes
+        }
         self.x_entries = _most(inputs, 4)  # "0:1 "
         self.y_entries = _most(self._sides["Y"], 4) if apart else _most(inputs, 2)  # "0,"
         self.bytes_in = sum(file.path.stat().st_size for file in everything if not self.alone)
@@ -143,7 +148,7 @@ class XMLRepoText:
                 pass
 
     def fit(self, room: int) -> int:
-        """Choose the sizes of pieces of text for `room` bytes; returns what a piece and its rows take at most."""
+        """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         per_byte = 0.0
         for side in self._sides:
             parser = self._part(side, TextRange(Path())).parser("")
@@ -162,11 +167,9 @@ class XMLRepoText:
             for text in ranges(file.path, file.first, file.size)
         ]
         if not self._sides.get("Y", True):
-            from xmc_stream.convert.labels import NoLabels
-
             name, n_rows = self._sides["X"][0].name, self.n_samples or 0
-            nothing = NoLabels(name, NAME, n_rows)
-            parts.append(SidePart(nothing, Rules("Y", name, 0, self.n_labels), 0, n_rows, Size(), 0))
+            nothing = NoLabels(name, "xmlrepo", n_rows)
+            parts.append(SidePart(nothing, Rules("Y", name, 0, self.n_labels), 0, n_rows, BlockSize(), 0))
         return parts
 
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
@@ -194,7 +197,7 @@ class XMLRepoText:
         bases = f"ids from {base}" if base == label_base else f"feature ids from {base}, label ids from {label_base}"
         n_rows = sum(piece.n_rows for piece in pieces["X"])
         said = f"{self.attributes['source_format']}, {bases}, {n_rows:,} rows"
-        attributes = {"base": base, "label_base": label_base, **counted(notes)}
+        attributes = {"base": base, "label_base": label_base, **attributes_of(notes)}
         return Settled(n_features, n_labels, pieces["X"], pieces["Y"], said, base, label_base, attributes=attributes)
 
     def close(self) -> None:
@@ -231,7 +234,7 @@ def _opened(path: Path, form: str) -> _Input:
     size = text.size if text.plain else None
     sizes = (int(match[1]), int(match[2]), -1 if match[3] is None else int(match[3]))
     text.leave()
-    return _Input(path, text.name, first, size, text.most, text.held, text.compression, *sizes)
+    return _Input(path, text.name, first, size, text.most, text.decompressor_bytes, text.compression, *sizes)
 
 
 def _most(files: Sequence[_Input], entry: int) -> int | None:

@@ -57,7 +57,7 @@ class Decompressing(io.RawIOBase):
         return True
 
     def readinto(self, target: Any) -> int:
-        """Fill a part of `target`, all of which is asked of the decompressor at once; returns 0 at the end."""
+        """Fill `target` from its beginning, all of which is asked of the decompressor at once; returns 0 at the end."""
         filled = 0
         with memoryview(target) as view:
             while not filled and len(view):

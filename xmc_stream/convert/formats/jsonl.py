@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.records import Record, TextSource
-from xmc_stream.convert.source import Like, Options
-from xmc_stream.convert.text import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.tfidf.records import Record, RecordsSource
 from xmc_stream.errors import InputError
 
-NAME = "jsonl"
-_PIECE = 2**20  # bytes of lines at hand
+_WINDOW = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
 
@@ -37,15 +36,15 @@ class JsonLines:
 
     def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
         """Number in the range, from 1, and object of each line."""
-        with self.text.open(Buffers(min(_PIECE, longest), longest)) as file:
-            for piece in file.pieces():
+        with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
+            for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
-                lines = piece.tobytes().split(b"\n")
+                lines = window.tobytes().split(b"\n")
                 if not lines[-1]:
                     lines.pop()  # behind the last newline
-                for number, line in enumerate(lines, file.lines + 1):
+                for number, line in enumerate(lines, file.n_lines + 1):
                     yield number, _object(line)
-                file.lines += len(lines)
+                file.n_lines += len(lines)
             notes["bytes_read"] = file.bytes_read
 
     def where(self, number: int) -> str:
@@ -76,15 +75,15 @@ def _object(line: bytes) -> Record:
     return record
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> TextSource:
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
     """Files of JSONL as one set. Raises InputError where the first line shows no fields of text and labels."""
     records = []
-    held, first, sizes = 0, None, []
+    overhead, first, sizes = 0, None, []
     for path in paths:
         file = TextRange(path).open(Buffers())
         try:
             first = first or _first(file, options.skip)
-            held = max(held, file.held)
+            overhead = max(overhead, file.decompressor_bytes)
             size = file.size if file.plain else None
         except BaseException:
             file.close()
@@ -95,7 +94,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> T
     identity = [file_identity(path) for path in paths]
     alone = not all(path.is_file() for path in paths)
     largest = None if None in sizes else max(size or 0 for size in sizes)
-    return TextSource("JSONL", paths, records, first or {}, options, like, identity, largest, alone, held)
+    return RecordsSource("JSONL", paths, records, first or {}, options, like, identity, largest, alone, overhead)
 
 
 def _first(file: TextFile, skip: bool) -> Mapping[str, Any]:

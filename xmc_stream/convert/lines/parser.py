@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.source import Like
+    from xmc_stream.convert.options import Like
 
 # x_indptr, x_indices, x_data, y_indptr, y_indices; indptr from 0, indices sorted and unique in a row
 ParsedRows = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]]
@@ -22,7 +23,6 @@ LISTED = 1000  # skipped rows that are listed with their reasons
 UNKNOWN = 2**31 - 1  # in place of a number of features or labels that only reading tells: ids below fit int32
 
 _LINE_BYTES = 32  # rows are planned for lines of this length; shorter ones are parsed in several steps
-_SHOWN = 40  # characters of a token in a message
 _NEWLINE = 10
 
 
@@ -53,7 +53,7 @@ class Parser:
     ids stay as they are read, whatever the base. n_labels: None where lines are `id:value id:value ...` alone; noun:
     what those ids are of, then. first_line: the number of the first line of the first text, or what tells it, which is
     asked when something is wrong.
-    n_rows counts rows so far, lines the lines behind us; position is where the block given last ends in its text.
+    n_rows counts rows so far, n_lines the lines behind us; position is where the block given last ends in its text.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Parser:
         return (self._x_dtype.itemsize + 4) / 4 + labels + 6 * 8 / _LINE_BYTES + 1
 
     @property
-    def lines(self) -> int:
+    def n_lines(self) -> int:
         """Lines behind the last block, or behind the text when its blocks have ended."""
         from xmc_stream.kernels import parse
 
@@ -120,7 +120,7 @@ class Parser:
             ids, dropped = ids[::-1], dropped[::-1]
         return {
             "rows": self.n_rows,
-            "lines": self.lines,
+            "lines": self.n_lines,
             "blank_lines": int(state[parse.BLANK_LINES]),
             "skipped": int(state[parse.SKIPPED]),
             "skipped_rows": [list(row) for row in self._skipped],
@@ -229,7 +229,7 @@ class Parser:
         """The number of the line that is being parsed."""
         if not isinstance(self._first_line, int):
             self._first_line = self._first_line()
-        return self._first_line + self.lines
+        return self._first_line + self.n_lines
 
     def _reason(self, code: int, text: NDArray[np.uint8]) -> str:
         """What is wrong in a line, and what to do."""
@@ -325,9 +325,3 @@ def bom_length(name: str, head: bytes) -> int:
     if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise InputError(f"{name}:1: this is UTF-16 or UTF-32, by its byte order mark: save the file as UTF-8 or ASCII")
     return 3 if head.startswith(b"\xef\xbb\xbf") else 0
-
-
-def shown(token: bytes) -> str:
-    """A token in quotes, in one line and not too long."""
-    text = token.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.elements import ElementArray, encoding, n_strings, opened, strings
-from xmc_stream.convert.numpy_arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader, words
-from xmc_stream.convert.scipy_matrices import WholeSide, csr_bytes
-from xmc_stream.convert.sides import PART, Matrices, Raw, Reader, Side, Size, row_ranges
-from xmc_stream.convert.source import Like, Options, PartRead, Settled
+from xmc_stream.convert.formats.matrix_files import label_sides
+from xmc_stream.convert.matrices.arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
+from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
+from xmc_stream.convert.matrices.source import Matrices
+from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
+from xmc_stream.convert.messages import one_line
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
-
-NAME = "anndata"
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
@@ -42,8 +44,6 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
     if options.labels or options.unlabelled:
-        from xmc_stream.convert.labels import label_sides
-
         if options.label_key:
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
@@ -167,7 +167,7 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
         if key not in root or encoding(root[key]) == "null":
             layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
             raise InputError(
-                f"{path} has no {key}: name one of its layers by --layer ({words(layers) or 'it has none'})"
+                f"{path} has no {key}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
             )
         n_names = n_strings(root["var"][root["var"].attrs["_index"]])
     side = _matrix(path, key)
@@ -201,7 +201,7 @@ def _label_element(path: Path, key: str | None) -> str:
         return matching[0]
     said = "names no labels" if key is None else f"has no {key}" if not matching else f"has {' and '.join(matching)}"
     shown = ", ".join(places[:20]) + (", ..." if len(places) > 20 else "")
-    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({words(shown) or 'it has none'})")
+    raise InputError(f"{path} {said}: name the place of the labels by --label-key ({one_line(shown) or 'it has none'})")
 
 
 def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
@@ -255,8 +255,8 @@ def _matrix(path: Path, key: str) -> Side:
         if kind not in ("csr_matrix", "csc_matrix"):
             raise InputError(f"{path}: {key} is a {kind or 'group'}: it must be a csr, csc or dense matrix")
         n_rows, n_columns = (int(n) for n in element.attrs["shape"])
-        arrays = [ElementArray.of(path, f"{key}/{part}", element[part]) for part in ("indptr", "indices", "data")]
-        if min(n_rows, n_columns) < 0 or any(element[part].ndim != 1 for part in ("indptr", "indices", "data")):
+        arrays = [ElementArray.of(path, f"{key}/{array}", element[array]) for array in ("indptr", "indices", "data")]
+        if min(n_rows, n_columns) < 0 or any(element[array].ndim != 1 for array in ("indptr", "indices", "data")):
             raise ValueError(f"{key} of shape {n_rows} x {n_columns}")
         check_real(arrays[2].dtype, f"{path}: {key}")
         if kind == "csr_matrix":
@@ -264,17 +264,17 @@ def _matrix(path: Path, key: str) -> Side:
             taken = sum(array.n_bytes for array in arrays)
             return CSRSide(name, "AnnData", (path,), n_columns, reader, load_bytes=taken)
         entries = arrays[2].n_items
-        held = sum(array.n_items * array.dtype.itemsize + array.n_bytes for array in arrays)
-        held += csr_bytes(entries, arrays[2].dtype, n_rows)
+        load_bytes = sum(array.n_items * array.dtype.itemsize + array.n_bytes for array in arrays)
+        load_bytes += csr_bytes(entries, arrays[2].dtype, n_rows)
         load = partial(_load_csc, key=key, shape=(n_rows, n_columns))
-        return WholeSide(name, "AnnData (csc)", (path,), n_rows, n_columns, entries, held, load)
+        return WholeSide(name, "AnnData (csc)", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
 def _load_csc(path: Path, key: str, shape: tuple[int, int]) -> Any:
     from scipy import sparse
 
     with opened(path) as root:
-        data, indices, indptr = (np.asarray(root[key][part][:]) for part in ("data", "indices", "indptr"))
+        data, indices, indptr = (np.asarray(root[key][array][:]) for array in ("data", "indices", "indptr"))
         return sparse.csc_array((data, indices, indptr), shape=shape)
 
 
@@ -336,7 +336,7 @@ class _Renamed:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         self.side.settle(notes)
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows with the ids of the training set. Raises InputError for names that stand twice."""
         ids = _ids(self.like, "features", _names(self.path, "var"))
         unseen = ids < 0
@@ -380,7 +380,7 @@ class _ClassSide:
         return _NAME_BYTES * (known + 2**15) + (self.codes.n_bytes if self.codes else 0)
 
     def ranges(self) -> list[tuple[int, int]]:
-        return row_ranges(self.n_rows, self.n_rows // PART + 1 if self.codes else 1)
+        return row_ranges(self.n_rows, self.entries) if self.codes else [(0, self.n_rows)]
 
     def reader(self) -> Reader:
         return self
@@ -388,7 +388,7 @@ class _ClassSide:
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
         pass
 
-    def blocks(self, start: int, stop: int, size: Size, notes: dict[str, Any]) -> Iterator[Raw]:
+    def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop) with one label, or none where the value is missing, counted."""
         names = list(_names(self.path, self.key))
         ids = np.arange(len(names)) if self.like is None else _ids(self.like, "labels", iter(names))
@@ -412,7 +412,7 @@ class _ClassSide:
             row += len(codes)
             yield indptr, found[found >= 0], None
 
-    def _codes(self, names: list[str], start: int, stop: int, size: Size) -> Iterator[NDArray[np.int64]]:
+    def _codes(self, names: list[str], start: int, stop: int, size: BlockSize) -> Iterator[NDArray[np.int64]]:
         """The place of each row's class among the names, -1 for none."""
         if self.codes is None:
             place = {name: i for i, name in enumerate(names)}

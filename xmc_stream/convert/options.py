@@ -1,0 +1,132 @@
+"""How an input is to be read: what the user says of it, and what a training set decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.errors import InputError
+
+WORD_PATTERN = r"(?u)\b\w\w+\b"
+_ANALYZERS = ("word", "char", "char_wb")
+_MOST_HASHED = 2**28
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a test set takes over from its training set, or from a model.
+
+    name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
+    ids of features and of labels in its text, 0 or 1.
+    """
+
+    name: str
+    path: Path
+    n_features: int
+    n_labels: int
+    normalize: str
+    base: int = 0
+    label_base: int = 0
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text becomes features, and where it stands.
+
+    text_fields: of a record, joined by a newline; () for those of common names. label_field: of its labels; None for
+    one of a common name, "" for none. label_delimiter: between labels in a string; None: the string is one label.
+    analyzer, ngrams, lowercase, stop_words (None or "english"), token_pattern: as scikit-learn's vectorizers take
+    them. min_df, max_df: rows that a feature occurs in, as a number or (float) as a share; max_features: the most
+    frequent ones are kept. sublinear_tf: 1 + ln tf for tf; idf: weights of 1 + ln((1 + N) / (1 + df)). hash_features:
+    a power of two; features are hashes of words then, without names. Raises InputError naming what is out of range.
+    """
+
+    text_fields: tuple[str, ...] = ()
+    label_field: str | None = None
+    label_delimiter: str | None = None
+    analyzer: str = "word"
+    ngrams: tuple[int, int] = (1, 1)
+    lowercase: bool = True
+    stop_words: str | None = None
+    token_pattern: str = WORD_PATTERN
+    min_df: int | float = 1
+    max_df: int | float = 1.0
+    max_features: int | None = None
+    sublinear_tf: bool = True
+    idf: bool = True
+    hash_features: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.ngrams
+        power = self.hash_features or 1
+        try:
+            groups = re.compile(self.token_pattern).groups
+        except re.error as error:
+            raise InputError(f"token_pattern {self.token_pattern!r} is not a regular expression: {error}") from None
+        for fits, message in (
+            (
+                not isinstance(self.text_fields, str),
+                f"text_fields must be a tuple of names, got the string {self.text_fields!r}: write ({self.text_fields!r},)",
+            ),
+            (self.analyzer in _ANALYZERS, f"analyzer must be one of {', '.join(_ANALYZERS)}, got {self.analyzer!r}"),
+            (1 <= low <= high, f"ngrams must be two sizes as 1,2, the smaller first, got {low},{high}"),
+            (self.stop_words in (None, "english"), f"stop_words must be english or none, got {self.stop_words!r}"),
+            (groups <= 1, f"token_pattern {self.token_pattern!r} has {groups} groups: one at most"),
+            (_is_count(self.min_df), f"min_df must be a number from 1 or a share up to 1.0, got {self.min_df!r}"),
+            (_is_count(self.max_df), f"max_df must be a number from 1 or a share up to 1.0, got {self.max_df!r}"),
+            (self.max_features is None or self.max_features >= 1, f"max_features must be from 1: {self.max_features}"),
+            (
+                power & (power - 1) == 0 and power <= _MOST_HASHED and self.hash_features != 0,
+                f"hash_features must be a power of two up to {_MOST_HASHED}, got {self.hash_features}",
+            ),
+            (
+                self.hash_features is None or (self.min_df, self.max_df, self.max_features) == (1, 1.0, None),
+                "min_df, max_df and max_features choose among words, which hash_features does not keep: leave them out",
+            ),
+            (self.label_delimiter != "", "label_delimiter is empty: name the text between labels"),
+        ):
+            if not fits:
+                raise InputError(message)
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> TextOptions:
+        """Options from the attributes of a stored vectorizer."""
+        values = {field.name: attributes[field.name] for field in fields(cls)}
+        return cls(**{**values, "text_fields": tuple(values["text_fields"]), "ngrams": tuple(values["ngrams"])})
+
+    def attributes(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an input is to be read; what a format has no use for, it refuses where it would change the result.
+
+    labels: files of Y where the sources are of X alone, in the same order; base: of the ids, 0 or 1, None to decide over
+    the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
+    that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
+    labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
+    say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
+    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features; unlabelled: the rows get no
+    labels, there need be none, and any that stand in the source itself are passed over.
+    """
+
+    labels: tuple[Path, ...] = ()
+    base: int | None = None
+    skip: bool = False
+    sum_duplicates: bool = False
+    drop_unseen: bool = False
+    n_features: int | None = None
+    n_labels: int | None = None
+    layer: str | None = None
+    label_key: str | None = None
+    text: TextOptions | None = None
+    unlabelled: bool = False
+
+
+def _is_count(value: float) -> bool:
+    return value >= 1 if isinstance(value, int) else 0.0 < value <= 1.0

@@ -1,0 +1,125 @@
+"""How text becomes features: scikit-learn's analysers, counts of the words of some rows, and their weights.
+
+tf-idf as scikit-learn's TfidfVectorizer:  x_ij = (1 + ln tf_ij) (1 + ln((1 + N) / (1 + df_j))),  rows scaled after.
+Reading text is not here, nor what all rows tell together (`vocabulary`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.options import TextOptions
+from xmc_stream.errors import InputError
+
+
+def analyser_of(text: TextOptions) -> Callable[[str], Iterable[str]]:
+    """scikit-learn's analyser: text to tokens."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    analyser: Callable[[str], Iterable[str]] = CountVectorizer(
+        analyzer=text.analyzer,
+        ngram_range=text.ngrams,
+        lowercase=text.lowercase,
+        stop_words=text.stop_words if text.analyzer == "word" else None,
+        token_pattern=text.token_pattern if text.analyzer == "word" else None,
+    ).build_analyzer()
+    return analyser
+
+
+def bytes_per_byte(text: TextOptions) -> int:
+    """Bytes of memory a byte of a line may take: the record, its tokens, and all of them new to the dictionary."""
+    orders = text.ngrams[1] - text.ngrams[0] + 1
+    return 40 + orders * (90 if text.analyzer == "word" else 250)
+
+
+def df_bounds(text: TextOptions, n_rows: int) -> tuple[float, float]:
+    """Least and most rows that a feature occurs in, as scikit-learn counts them."""
+    low = text.min_df if isinstance(text.min_df, int) else text.min_df * n_rows
+    high = text.max_df if isinstance(text.max_df, int) else text.max_df * n_rows
+    if high < low:
+        raise InputError(f"max_df ({high:g} rows of {n_rows:,}) is below min_df ({low:g} rows): nothing would be kept")
+    return low, high
+
+
+def idf_weights(text: TextOptions, rows: NDArray[np.int64], n_rows: int) -> NDArray[np.float64]:
+    """idf of features that occur in so many rows of n_rows; ones without idf."""
+    if not text.idf:
+        return np.ones(len(rows))
+    return np.asarray(np.log((1.0 + n_rows) / (1.0 + rows)) + 1.0)
+
+
+def weighted(text: TextOptions, counts: NDArray[np.float32], weights: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Values of features from their counts in rows and their idf."""
+    tf = counts.astype(np.float64)
+    if text.sublinear_tf:
+        np.log(tf, out=tf)
+        tf += 1.0
+    tf *= weights
+    return tf.astype(np.float32)
+
+
+class Terms(dict[str, int]):
+    """Words and their numbers in order of appearance: a look-up takes up what is new. size: bytes of memory, at most."""
+
+    ENTRY = 180  # bytes of an entry beside its text: the table and its doubling, the number, counts, sorting
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __missing__(self, term: str) -> int:
+        number = self[term] = len(self)
+        self.size += term.__sizeof__() + self.ENTRY
+        return number
+
+
+def count_ids(
+    ids: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Rows of ids (below 2^31, in any order, repeated) as indptr, sorted ids without repetition, and how often each."""
+    keys = np.repeat(np.arange(len(lengths), dtype=np.int64) << 32, lengths)
+    keys |= ids
+    keys.sort()
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(first, append=len(keys)).astype(np.float32)
+    keys = keys[first]
+    indptr = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(np.bincount(keys >> 32, minlength=len(lengths)), out=indptr[1:])
+    return indptr, (keys & 0xFFFFFFFF).astype(np.int32), counts
+
+
+def like_options(stored: TextOptions, given: TextOptions, like: str) -> TextOptions:
+    """The options of a training set, with the fields that are given for this input.
+
+    Raises InputError where others are given than the training set's.
+    """
+    own = ("text_fields", "label_field", "label_delimiter")
+    default = TextOptions()
+    values = asdict(stored)
+    for field in fields(TextOptions):
+        value = getattr(given, field.name)
+        if value == getattr(default, field.name):
+            continue
+        if field.name in own:
+            values[field.name] = value
+        elif value != getattr(stored, field.name):
+            raise InputError(
+                f"{field.name} is {getattr(stored, field.name)!r} in {like}, whose features this input takes: "
+                f"leave out {field.name} {value!r}"
+            )
+    return TextOptions(**values)
+
+
+def stored_options(path: Path, name: str) -> TextOptions:
+    """The options of the vectorizer in a dataset or model. Raises InputError where it has none."""
+    from xmc_stream.store.names import open_vectorizer
+
+    opened = open_vectorizer(path)
+    if opened is None:
+        raise InputError(f"{name} was not made from text: it has no vectorizer that could make features of this text")
+    return TextOptions.of(opened[0])
