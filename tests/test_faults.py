@@ -82,7 +82,9 @@ def one_line(*arguments: Any) -> str:
     """What a command that fails says."""
     done = subprocess.run(cli_command(*arguments), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, ""), done
-    [line] = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
+    assert len(lines) == 1, done.stderr
+    [line] = lines
     return line
 
 
@@ -220,7 +222,7 @@ def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp
     second = [event["event"] for event in events].index("start", 1)
     assert not {event["job"] for event in events[second:] if event["job"].startswith(("solve", "search"))} & done
     told = json.loads(subprocess.check_output(cli_command("info", model, "--json")))["run"]
-    assert (told["sessions"], told["resumed"], told["limits"]) == (2, True, [10**9])
+    assert (told["sessions"], told["resumed"], told["limits"]) == (2, True, [10**9, 3 * 10**9])
 
 
 FIT = """
