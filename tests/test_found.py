@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmc_stream.methods.ppdsparse import candidates as jobs_found
-from xmc_stream.methods.ppdsparse import state
+from xmc_stream.methods.ppdsparse import candidates, state
 from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.methods.ppdsparse.state import new_found
 
@@ -84,7 +83,7 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             room = data.draw(st.integers(0, len(of_class) + 2))
             best = check_threshold(files, label + c, of_class, room)
             with pytest.MonkeyPatch.context() as little:  # of which more is too much to be read as it is
-                little.setattr(jobs_found, "_WHOLE", 10)
+                little.setattr(candidates, "_WHOLE", 10)
                 of_one = read_found(files, label + c, label + c + 1, N, np.array([room]))
             if len(of_class) > 10:
                 assert of_one[1].tolist() == best

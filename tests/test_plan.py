@@ -16,7 +16,7 @@ import scipy.sparse
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.methods.ppdsparse.forecast import Forecaster, _spread
+from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import LEGS, SearchSize, class_blocks, held_rows, search_leg, search_needs
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
@@ -169,7 +169,7 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     job = ProbeJob(str(small), parameters, 0, plan, solve)
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
-    forecaster = Forecaster(dataset, parameters, probe)
+    forecaster = PPDSparseForecaster(dataset, parameters, probe)
     learner = xs.PPDSparse(max_rounds=1, epochs=2, last_epochs=2, memory_limit="2GB", threads=1).fit(dataset)
     model = learner.model_
     weights = np.concatenate([np.diff(model.classes(a, b).indptr) for a, b in ((0, 1024), (1024, 1100))])

@@ -15,11 +15,10 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.jobs import plan as jobs_plan
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.methods.ppdsparse import active_rows as jobs_pairs
+from xmc_stream.methods.ppdsparse import active_rows, spill
+from xmc_stream.methods.ppdsparse import plan as solve_plan
 from xmc_stream.methods.ppdsparse import solver as ppdsparse
-from xmc_stream.methods.ppdsparse import spill as jobs_slabs
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.store.dataset import new_dataset
 
@@ -54,7 +53,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory = self.disk = self.slabs = 0
-        make, disk = jobs_pairs.MemoryPairs.__init__, jobs_pairs.DiskPairs.__init__
+        make, disk = active_rows.MemoryPairs.__init__, active_rows.DiskPairs.__init__
 
         def in_memory(pairs: Any, *args: Any) -> None:
             self.memory += int(args[0].sum() > 40)  # not the warm-up's
@@ -64,15 +63,15 @@ class Watch:
             self.disk += int(args[3] == N)
             disk(pairs, *args)
 
-        arrange = jobs_slabs.SlabPairs.arrange
+        arrange = spill.SlabPairs.arrange
 
         def by_runs(pairs: Any) -> None:
             self.slabs += int(pairs._n_samples == N)
             arrange(pairs)
 
-        monkeypatch.setattr(jobs_slabs.SlabPairs, "arrange", by_runs)
-        monkeypatch.setattr(jobs_pairs.MemoryPairs, "__init__", in_memory)
-        monkeypatch.setattr(jobs_pairs.DiskPairs, "__init__", on_disk)
+        monkeypatch.setattr(spill.SlabPairs, "arrange", by_runs)
+        monkeypatch.setattr(active_rows.MemoryPairs, "__init__", in_memory)
+        monkeypatch.setattr(active_rows.DiskPairs, "__init__", on_disk)
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_classes_whose_pairs_are_on_disk_end_the_same(
     monkeypatch.setattr(
         StreamRoom, "together", lambda room, n_active, epochs, nnz, n_found=None: ([(0, len(n_active))], True)
     )
-    monkeypatch.setattr(jobs_slabs, "SORTED", 100)
+    monkeypatch.setattr(spill, "SORTED", 100)
     assert digest(data, tmp_path / "disk", 2, STREAMED, **SETTINGS[name]) == expected
     assert watch.slabs > 0
 
@@ -131,7 +130,7 @@ def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = digest(data, tmp_path / "held")
-    room = jobs_plan.plan_solve
+    room = solve_plan.plan_solve
 
     def small(*args: Any) -> Any:
         sizes = room(*args)

@@ -16,7 +16,7 @@ from sklearn.svm import LinearSVC
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError, StoreError
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.methods.ppdsparse import solver as ppdsparse
+from xmc_stream.methods.ppdsparse import parameters as ppdsparse
 from xmc_stream.models import Execution
 
 # limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by
