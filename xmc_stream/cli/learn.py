@@ -70,20 +70,21 @@ class _TrainCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A list for each method; of a preset what it changes."""
         from xmc_stream.methods.parameters import spelled
-        from xmc_stream.methods.registry import method, names
+        from xmc_stream.methods.registry import declared, names
 
         for name in names():
-            found = method(name)
-            if name != found.name:
+            found = declared(name)
+            if name in found.presets:
                 changed = ", ".join(f"{key}={spelled(value)}" for key, value in found.presets[name].items())
                 formatter.write_paragraph()
-                formatter.write_text(f"{name} is {found.name} with {changed}, unless --set says otherwise.")
+                formatter.write_text(f"{name} is {found.solver} with {changed}, unless --set says otherwise.")
                 continue
+            defaults = found.defaults()
             rows = [
-                (f"{key}={spelled(found.parameters.defaults()[key])}", f"{rule.help} [{rule.what()}]")
-                for key, rule in found.parameters.rules().items()
+                (f"{key}={spelled(defaults[key])}", f"{rule.help} [{rule.what()}]")
+                for key, rule in found.rules().items()
             ]
-            with formatter.section(f"--set for {found.title}"):
+            with formatter.section(f"--set for {name}, {found.title}"):
                 formatter.write_dl(rows, col_max=26)
 
 

@@ -52,16 +52,18 @@ class Redo:
 class Method(ABC):
     """A method of learning. It has no state: all that a training is lies in its run and on disk.
 
-    name: behind `--solver` and in models. title: one line of help. parameters: their class. kind: of its models, see
-    `models.model`. presets: names under which it is offered with other defaults.
+    parameters: what they are, which says its name too. kind: of its models, see `models.model`. figures: names of
+    attributes of a model that the report of a training shows.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
     parameters: ClassVar[type[Parameters]]
     kind: ClassVar[str] = "linear"
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    figures: ClassVar[Sequence[str]] = ()  # names of attributes that the report of a training shows
+    figures: ClassVar[Sequence[str]] = ()
+
+    @property
+    def name(self) -> str:
+        """Behind `--solver`, and in models."""
+        return self.parameters.solver
 
     def check(self, task: Task) -> None:
         """Raise InputError where the task is none for this method."""

@@ -130,13 +130,16 @@ def parameter(default: Any, rule: Rule) -> Any:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a model, checked once, stored beside it; nothing here depends on the machine.
+    """Parameters of a method, checked once, stored beside a model; nothing here depends on the machine.
 
-    solver: the method's name; label: its estimator's, for messages.
+    solver: the method's name, behind `--solver` and in models. label: its estimator's, for messages. title: one line of
+    help. presets: names under which the method is offered with other defaults.
     """
 
     solver: ClassVar[str]
     label: ClassVar[str]
+    title: ClassVar[str]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         for name, rule in self.rules().items():

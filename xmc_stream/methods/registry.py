@@ -1,54 +1,78 @@
-"""Which methods there are, by the names behind `--solver`. A method's folder is loaded when it is asked for."""
+"""Which methods there are, by the names behind `--solver`.
+
+What a method declares (its parameters, their help) is loaded without the method, and the method when it is asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.methods.contract import Method
 from xmc_stream.methods.parameters import Parameters
 
-# the module that has it, the name of the class, presets
+if TYPE_CHECKING:
+    from xmc_stream.methods.contract import Method
+
+# by name: where the parameters and the method are; of a preset those of its method
 _PLACES = {
-    "ppdsparse": "xmc_stream.methods.ppdsparse.method:PPDSparseMethod",
-    "dismec": "xmc_stream.methods.ppdsparse.method:PPDSparseMethod",
-    "pdsparse": "xmc_stream.methods.pdsparse.method:PDSparseMethod",
-    "leml": "xmc_stream.methods.lowrank.method:LEMLMethod",
-    "cplst": "xmc_stream.methods.lowrank.method:CPLSTMethod",
+    "ppdsparse": ("ppdsparse.parameters:PPDSparseParameters", "ppdsparse.method:PPDSparseMethod"),
+    "dismec": ("ppdsparse.parameters:PPDSparseParameters", "ppdsparse.method:PPDSparseMethod"),
+    "pdsparse": ("pdsparse.parameters:PDSparseParameters", "pdsparse.method:PDSparseMethod"),
+    "leml": ("lowrank.parameters:LEMLParameters", "lowrank.method:LEMLMethod"),
+    "cplst": ("lowrank.parameters:CPLSTParameters", "lowrank.method:CPLSTMethod"),
 }
-_methods: dict[str, Method] = {}  # loaded, or registered
+_registered: dict[str, Method] = {}
 
 
 def register(method: Method) -> None:
-    """Add a method, which commands, estimators and planning then know. Raises InputError where a name is taken."""
-    for name in (method.name, *method.presets):
-        if name in _PLACES or name in _methods:
+    """Add a method, which commands and planning then know. Raises InputError where a name is taken."""
+    mine = (method.name, *method.parameters.presets)
+    for name in mine:
+        if name in names():
             raise InputError(f"there is a method {name!r} already: give it another name")
-    _methods.update(dict.fromkeys((method.name, *method.presets), method))
+    _registered.update(dict.fromkeys(mine, method))
 
 
 def names() -> list[str]:
     """Of all methods and presets."""
-    return [*_PLACES, *(name for name in _methods if name not in _PLACES)]
+    return [*_PLACES, *_registered]
+
+
+def declared(name: str) -> type[Parameters]:
+    """The parameters of a method, by its name or that of a preset. Raises InputError for a name that is none."""
+    if name in _registered:
+        return _registered[name].parameters
+    found: type[Parameters] = _at(_place(name)[0])
+    return found
 
 
 def method(name: str) -> Method:
     """A method by its name, or that of a preset. Raises InputError for a name that is none."""
-    if name not in _methods:
-        if name not in _PLACES:
-            raise InputError(f"there is no method {name!r}: there are {', '.join(names())}")
-        module, kind = _PLACES[name].split(":")
-        _methods[name] = getattr(importlib.import_module(module), kind)()
-    return _methods[name]
+    if name in _registered:
+        return _registered[name]
+    made: Method = _at(_place(name)[1])()
+    return made
 
 
-def parameters(name: str, values: dict[str, Any]) -> Parameters:
-    """Parameters of a method, or a preset, where some are given by name. Raises InputError for those that are none."""
-    found = method(name)
-    return found.parameters.of({**found.presets.get(name, {}), **values})
+def parameters(name: str, values: Mapping[str, Any]) -> Parameters:
+    """Parameters of a method, or a preset, of which some are given. Raises InputError for those that are none."""
+    found = declared(name)
+    return found.of({**found.presets.get(name, {}), **values})
 
 
 def method_of(chosen: Parameters) -> Method:
     """The method that some parameters are of."""
     return method(chosen.solver)
+
+
+def _place(name: str) -> tuple[str, str]:
+    if name not in _PLACES:
+        raise InputError(f"there is no method {name!r}: there are {', '.join(names())}")
+    return _PLACES[name]
+
+
+def _at(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"xmc_stream.methods.{module}"), name)

@@ -86,8 +86,6 @@ class _LowRankMethod(Method):
 class LEMLMethod(_LowRankMethod):
     """Low-rank learning of all labels at once (Yu et al. 2014)."""
 
-    name = "leml"
-    title = "LEML: two factors of a low rank, for many labels, of which some may be unknown"
     parameters = LEMLParameters
 
     def reads_mask(self, parameters: LEMLParameters) -> bool:
@@ -106,8 +104,6 @@ class LEMLMethod(_LowRankMethod):
 class CPLSTMethod(_LowRankMethod):
     """The closed form of LEML's squared loss without lam (Chen, Lin 2012)."""
 
-    name = "cplst"
-    title = "CPLST: the closed form of LEML's squared loss without lam"
     parameters = CPLSTParameters
 
     def _steps(self, task: Task) -> LEMLParameters:

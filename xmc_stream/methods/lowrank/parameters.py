@@ -20,6 +20,7 @@ class LEMLParameters(Parameters):
 
     solver = "leml"
     label = "LEML"
+    title = "LEML: two factors of a low rank"
 
     rank: int = parameter(100, Whole("Columns of W and H."))
     lam: float | None = parameter(
@@ -94,6 +95,7 @@ class CPLSTParameters(Parameters):
 
     solver = "cplst"
     label = "CPLST"
+    title = "CPLST: the closed form of LEML's squared loss without lam"
 
     rank: int = parameter(100, Whole("Columns of W and H."))
     iterations: int = parameter(4, Whole("Iterations of the subspace."))

@@ -53,8 +53,6 @@ class PassForecaster(Forecaster):
 class PDSparseMethod(Method):
     """Max-margin learning of all classes at once (Yen et al. 2016)."""
 
-    name = "pdsparse"
-    title = "PD-Sparse: max-margin learning of all classes at once, sparse in weights and dual variables"
     parameters = PDSparseParameters
     figures = (
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",

@@ -15,6 +15,7 @@ class PDSparseParameters(Parameters):
 
     solver = "pdsparse"
     label = "PDSparse"
+    title = "PD-Sparse: max-margin learning of all classes at once"
 
     lam: float | tuple[float, ...] = parameter(
         0.01,

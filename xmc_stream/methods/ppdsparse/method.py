@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import Figures, Method, Task
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
-from xmc_stream.methods.ppdsparse.parameters import DISMEC, PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import RowOrder
@@ -27,10 +27,7 @@ _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and 
 class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
-    name = "ppdsparse"
-    title = "PPDSparse: one vector of weights for each class, l1 and l2 terms, class by class"
     parameters = PPDSparseParameters
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
     figures = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
 
     def check(self, task: Task) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ class PPDSparseParameters(Parameters):
 
     solver = "ppdsparse"
     label = "PPDSparse"
+    title = "PPDSparse: a vector of weights for each class, with l1 and l2 terms"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
 
     lam: float = parameter(0.01, Number("Weight of the l1 term; larger: fewer weights."))
     tau: float = parameter(1.0, Number("Weight of the l2 term.", open_least=True))
