@@ -331,9 +331,10 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         squared_hinge   1/2 max(0, 1 - y z)^2
         hinge           max(0, 1 - y z)
 
-    A round searches all rows for those that violate optimality most, adds them to the active set A of the class, and
-    solves for A by dual coordinate descent (section 4.1, Algorithms 1 and 2). `delta` is the random sparsification of
-    section 4.2, `min_value` the two-level sparsification of section 5.3. `fit` checks the parameters.
+    The active set A of a class begins with its positives and some random other rows. A round solves for A by dual
+    coordinate descent. Then a search of all rows adds those that violate optimality most to A (section 4.1, Algorithms 1
+    and 2). `delta` is the random sparsification of section 4.2, `min_value` the two-level sparsification of section 5.3.
+    `fit` checks the parameters.
 
     Examples
     --------
@@ -411,9 +412,9 @@ class LEML(Estimator, parameters=LEMLParameters):
         logistic        log(1 + exp(-y z))         y = -1 or 1
         squared_hinge   max(0, 1 - y z)^2          y = -1 or 1
 
-    W and H are solved for in turn, by conjugate gradients or a trust-region Newton method (sections 3.1 and 3.2).
-    `model_.factors()` returns W and H; `report_["history"]` has figures of each alternation. `fit` checks the
-    parameters.
+    W and H are solved for in turn (sections 3.1 and 3.2). With the squared loss, conjugate gradients give W, and a system
+    of equations gives each h_k. With the other losses, a trust-region Newton method gives both. `report_["history"]` has
+    figures of each alternation. `fit` checks the parameters.
 
     Examples
     --------
@@ -424,6 +425,9 @@ class LEML(Estimator, parameters=LEMLParameters):
     >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
     >>> labels.tolist()
     [[0], [1], [2]]
+    >>> W, H = clf.model_.factors()
+    >>> W.shape, H.shape  # W has a last row for the bias
+    ((4, 3), (3, 3))
     """
 
 

@@ -74,7 +74,8 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     label_names, feature_names : str, Path or None, default None
         A file of the names of the labels, or of the features: one a line, or JSON objects with a title.
     base : {0, 1} or None, default None
-        The first id of features in a text. None: as in `like`, else as the format says.
+        The first id in a text: of XMLRepo text that of features and labels, of libsvm text that of features. None: as in
+        `like`; without `like` 0 for XMLRepo text, and for libsvm text what its ids show.
     skip : bool, default False
         Leave out bad rows and count them, instead of raising an error.
     sum_duplicates : bool, default False

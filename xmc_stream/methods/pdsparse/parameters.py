@@ -72,7 +72,10 @@ class PDSparseParameters(Parameters):
     )
     post_solve: bool = parameter(
         False,
-        Flag("Whether to solve again in the end, without the l1 term, for the weights that are not 0 (section 4.3)."),
+        Flag(
+            "Whether to solve again in the end, without the l1 term, for the weights that are not 0 (section 4.3). With "
+            "held-out rows and without `refit`, the result is kept only where it does better on these rows."
+        ),
     )
 
     def _check_together(self) -> None:

@@ -47,7 +47,8 @@ class PPDSparseParameters(Parameters):
         ),
     )
     loss: str = parameter(
-        "squared_hinge", Choice("Loss of a score: 1/2 max(0, 1 - y z)^2 or max(0, 1 - y z).", options=LOSSES)
+        "squared_hinge",
+        Choice("Loss of a score z: squared_hinge, 1/2 max(0, 1 - y z)^2, or hinge, max(0, 1 - y z).", options=LOSSES),
     )
     bias: bool = parameter(True, Flag("Whether each class has a bias. The l1 term leaves it out."))
     tol: float = parameter(
