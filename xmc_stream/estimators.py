@@ -25,7 +25,8 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.training import train
 
 _EXECUTION = """seed : int in [0, inf), default 0
-    All random draws come from it. The same data, parameters and seed give the same model, bit for bit.
+    All random draws come from it. On one type of processor, the same data, parameters and seed give the same model, bit
+    for bit.
 memory_limit : str, int or None, default None
     Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of the
     memory that is free. This and what follows have no influence on the model.
@@ -41,7 +42,7 @@ model_ : Model
     After `fit`: the trained model, opened.
 report_ : dict
     After `fit`: figures of the run, as `xmc-stream train --json` prints them. Among them are `seconds`, `peak_rss` (bytes),
-    `passes` over the data, `nnz` (weights) and `objective`."""
+    `passes` over the data, `nnz` (numbers in the model, without each class's bias) and `objective`."""
 _RUN = {"seed": 0, "memory_limit": None, "threads": None, "scheduler": None, "progress": False}
 
 

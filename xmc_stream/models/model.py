@@ -90,7 +90,7 @@ class Model(StoredModel, ABC):
     attributes : dict
         How the model was made, and figures of its training, as `xmc-stream info` shows them.
     kind : str
-        "linear" for weights by class, "low_rank" for factors.
+        "linear" for weights by class, "low-rank" for factors.
 
     Raises
     ------

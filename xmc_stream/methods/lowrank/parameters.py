@@ -27,7 +27,7 @@ class LEMLParameters(Parameters):
         None,
         Number(
             "Weight of the squared norms of W and H. Larger: smaller factors. none: found from the data, in one more pass "
-            "over them.",
+            "over X and some over Y.",
             open_least=True,
             none=True,
         ),
@@ -53,7 +53,9 @@ class LEMLParameters(Parameters):
     newton: int = parameter(
         3, Whole("Steps of the trust-region Newton method in a solve of W or H, at most. The squared loss takes one.")
     )
-    cg: int = parameter(20, Whole("Steps of conjugate gradients in a Newton step, at most."))
+    cg: int = parameter(
+        20, Whole("Steps of conjugate gradients, at most: in a W step with the squared loss, else in a Newton step.")
+    )
     cg_tol: float = parameter(
         0.1, Number("Conjugate gradients end when the residual is no more than this share of the gradient.", most=1.0)
     )

@@ -34,8 +34,8 @@ class PDSparseParameters(Parameters):
     rate: int = parameter(
         1,
         Whole(
-            "A search samples one in so many values of a row. 1: it takes all of them. 0: the rate that the paper's section "
-            "4.4 gives.",
+            "A search samples one in so many values of a row, large ones more often. 1: it takes all of them. 0: the rate of "
+            "the paper's section 4.4.",
             least=0,
         ),
     )
