@@ -37,12 +37,13 @@ def calibrate(
 
     With s the score of label l before, and n_l its training rows, the score becomes
 
-        z = a_l s + b_l             up to a cap c
-        c + ln(n_l + 1) + (z - c) / 100   beyond it
+        z = a_l s + b_l                     up to a cap c
+        c + ln(n_l + 1) + (z - c) / 100     beyond it
 
-    where a_l and b_l are linear in ln(n_l + 1). Rare labels count as having as many rows as the rarest of the rows'
-    best labels; labels without training rows come last. docs/calibration.md says more. The calibration is applied
-    from then on, where the rows say that it raises the mean of P@1, P@3 and P@5 by more than two standard errors.
+    where a_l and b_l are linear in ln(n_l + 1). A label that is rarer than nearly all best labels of these rows counts
+    as if it had as many training rows as the rarest of them. Labels without training rows come last. The calibration is
+    applied from then on if, by these rows, it raises the mean of P@1, P@3 and P@5 by more than two standard errors.
+    docs/calibration.md says more.
 
     Parameters
     ----------

@@ -47,8 +47,8 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     labels : str, Path, list of these, scipy sparse matrix (N x K), or None, default None
         The labels, where the source has the features alone: as many files as there are sources, or a matrix beside a
         matrix. A value other than zero is a positive.
-    like : str, Path, Dataset or None, default None
-        A training set, or the path of one or of a model, for a test set. D, K, the base of the ids, the vocabulary and
+    like : str, Path, Dataset, Model or None, default None
+        For a test set: the training set or a model, or the path of one. D, K, the base of the ids, the vocabulary and
         the normalisation are taken from it.
     normalize : {"none", "l2"} or None, default None
         "l2" divides each row of X by its l2 norm, "none" leaves it. None: as in `like`; without `like` "l2" for raw

@@ -206,7 +206,8 @@ class Model(StoredModel, ABC):
         Returns
         -------
         float32 array (K,)
-            Zeros for a low-rank model, whose bias is the last row of W.
+            -inf for a class that had no training rows: it is never predicted. Zeros for a low-rank model, whose bias is
+            the last row of W.
 
         Raises
         ------

@@ -73,7 +73,7 @@ class LinearModel(LinearWeights, Model):
                 update(block.values.data)
 
     def bias(self) -> NDArray[np.float32]:
-        """The bias w_0 of each class: float32 array (K,). It is -inf where a class is never predicted."""
+        """The bias w_0 of each class: float32 array (K,). It is -inf for a class without training rows."""
         return np.concatenate([self.unit_array(unit) for unit in self.units])
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
