@@ -1,4 +1,4 @@
-"""Calibrating a finished model on rows that it has not seen: what is learned, and how, see `solvers.calibration`."""
+"""Calibrating a finished model on rows that it has not seen: what is learned, and how, see `models.calibration`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def calibrate(
 ) -> dict[str, Any]:
     """Learn from held-out rows how far the scores of rare and frequent labels are comparable; keep it with the model.
 
-    score' = a_l s + b_l of label l, up to a cap: see `solvers.calibration`. It is applied from then on, where the rows say
+    score' = a_l s + b_l of label l, up to a cap: see `models.calibration`. It is applied from then on, where the rows say
     that it raises the mean of P@1, P@3 and P@5 by more than two standard errors. data: rows that the model was not trained
     on, 100 or more. scores_of: a model of the same parameters that has not seen them, where this one has. check: compare
     models with their checksums first. Returns what is kept: applied, slope, least, shift, cap; rows learned from, gain and

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "linear": "xmc_stream.models.linear.model:LinearModel",
-    "low_rank": "xmc_stream.models.lowrank.model:LowRankModel",
+    "low-rank": "xmc_stream.models.lowrank.model:LowRankModel",
 }
 
 
@@ -195,8 +195,8 @@ class Model(StoredModel, ABC):
 def load_model(path: str | Path) -> Model:
     """Open a trained model. Raises StoreError where there is none, or one that is not finished."""
     found = StoredModel(path)
-    kind = found.attributes.get(KIND, "low_rank" if found.attributes.get("rank") else "linear")
-    if kind not in KINDS:
+    kind = found.attributes.get(KIND, "low-rank" if found.attributes.get("rank") else "linear")
+    if not isinstance(kind, str) or kind not in KINDS:
         raise StoreError(f"{path} is a model of a kind that is not known here ({kind!r}): update, or load its method")
     module, name = KINDS[kind].split(":")
     model: Model = getattr(importlib.import_module(module), name)(path, found.attributes)

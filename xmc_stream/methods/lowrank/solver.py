@@ -4,9 +4,9 @@ Yu, Jain, Kar, Dhillon: Large-scale Multi-label Learning with Missing Labels, IC
 
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x r, H: K x r
 
-W and H are solved for in turn. This module covers the parameters, the losses, conjugate gradients and the trust-region
-Newton method on arrays in memory; rows, passes and files are those of `jobs.leml`. Factors are float32; losses, products of
-vectors and systems of equations as large as the rank are float64.
+W and H are solved for in turn. This module covers the losses, conjugate gradients and the systems of
+equations for H, on arrays in memory. The trust-region Newton method is in `methods.lowrank.newton`, passes and files are
+in `methods.lowrank.leml`. Factors are float32; losses, products of vectors and systems of equations are float64.
 """
 
 from __future__ import annotations

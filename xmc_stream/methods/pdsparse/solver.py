@@ -5,8 +5,8 @@ Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016.
     min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n in N_i, p in P_i} (1 + z_in - z_ip)_+,   z_i = W^T x_i
 
 A step takes one sample: a search brings in the labels that violate most, and the dual variables of its active labels are
-set to their best. This module covers the parameters and the steps on rows in memory; passes and files are those of
-`jobs.pdsparse`.
+set to their best. This module covers the steps on rows in memory. Parameters, passes and files are in
+`methods.pdsparse.parameters` and `methods.pdsparse.run`.
 """
 
 from __future__ import annotations

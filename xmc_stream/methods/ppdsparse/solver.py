@@ -6,7 +6,8 @@ x_i0 = 1 that the l1 term leaves alone,
     F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
     squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
 
-This module covers the parameters and the inner problem. Rounds, files and memory are those of `jobs.ppdsparse`.
+This module covers the inner problem. Parameters, rounds, files and memory are in `methods.ppdsparse.parameters` and
+`methods.ppdsparse.run`.
 """
 
 from __future__ import annotations

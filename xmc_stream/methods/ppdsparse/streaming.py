@@ -2,8 +2,8 @@
 
 A class is large by the data alone: its active rows, with their own numbers, take more than LARGE_BYTES. Large classes
 visit their rows in an order that all of them share (`kernels.stream`), so one pass over X is an epoch of as many classes
-as there is memory for their v. `solvers.ppdsparse` takes the same steps in the same order on classes that it holds whole:
-which of the two solves a class is a matter of memory, and no bit of the result depends on it.
+as there is memory for their v. `methods.ppdsparse.solver` takes the same steps in the same order on classes that
+it holds whole. Which of the two solves a class is a matter of memory, and no bit of the result depends on it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class CheckFactorsJob:
 class LowRankModel(LowRankFactors, Model):
     """A model of factors W and H."""
 
-    kind = "low_rank"
+    kind = "low-rank"
 
     def _more(self) -> str:
         return f", rank {self.rank}"

@@ -118,7 +118,7 @@ class ScoreJob:
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Final scores by tiles of classes, see `lowrank.tiles`."""
+        """Final scores by tiles of classes, see `models.lowrank.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
             calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile
