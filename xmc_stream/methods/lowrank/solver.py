@@ -21,9 +21,6 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 
-_SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
-_POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
-
 Array = NDArray[Any]
 
 
