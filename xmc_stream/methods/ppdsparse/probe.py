@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
+from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.scores import bias_losses, loss_grid, search
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver, start_sizes
+from xmc_stream.methods.ppdsparse.solver import Solver, row_order, start_sizes
 from xmc_stream.models.linear.tiles import Tile, make_tile, tile_bytes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -92,10 +94,10 @@ class ProbeJob:
             parts.append((features.copy(), data.copy()))
 
         entries = int(np.diff(block.indptr)[at].sum())
-        scratch = Scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
+        scratch = new_scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
         figures = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed, RowOrder.of(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
+        Solver(self.parameters, self.seed, row_order(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)
