@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
 from xmc_stream.kernels.dual import row_keys, spread, sum_negatives
-from xmc_stream.kernels.frank_wolfe import ActiveLabels, visit_rows
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, Visit, VisitScratch, visit_rows
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.tables import Tables, dense_tables, hash_tables
@@ -80,7 +81,7 @@ class Stepper:
             self.tables: Tables = hash_tables(n_features, n_labels, parts, lam, most_bytes)
         else:
             self.tables = dense_tables(n_features, n_labels, parts, lam)
-        self.C, self.rate, self.z = parameters.C, rate, np.zeros(n_labels, np.float32)
+        self.C, self.rate, self.z = float(parameters.C), rate, np.zeros(n_labels, np.float32)
         self._places = np.empty(0, np.int64)
         self._reset()
 
@@ -109,11 +110,12 @@ class Stepper:
             self._places = np.empty(min(longest * room, PLACES), np.int64)
         keys = np.empty(n, np.uint64)
         row_keys(numbers[at], key, keys)
+        x, how = CSR.of(block), Visit(self.C, self.rate, most, longest, room, fixed)
+        scratch = VisitScratch(self.z, self._places)
         done, packed = 0, -1
         while True:
             done += visit_rows(
-                at[done:], keys[done:], block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C,
-                self.z, longest, room, self._places, fixed, self._work, self._largest,
+                at[done:], keys[done:], x, sets, self.tables, how, scratch, self._work, self._largest
             )  # fmt: skip
             if done == n:
                 break
