@@ -8,11 +8,14 @@ may spend a fifth of its time on that. `inner_kernel` is for these: no reference
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
 from numba import njit
+from numba.core.registry import cpu_target
 
 try:
     import fcntl
@@ -23,7 +26,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _njit: Any = njit  # its types do not know _nrt
 _options = {"nogil": True, "cache": True, "fastmath": False, "error_model": "numpy"}
-_compiled, _uncounted = _njit(**_options, _nrt=True), _njit(**_options, _nrt=False)
+
+
+def _has_nrt() -> bool:
+    """Whether numba still has its private option `_nrt`, by which an inner kernel counts no references."""
+    return hasattr(getattr(cpu_target, "options", None), "_nrt")
+
+
+def _counting(references: bool) -> dict[str, Any]:
+    """The options of kernels, or of inner ones. Both say `_nrt`, as what is not said is taken over from the caller."""
+    return {**_options, "_nrt": references} if _has_nrt() else _options
+
+
+if not _has_nrt():
+    warnings.warn(
+        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
+        "takes longer and gives the same model. Install numba 0.68, which has the option",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+_compiled, _uncounted = _njit(**_counting(True)), _njit(**_counting(False))
 
 
 def kernel(function: F) -> F:
