@@ -8,6 +8,8 @@ may spend a fifth of its time on that. `inner_kernel` is for these: no reference
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -58,8 +60,25 @@ def inner_kernel(function: F) -> F:
     return cast(F, _kept(_uncounted(function)))
 
 
+@functools.cache
+def sources() -> str:
+    """A digest of the sources of all kernels."""
+    made_of = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        made_of.update(source.read_bytes())
+    return made_of.hexdigest()
+
+
 def _kept(compiled: Any) -> Any:
+    """Compiled code is of use only for the sources that all kernels had.
+
+    Numba looks at a function's own file. The code of other kernels, their constants and the order of a tuple's members are in
+    it too: code that is older than these would take one array for another.
+    """
     cache = getattr(compiled, "_cache", None)
+    file = getattr(cache, "_cache_file", None)
+    if hasattr(file, "_source_stamp"):
+        file._source_stamp = file._source_stamp, sources()
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
     return compiled
