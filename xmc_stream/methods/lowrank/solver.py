@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 
@@ -99,7 +100,7 @@ def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.floa
 
     first: a multiple of 1,024, last at most 1,024 more.
     """
-    rng = np.random.default_rng([seed, 0x1E31, first])
+    rng = np.random.default_rng([seed, FIRST_FACTORS, first])
     return (rng.standard_normal((last - first, rank), np.float32) / np.float32(math.sqrt(rank))).astype(np.float32)
 
 
