@@ -77,7 +77,7 @@ def _kept(compiled: Any) -> Any:
     """
     cache = getattr(compiled, "_cache", None)
     file = getattr(cache, "_cache_file", None)
-    if hasattr(file, "_source_stamp"):
+    if file is not None and hasattr(file, "_source_stamp"):
         file._source_stamp = file._source_stamp, sources()
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
