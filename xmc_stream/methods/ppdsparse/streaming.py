@@ -77,9 +77,8 @@ class PairStore(Protocol):
 Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
 Ahead = Callable[[Sequence[tuple[int, int]]], None]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
-Act = Callable[
-    ["Part", tuple[int, int], GroupScratch], None
-]  # on a part, for classes [first, last), with a thread's scratch
+# on a part, for classes [first, last), with a thread's scratch
+Act = Callable[["Part", tuple[int, int], GroupScratch], None]
 
 
 @dataclass
