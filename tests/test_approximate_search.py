@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from test_resume import kill_when, train
-from test_training import TIGHT, dense_weights, problem
+from helpers.problems import TIGHT, dense_weights, problem
+from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError

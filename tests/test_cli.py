@@ -24,7 +24,7 @@ CONVERT_KEYS = "dataset n_samples n_features n_labels nnz_features nnz_labels by
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A small learnable set as text: train.txt.gz and train-test.txt.gz."""
-    from conftest import load_tool
+    from helpers.tools import load_tool
 
     path = tmp_path_factory.mktemp("texts") / "train.txt.gz"
     load_tool("make_synthetic").make_synthetic(

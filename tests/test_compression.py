@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import environment
+from helpers.conversions import TEXT, dense, opened, refused, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_convert import TEXT, dense, environment, opened, refused, write
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.lines.compression import Decompressing

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.anndata_files import annotated
 from scipy import sparse
 
 from xmc_stream.convert import convert
@@ -41,20 +42,6 @@ def matrices() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(4)
     X = sparse.csr_matrix(np.where(rng.random((N, D)) < 0.4, rng.normal(size=(N, D)), 0).astype(np.float32))
     return X, sparse.csr_matrix((rng.random((N, 5)) < 0.3).astype(np.int8)), rng.integers(0, 4, N)
-
-
-def annotated(ad: Any, X: Any, y: Any, names: str = "defghi", first: int = 0, **more: Any) -> Any:
-    """An AnnData with classes as category, string and integer."""
-    import pandas as pd
-
-    words = np.array(["red", "green", "blue", "ash tree"])[y]
-    numbers = np.array([30, 4, 200, -1])[y]
-    obs = pd.DataFrame(
-        {"kind": pd.Categorical(words, ["red", "green", "blue", "ash tree"]), "word": words, "number": numbers},
-        index=[f"cell {i}" for i in range(X.shape[0])],
-    )
-    var = pd.DataFrame(index=[f"gene {first + j}" for j in range(X.shape[1])])
-    return ad.AnnData(X, obs=obs, var=var, **more)
 
 
 def write(data: Any, path: Path) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_convert import TEXT, environment, refused, write
-from test_convert_parts import INPUTS, cut_into, files_of
+from helpers.commands import environment
+from helpers.conversions import INPUTS, TEXT, cut_into, files_of, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.jobs import PartJob

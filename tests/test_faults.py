@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse
-from conftest import load_tool
-from test_resume import SETTINGS, command, kill_when
+from helpers.commands import cli_command, one_line, start, wait_until
+from helpers.damage import flip
+from helpers.tools import load_tool
+from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
@@ -41,30 +42,6 @@ SECONDS = 8  # that an interrupted command may take where other tests run beside
 FAST: dict[str, Any] = {"memory_limit": "3GB", "threads": 2}
 
 
-def cli_command(*arguments: Any) -> list[str]:
-    return [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments)]
-
-
-@contextmanager
-def start(*arguments: Any, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command in a child process, which ends with the block."""
-    with subprocess.Popen(
-        cli_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    ) as run:
-        try:
-            yield run
-        finally:
-            run.kill()
-
-
-def wait_until(run: subprocess.Popen[str] | None, ready: Callable[[], bool], seconds: float = 100) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it took too long"
-        assert run is None or run.poll() is None, run.communicate()
-        time.sleep(0.01)
-
-
 def interrupt(run: subprocess.Popen[str], number: int) -> str:
     """Send the signal: the one line that the command ends with, within seconds, by the exit code of the signal."""
     run.send_signal(number)
@@ -76,22 +53,6 @@ def interrupt(run: subprocess.Popen[str], number: int) -> str:
     assert len(lines) == 1, said
     assert f"interrupted by {signal.Signals(number).name}" in lines[0]
     return lines[0]
-
-
-def one_line(*arguments: Any) -> str:
-    """What a command that fails says."""
-    done = subprocess.run(cli_command(*arguments), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, ""), done
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
-    assert len(lines) == 1, done.stderr
-    [line] = lines
-    return line
-
-
-def flip(path: Path, at: int = 100) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 8
-    path.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +172,7 @@ def test_the_lock_goes_with_a_killed_process(noise: Path, tmp_path: Path) -> Non
 
 def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
     model, ledger = tmp_path / "m", tmp_path / "m.partial" / "ledger.jsonl"
-    with start(*command(small, model, "1GB", 1)[3:]) as run:
+    with start(*words(small, model, "1GB", 1)) as run:
         wait_until(run, lambda: ledger.exists() and b"solve/1/" in ledger.read_bytes())
         interrupt(run, signal.SIGINT)
     done = set(read_ledger(ledger)[0])
@@ -354,7 +315,7 @@ def test_training_on_a_full_disk(small: Path, disk: tuple[Path, Callable[[str], 
     model = path / "m"
     for size in ("400k", "5m"):
         resize(size)
-        line = one_line(*command(small, model, "1GB", 2)[3:-1])
+        line = one_line(*words(small, model, "1GB", 2))
         assert "No space left on device" in line
         assert str(path) in line
         assert "make room there and give the same command again" in line
@@ -570,7 +531,7 @@ def test_a_read_error_names_the_file_and_the_run_goes_on(
     with monkeypatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(tmp_path / "shim.so"))
         environment.setenv("UNREADABLE", str(chunk))
-        line = one_line(*command(small, model, "1GB", 2)[3:-1], check)
+        line = one_line(*words(small, model, "1GB", 2), check)
     assert f"{chunk} " in line
     assert "cannot be read" in line
     assert slow_fit(small, model).model_.digest() == whole

@@ -23,10 +23,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from helpers.damage import damage
+from helpers.parser_fuzz import N_FEATURES, N_LABELS, good_line, mutated
 from reference import parse as twin
 from scipy import sparse
-from test_fuzz_parser import N_FEATURES, N_LABELS, good_line, mutated
-from test_verify import damage
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats.registry import formats

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from helpers.tools import ROOT
 
 import xmc_stream as xs
 

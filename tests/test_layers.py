@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,16 @@ def test_imports_point_downwards_only() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two of them use is in helpers/."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not [name for name in names if name.startswith(("test_", "conftest"))], path
 
 
 def test_importing_loads_no_heavy_package() -> None:

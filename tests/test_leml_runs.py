@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +13,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
@@ -239,7 +235,7 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "until"),
-    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2"], '"w/2"')],
+    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
@@ -248,14 +244,9 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
     options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
     options += ["--memory-limit", "600MB", "--json"]
     whole = cli("train", several_blocks, tmp_path / "whole", *options)
-    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_blocks), str(tmp_path / "killed"), *options]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ledger = tmp_path / "killed.partial" / "ledger.jsonl"
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (ledger.exists() and until in ledger.read_text()):
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    with forked_command("train", several_blocks, tmp_path / "killed", *options) as run:
+        assert run.wait_until(lambda: ledger.exists() and until in ledger.read_text())
     assert not (tmp_path / "killed").exists()
     options[options.index("600MB")] = "1GB"
     resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")

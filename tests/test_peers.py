@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_tool
+from helpers.tools import ROOT, load_tool
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import forked_command
+from helpers.trainings import kill_when, train, words
 
 import xmc_stream as xs
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import ResumeError, StoreError
-
-# enough rounds and epochs to be caught in; seconds of work
-SETTINGS = ["--set", "epochs=20", "--set", "last_epochs=40"]
-
-
-def command(data: Path, model: Path, limit: str, threads: int, more: Sequence[Any] = ()) -> list[str]:
-    arguments = [data, model, "--memory-limit", limit, "--threads", threads, *SETTINGS, *more, "--json"]
-    return [sys.executable, "-m", "xmc_stream.cli", "train", *map(str, arguments)]
-
-
-def train(data: Path, model: Path, limit: str = "1GB", threads: int = 2, more: Sequence[Any] = ()) -> dict[str, Any]:
-    done = subprocess.run(command(data, model, limit, threads, more), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def kill_when(
-    data: Path,
-    model: Path,
-    ready: str,
-    delay: float,
-    limit: str = "1GB",
-    threads: int = 2,
-    more: Sequence[Any] = (),
-) -> bool:
-    """Start training and kill it once `ready` stands in the ledger and `delay` seconds more; False if it ended first."""
-    ledger = model.with_name(model.name + ".partial") / "ledger.jsonl"
-    with subprocess.Popen(
-        command(data, model, limit, threads, more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as run:
-        while run.poll() is None and not (ledger.exists() and ready in ledger.read_text(errors="replace")):
-            time.sleep(0.002)
-        time.sleep(delay)
-        if run.poll() is not None:
-            return False
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-    return not model.exists()
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +42,9 @@ def test_killed_while_units_are_finalised(small: Path, tmp_path: Path, whole: tu
     """The kill comes when the first unit is written and no line of the ledger names it yet, or the second is not."""
     model = tmp_path / "m"
     unit = model.with_name("m.partial") / "units" / "00000"
-    with subprocess.Popen(command(small, model, "1GB", 1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
-        while run.poll() is None and not unit.exists() and not unit.with_name("00000.partial").exists():
-            time.sleep(0.0005)
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
+    with forked_command(*words(small, model, "1GB", 1)) as run:
+        run.wait_until(lambda: unit.exists() or unit.with_name("00000.partial").exists())
+        run.kill()
     assert not model.exists()
     figures = train(small, model, limit="600MB", threads=2)
     assert figures["resumed"]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.conversions import TEXT, X, Y, dense, opened, refused, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
-from test_convert import TEXT, X, Y, dense, opened, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.lines import files as text_module
@@ -49,12 +49,12 @@ def test_two_texts_come_back_from_the_store(tmp_path: Path, pair: tuple[Path, Pa
 
 
 def test_the_labels_beside_the_features_are_taken_and_named(
-    tmp_path: Path, pair: tuple[Path, Path], cli: Callable[..., Any]
+    tmp_path: Path, pair: tuple[Path, Path], commands: Callable[..., Any]
 ) -> None:
-    cli("convert", pair[0], tmp_path / "d.xmc")
-    assert cli("info", tmp_path / "d.xmc")["source_labels"] == "trn_X_Y.txt"
+    commands("convert", pair[0], tmp_path / "d.xmc")
+    assert commands("info", tmp_path / "d.xmc")["source_labels"] == "trn_X_Y.txt"
     pair[1].unlink()
-    message = cli("convert", pair[0], tmp_path / "e.xmc", fails=True)
+    message = commands("convert", pair[0], tmp_path / "e.xmc", fails=True)
     assert f"{pair[0]} holds features alone, and there is no trn_X_Y.txt beside it" in message
     assert "--labels" in message
     for suffix, pack in ((".xz", lzma.compress), (".bz2", bz2.compress), (".gz", gzip.compress)):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import spoilt_stores
-from spoiling import note_crcs, seal_again, values_of, write_chunk
+from helpers import spoilt_stores
+from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 
@@ -21,8 +21,8 @@ CASES = 30
 
 
 def test_stores_spoilt_by_chance(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(spoilt_stores.__file__)), str(tmp_path / "stores"), "0", str(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "helpers.spoilt_stores", str(tmp_path / "stores"), "0", str(CASES)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == f"{CASES} cases, 0 failures\n"
 

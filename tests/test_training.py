@@ -11,6 +11,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.problems import TIGHT, dense_weights, problem
 from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
@@ -21,21 +22,6 @@ from xmc_stream.models import Execution
 
 # limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by
 # test_resume.py and test_cli.py
-
-TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
-
-
-def problem(n: int = 60, d: int = 15, k: int = 4, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
-    """A small problem whose classes overlap, as float32 rows of length one."""
-    rng = np.random.default_rng(seed)
-    X = sp.random(n, d, 0.4, format="csr", dtype=np.float32, random_state=seed)
-    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
-    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
-    return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
-
-
-def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
-    return model.to_scipy().toarray(), model.bias()
 
 
 @pytest.mark.parametrize(("loss", "scale"), [("squared_hinge", 0.5), ("hinge", 1.0)])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.problems import TIGHT, dense_weights, problem
+from helpers.trainings import kill_when, train
 from reference import dcd as twin
 from sklearn.svm import LinearSVC
-from test_resume import kill_when, train
-from test_training import TIGHT, dense_weights, problem
 
 import xmc_stream as xs
 from xmc_stream.datasets.split import split
@@ -184,10 +184,10 @@ def test_dismec_is_liblinear_without_its_small_weights() -> None:
 
 
 def test_dismec_on_the_command_line(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, cli: Callable[..., Any]
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, commands: Callable[..., Any]
 ) -> None:
     data, test = real("bibtex")
-    figures = cli("train", data, tmp_path / "m", "--solver", "dismec", "--set", "prune=0.02")
+    figures = commands("train", data, tmp_path / "m", "--solver", "dismec", "--set", "prune=0.02")
     wanted = {"lam": 0.0, "tau": 1.0, "C": 2.0, "prune": 0.02}
     assert {name: figures["params"][name] for name in wanted} == wanted
     assert xs.evaluate(tmp_path / "m", xs.open_dataset(test))["P@1"] == pytest.approx(63.7, abs=0.3)
