@@ -28,7 +28,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
-    if getattr(session.config.option, "numprocesses", None):
+    compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+    if compiles and getattr(session.config.option, "numprocesses", None):
         from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
         from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters

@@ -152,6 +152,7 @@ def expected_of(path: Path, data: Path, about: dict[str, Any], raw: NDArray[np.f
     return np.array(columns).T
 
 
+@pytest.mark.slow
 def test_predictions_and_figures_are_those_of_calibrated_scores(
     parts: tuple[Path, Path, Path], model: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_calibrated_predictions_do_not_depend_on_cuts(parts: tuple[Path, Path, P
     )
 
 
+@pytest.mark.slow
 def test_it_is_part_of_the_model_sealed_shown_and_undone(
     parts: tuple[Path, Path, Path], model: Path, commands: Callable[..., Any]
 ) -> None:
@@ -248,6 +250,7 @@ def test_export_tells_how_scores_come_about(parts: tuple[Path, Path, Path], mode
         assert "slope" not in file
 
 
+@pytest.mark.slow
 def test_calibrating_twice_says_the_same_for_any_limit(
     parts: tuple[Path, Path, Path], tmp_path: Path, commands: Callable[..., Any]
 ) -> None:
@@ -286,6 +289,7 @@ def test_rows_that_cannot_tell_are_refused(parts: tuple[Path, Path, Path], tmp_p
         xs.LEML(observed="given").fit(small, model=tmp_path / "m", calibrate=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PDSparse", "LEML"])
 def test_models_of_other_kinds(kind: str, parts: tuple[Path, Path, Path], tmp_path: Path) -> None:
     part, held, _ = parts
@@ -308,6 +312,7 @@ def test_models_of_other_kinds(kind: str, parts: tuple[Path, Path, Path], tmp_pa
 # ---- with training
 
 
+@pytest.mark.slow
 def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
     small: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Callable[..., Any]
 ) -> None:
@@ -345,6 +350,7 @@ def test_too_few_rows_are_refused_before_training(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_rare_and_frequent_labels_of_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("yeast_seq_GO")
     fitted = xs.PPDSparse(memory_limit="2GB", max_rounds=1).fit(train, model=tmp_path / "m", calibrate=0.1)

@@ -231,6 +231,7 @@ def test_sizes_of_a_header_that_no_memory_holds_are_refused(tmp_path: Path) -> N
     assert "counts of 100000000000000 features" in message
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
     code = f"from xmc_stream.convert import convert_report as c; print(c('/dev/stdin', {str(tmp_path / 'd.xmc')!r})[1])"
     for content in (TEXT, gzip.compress(TEXT)):
@@ -246,6 +247,7 @@ def test_progress_is_quiet_without_a_terminal(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, xmc_stream.convert; print([m for m in ('numba', 'dask', 'zarr', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=True)
@@ -260,6 +262,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_missing_classes_are_rows_without_labels(tmp_path: Path, ad: Any) -> Non
         assert dataset.n_labels == 3
 
 
+@pytest.mark.slow
 def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> None:
     X, _, y = matrices()
     paths = [
@@ -170,6 +171,7 @@ def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> 
         convert([whole, other], tmp_path / "f.xmc", label_key="kind")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import h5py
 
@@ -257,6 +259,7 @@ def test_damaged_files_end_in_one_line_or_a_dataset(tmp_path: Path, ad: Any) -> 
     assert 0 < refused < 60
 
 
+@pytest.mark.slow
 def test_reading_does_not_load_anndata(tmp_path: Path, ad: Any) -> None:
     X, _, y = matrices()
     path = write(annotated(ad, X, y), tmp_path / "a.h5ad")

@@ -29,6 +29,7 @@ from xmc_stream.store.dataset import open_dataset
 rng = np.random.default_rng(5)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([b"", b"a", b"\r", b"1,2 3:4", b"x" * 30]), max_size=12),
     st.booleans(), st.booleans(), st.lists(st.integers(0, 200), max_size=6), st.integers(2, 40),
@@ -107,6 +108,7 @@ def test_threads_and_limits_change_nothing(tmp_path: Path, monkeypatch: pytest.M
         assert files_of(tmp_path / "d.xmc") == expected
 
 
+@pytest.mark.slow
 def test_two_worker_processes_give_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {name: write(tmp_path / name, INPUTS[name]) for name in ("libsvm", "jsonl")}
     bad = write(tmp_path / "bad", INPUTS["xmlrepo"] + b"0 x\n")
@@ -125,6 +127,7 @@ def test_two_worker_processes_give_the_same_dataset(tmp_path: Path, monkeypatch:
     assert message.startswith(f"{bad}:62: 'x' is not a feature id:value")
 
 
+@pytest.mark.slow
 def test_several_files_are_one_set(
     tmp_path: Path, commands: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +191,7 @@ def piped(content: bytes | Path, *arguments: Any) -> subprocess.CompletedProcess
         return subprocess.run(command, stdin=file, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("xmlrepo", "file"), ("libsvm", "packed"), ("jsonl", "plain")])
 def test_standard_input_is_read_once(tmp_path: Path, name: str, kind: str) -> None:
     path = write(tmp_path / "a", INPUTS[name])
@@ -200,6 +204,7 @@ def test_standard_input_is_read_once(tmp_path: Path, name: str, kind: str) -> No
     assert open_dataset(tmp_path / "d").fingerprint == whole.fingerprint
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_standard_input_is_said(tmp_path: Path) -> None:
     for content, what in (
         (b"", b"standard input:1: the format is not recognised, it is empty"),
@@ -213,6 +218,7 @@ def test_what_is_wrong_in_standard_input_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_offsets_beyond_an_int32(tmp_path: Path) -> None:
     """Entries are counted, and a text is read, beyond 2^31: sums of row lengths, and byte ranges of a file with a hole."""
     assembly.begin(tmp_path / "d")

@@ -87,6 +87,7 @@ def test_libsvm_text_converts_to_the_same_data(tmp_path: Path) -> None:
     assert back.fingerprint == dataset.fingerprint
 
 
+@pytest.mark.slow
 def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     commands("export", trained, tmp_path / "w.npz")
     model = xs.load_model(trained)
@@ -99,6 +100,7 @@ def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path,
         export(trained, tmp_path / "w.txt")
 
 
+@pytest.mark.slow
 def test_the_command(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     told = commands("export", small, tmp_path / "a.txt.gz", "--memory-limit", "512MB")
     assert told["peak_rss"] < 512e6

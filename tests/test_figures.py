@@ -74,6 +74,7 @@ def counted(
     return positives, above, predicted, labels
 
 
+@pytest.mark.slow
 @given(problems(), st.booleans(), st.data())
 @settings(deadline=None)
 def test_counts_over_tiles_are_those_of_all_scores(problem: Any, calibrated: bool, data: st.DataObject) -> None:
@@ -151,6 +152,7 @@ def test_figures_of_a_model_are_those_of_scikit_learn(small: Path, trained: Path
         assert got["macro_F1"] > 0
 
 
+@pytest.mark.slow
 def test_figures_of_bibtex_are_those_of_scikit_learn(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = (xs.open_dataset(path) for path in real("bibtex"))
     clf = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "m")
@@ -250,6 +252,7 @@ def child(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @on_linux
 def test_evaluating_a_model_keeps_its_limit(many_labels: tuple[Path, Path], small: Path, trained: Path) -> None:
     xs.evaluate(trained, xs.open_dataset(small), execution=Execution("2GB"))  # compiles what the child loads
@@ -273,6 +276,7 @@ def test_evaluating_a_model_keeps_its_limit(many_labels: tuple[Path, Path], smal
     assert figures["average_auc"] == pytest.approx(auc.mean(), rel=1e-12)
 
 
+@pytest.mark.slow
 @on_linux
 def test_evaluating_predictions_keeps_its_limit_and_refuses_one_that_cannot_work(
     many_labels: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]

@@ -143,6 +143,7 @@ print(json.dumps(peak_resident() - before))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")
 def test_storing_pairs_takes_what_was_planned(tmp_path: Path) -> None:
     n = 1_000_000
@@ -212,6 +213,7 @@ def test_barred_labels_make_room_for_others(problem: Any, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
+@pytest.mark.slow
 def test_every_figure_is_that_of_data_without_the_pairs(problem: Any, tmp_path: Path) -> None:
     path, test, file, pairs = problem
     scores, Y = every_score(xs.load_model(path), test)
@@ -254,6 +256,7 @@ def test_predictions_that_the_filter_leaves_too_short_are_refused(small: Path, t
         xs.evaluate(tmp_path / "p", test, ks=(1, 3), filter=file)
 
 
+@pytest.mark.slow
 def test_a_bad_filter_ends_each_command_in_one_line(problem: Any, tmp_path: Path, commands: Callable[..., Any]) -> None:
     path, test, file, _ = problem
     bad = tmp_path / "bad.txt"

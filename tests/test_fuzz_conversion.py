@@ -23,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from helpers.damage import damage
 from helpers.parser_fuzz import N_FEATURES, N_LABELS, good_line, mutated
 from reference import parse as twin
@@ -581,5 +582,6 @@ def fuzz(n: int, seed: int) -> int:
     return n_good
 
 
+@pytest.mark.slow
 def test_mutated_inputs() -> None:
     assert fuzz(600, seed=1) > 180

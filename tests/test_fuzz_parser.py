@@ -11,13 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.parser_fuzz import fuzz
 
 
+@pytest.mark.slow
 def test_mutated_texts() -> None:
     assert fuzz(100_000, seed=1) > 30_000
 
 
+@pytest.mark.slow
 def test_no_mutated_text_makes_the_parser_leave_its_arrays(tmp_path: Path) -> None:
     """In a process that compiles with checked indices: one out of range raises IndexError there."""
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}

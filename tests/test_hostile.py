@@ -279,6 +279,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
@@ -384,6 +385,7 @@ def test_other_files_given_by_mistake(refused: Callable[..., str], content: byte
     assert len(message) < 500
 
 
+@pytest.mark.slow
 def test_a_bad_line_of_a_large_file_is_one_line_too(tmp_path: Path, commands: Callable[..., Any]) -> None:
     """Parts of large files are read by several threads."""
     path = tmp_path / "a.txt"
@@ -421,6 +423,7 @@ def test_nothing_but_bad_rows(refused: Callable[..., str]) -> None:
     assert "no other row is sound" in message
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_left_out(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"4 9 4\n0 1:1\n1 2:nan\n1 2:2\n2,3 3:3 3:1\n")
@@ -463,6 +466,7 @@ def test_the_28_unlabeled_rows_of_eurlex_4k(made: Callable[..., Dataset]) -> Non
     assert dataset.label_counts().sum() == 2 * (560 - 28)
 
 
+@pytest.mark.slow
 def test_a_test_file_with_a_feature_id_above_the_training_headers_d(
     tmp_path: Path, commands: Callable[..., Any]
 ) -> None:

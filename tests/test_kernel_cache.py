@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMPILE = """
 import sys, numpy as np
 from xmc_stream.kernels.csr import count_indices
@@ -18,6 +20,7 @@ assert counts.tolist() == [0, 2, 1, 0]
 TYPES = ("int32", "int64", "uint8", "uint16")
 
 
+@pytest.mark.slow
 def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     running = [subprocess.Popen([sys.executable, "-c", COMPILE, name], env=environment) for name in TYPES]
@@ -25,6 +28,7 @@ def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*count_indices*.nbc"))) == len(TYPES)
 
 
+@pytest.mark.slow
 def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     command = [

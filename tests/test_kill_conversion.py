@@ -67,6 +67,7 @@ def finished(child: Forked) -> tuple[str, bool]:
     return fingerprint, resumed == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(5)

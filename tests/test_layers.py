@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -36,6 +38,7 @@ def test_importing_loads_no_heavy_package() -> None:
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_every_public_name_can_be_reached_in_any_order() -> None:
     run_python("import xmc_stream as xs; xs.PPDSparse; assert callable(xs.convert)")
     run_python("import xmc_stream.convert.formats.xmlrepo, xmc_stream as xs; assert callable(xs.convert)")

@@ -89,6 +89,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
 def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +106,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS[2:], ids=lambda p: f"{p.loss}-{p.observed}")
 def test_two_worker_processes_give_the_same_model(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +134,7 @@ def jobs_of(model: Path) -> list[dict[str, Any]]:
     return [job for job in jobs if not job["job"].startswith("check")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
 @pytest.mark.parametrize("small", [False, True])
 def test_the_sums_of_a_run_are_those_of_its_event_log(
@@ -233,6 +236,7 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
         LEMLParameters.of(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "until"),
     [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
@@ -263,6 +267,7 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
     )  # rows without labels count 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
     [("bibtex", (62.3, 37.7, 27.7)), ("rcv1_topics", (94.7, 70.5, 49.0))],

@@ -80,6 +80,7 @@ def test_one_set_in_any_number_of_files_and_parts(
     assert several.attributes["source"] == ["b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     text = dumped(np.random.default_rng(3), 30, False, False)
     os.mkfifo(tmp_path / "pipe")
@@ -232,6 +233,7 @@ def test_what_is_recognised(head: bytes, known: bool) -> None:
     assert recognises(Path("a"), head[: 2**16]) == known
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_decided(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = write(tmp_path / "a", b"# x\n1 1:1\n2 1:1 1:2\n3 3:1 1:x\n")
     figures = commands("convert", path, tmp_path / "d.xmc", "--duplicates", "sum", "--on-error", "skip", "--zero-based")

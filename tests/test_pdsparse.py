@@ -144,6 +144,7 @@ def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparsePar
     raise AssertionError("it was cut before the end")
 
 
+@pytest.mark.slow
 def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups: Path, tmp_path: Path) -> None:
     dataset = Dataset(several_groups)
     wide, narrow = 2**30, 80 * MIB
@@ -279,6 +280,7 @@ def kill_in(data: Path, model: Path, ready: str, options: Sequence[str]) -> Path
     return work
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_model(
     several_groups: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -309,6 +311,7 @@ def two(several_groups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return whole, kill_in(several_groups, folder / "m", "pass/1/2/", command)
 
 
+@pytest.mark.slow
 def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for kind, arrays in (
@@ -335,6 +338,7 @@ def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_
             file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damaged_passes_are_made_again(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,6 +423,7 @@ def test_where_it_goes_back_to(tmp_path: Path) -> None:
     assert back((1, 3)) == ((1, 1), keys[7:], ["dual-1-2", "dual-1-3"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_makes_passes_again_goes_on(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path
 ) -> None:
@@ -431,6 +436,7 @@ def test_a_run_that_is_killed_while_it_makes_passes_again_goes_on(
     assert xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m").model_.digest() == whole
 
 
+@pytest.mark.slow
 def test_half_of_a_folder_that_was_being_removed_is_passed_over(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path
 ) -> None:
@@ -445,6 +451,7 @@ def test_half_of_a_folder_that_was_being_removed_is_passed_over(
     assert "again" not in {event["event"] for event in read_events(tmp_path / "m" / "events.jsonl")}
 
 
+@pytest.mark.slow
 def test_accuracy_on_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("rcv1_multiclass_sub")
     clf = xs.PDSparse(memory_limit=LIMIT).fit(train, model=tmp_path / "m")

@@ -44,6 +44,7 @@ def test_labels_of_lines_in_blocks(tmp_path: Path, times: int) -> None:
     assert np.array_equal(read(tmp_path / "p.txt"), np.tile(LABELS, (times, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_filter", [False, True])
 def test_every_form_gives_the_figures_of_the_store(
     small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any], with_filter: bool

@@ -25,6 +25,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, d
     return xs.load_model(path).digest(), figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", ["check/", "solve/0/0", "cut/1", "search/1/", "search/2/", "solve/2/"])
 def test_killed_at_any_stage_ends_with_the_same_model(
     small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]], ready: str
@@ -38,6 +39,7 @@ def test_killed_at_any_stage_ends_with_the_same_model(
     assert not model.with_name("m.partial").exists()
 
 
+@pytest.mark.slow
 def test_killed_while_units_are_finalised(small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]]) -> None:
     """The kill comes when the first unit is written and no line of the ledger names it yet, or the second is not."""
     model = tmp_path / "m"
@@ -51,6 +53,7 @@ def test_killed_while_units_are_finalised(small: Path, tmp_path: Path, whole: tu
     assert xs.load_model(model).digest() == whole[0]
 
 
+@pytest.mark.slow
 def test_killed_twice_and_continued_under_other_limits(
     small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]]
 ) -> None:
@@ -61,6 +64,7 @@ def test_killed_twice_and_continued_under_other_limits(
     assert xs.load_model(model).digest() == whole[0]
 
 
+@pytest.mark.slow
 def test_finished_jobs_are_not_done_again(small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, "search/2/", 0.0)
@@ -72,6 +76,7 @@ def test_finished_jobs_are_not_done_again(small: Path, tmp_path: Path) -> None:
     assert not [job for job in after[len(before) :] if job.startswith(("solve/0/", "solve/1/", "search/1/"))]
 
 
+@pytest.mark.slow
 def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, "solve/0/0", 0.0)
@@ -86,6 +91,7 @@ def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) 
 IDENTITY = {"seed": 0, "environment": {"numpy": "1"}}
 
 
+@pytest.mark.slow
 def test_ledger_drops_a_line_cut_short_and_refuses_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, IDENTITY) as ledger:

@@ -62,6 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) -> None:
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     events = tmp_path / "m.partial" / "events.jsonl"
@@ -134,6 +135,7 @@ except XmcStreamError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "book", "number"),
     [
@@ -153,6 +155,7 @@ def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_predictions_that_were_begun_are_gone(data: Path, tmp_path: Path) -> None:
     xs.PPDSparse(memory_limit="3GB", max_rounds=1).fit(data, model=tmp_path / "m")
     command = ("predict", tmp_path / "m", data, tmp_path / "p.npz", "-k", 1000)

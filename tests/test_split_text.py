@@ -48,6 +48,7 @@ def test_two_texts_come_back_from_the_store(tmp_path: Path, pair: tuple[Path, Pa
     assert dataset.fingerprint == convert(write(tmp_path / "a.txt", TEXT), tmp_path / "one.xmc").fingerprint
 
 
+@pytest.mark.slow
 def test_the_labels_beside_the_features_are_taken_and_named(
     tmp_path: Path, pair: tuple[Path, Path], commands: Callable[..., Any]
 ) -> None:
@@ -246,6 +247,7 @@ def test_a_line_longer_than_memory_allows_is_refused(
     assert convert(tmp_path / "x", tmp_path / "d.xmc", labels=tmp_path / "y", memory_limit="4GB").n_samples == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
 def test_two_pipes_are_read_like_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     contents = {tmp_path / "x": pack(FEATURES), tmp_path / "y": pack(LABELS)}

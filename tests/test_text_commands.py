@@ -42,6 +42,7 @@ def trained_on_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_raw_text_in_and_names_out(trained_on_text: Path, commands: CLI, tmp_path: Path) -> None:
     test, model = trained_on_text / "test.jsonl", trained_on_text / "m.model"
     commands("predict", model, test, tmp_path / "out.jsonl", "-k", 3)
@@ -60,6 +61,7 @@ def test_raw_text_in_and_names_out(trained_on_text: Path, commands: CLI, tmp_pat
     assert not list(tmp_path.glob(".xmc_stream-*"))
 
 
+@pytest.mark.slow
 def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, commands: CLI, tmp_path: Path) -> None:
     plain, strange = labelled(20, 2), labelled(20, 2)
     for document in plain:
@@ -109,6 +111,7 @@ def test_a_string_is_no_list_of_letters(trained_on_text: Path) -> None:
         TextOptions(text_fields="text")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None:
     """Killed in each of its phases in turn, it ends with the dataset of a run in one go."""
     source = text_files.write_jsonl(tmp_path / "in.jsonl", text_files.documents(300))
@@ -133,6 +136,7 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint
 
 
+@pytest.mark.slow
 def test_options_reach_the_vectorizer(commands: CLI, tmp_path: Path) -> None:
     source = text_files.write_jsonl(
         tmp_path / "in.jsonl", [{"words": "a-b c-d", "y": "p|q"}, {"words": "c-d", "y": "p"}]
@@ -150,6 +154,7 @@ def test_options_reach_the_vectorizer(commands: CLI, tmp_path: Path) -> None:
     assert line.startswith("error: --min-df x") or "--min-df x" in line
 
 
+@pytest.mark.slow
 def test_a_model_of_numbers_refuses_raw_text(trained: Path, commands: CLI, tmp_path: Path) -> None:
     text = text_files.write_jsonl(tmp_path / "in.jsonl", [{"text": "words"}])
     assert "was not made from text" in commands("predict", trained, text, tmp_path / "out.jsonl", fails=True)
@@ -173,6 +178,7 @@ def test_names_from_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.slow
 def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xmc_stream.store import names as module
 
@@ -191,6 +197,7 @@ def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names.take(ids[:0]) == []
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_memory_would_not_hold(commands: CLI, tmp_path: Path) -> None:
     """A million and a half different words would take more than the limit as a Python dictionary alone."""
     n, step = 1_500_000, 500
@@ -209,6 +216,7 @@ def test_a_vocabulary_that_memory_would_not_hold(commands: CLI, tmp_path: Path) 
     assert (dataset.feature_counts() == 1).all()
 
 
+@pytest.mark.slow
 def test_names_of_labels_beside_the_input(commands: CLI, tmp_path: Path) -> None:
     """The Extreme Classification Repository's form: trn.json has ids, lbl.json their titles."""
     rows = [{"title": f"about t{i}", "content": "", "target_ind": [i % 3]} for i in range(9)]

@@ -55,12 +55,14 @@ def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
     assert clf.report_["n_open"] == 0
 
 
+@pytest.mark.slow
 def test_default_reaches_the_objective_of_the_peers(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
     clf = xs.PPDSparse(C=2.0, tol=1e-3, max_rounds=None, epochs=50, memory_limit="2GB").fit(train, model=tmp_path / "m")
     assert clf.report_["objective"] == pytest.approx(17863.149, rel=1e-5)  # their C = 1 has no half in its loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("bibtex", 63.6), ("20news_bydate", 84.5), ("rcv1_topics", 95.7)])
 def test_defaults_reach_the_accuracy_of_the_field(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, least: float
@@ -71,6 +73,7 @@ def test_defaults_reach_the_accuracy_of_the_field(
     assert xs.evaluate(tmp_path / "p", test, train)["P@1"] >= least
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path) -> None:
     digests = {xs.load_model(trained).digest()}
     for n, (threads, limit, cuts) in enumerate(
@@ -88,6 +91,7 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     assert clf.report_["row_blocks"] >= 15
 
 
+@pytest.mark.slow
 def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_model(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +111,7 @@ def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_m
     assert report["objective"] == pytest.approx(plain["objective"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
     whole = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "whole")
@@ -133,6 +138,7 @@ def test_a_whole_number_is_the_same_parameter_as_its_float(small: Path, tmp_path
     assert models[0].digest() == models[1].digest()
 
 
+@pytest.mark.slow
 def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -> None:
     here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here")
     with (

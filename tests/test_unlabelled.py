@@ -104,6 +104,7 @@ def test_predictions_are_those_of_the_matrix(
     assert np.array_equal(got[1], expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npy", "csr", "Xf"])
 def test_the_command_takes_features_alone(
     model: xs.Model, tmp_path: Path, form: str, commands: Callable[..., Any]

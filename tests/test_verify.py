@@ -262,6 +262,7 @@ def test_models_and_predictions_too(small: Path, trained: Path, tmp_path: Path) 
     assert damage(model)
 
 
+@pytest.mark.slow
 def test_the_command_ends_in_one_line_and_lists_all_in_json(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = make(tmp_path / "d.xmc")
     told = commands("verify", path, "--memory-limit", "512MB")
