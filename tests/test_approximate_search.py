@@ -53,6 +53,7 @@ def multiply_adds(data: Path, model: xs.Model) -> int:
     return int(dataset.feature_counts() @ np.diff(model.to_scipy().tocsr().indptr))
 
 
+@pytest.mark.slow
 def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
     # nothing is that small: every search is rough in name, and takes what an exact one does
     clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")

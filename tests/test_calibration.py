@@ -185,7 +185,6 @@ def test_calibrated_predictions_do_not_depend_on_cuts(parts: tuple[Path, Path, P
     )
 
 
-@pytest.mark.slow
 def test_it_is_part_of_the_model_sealed_shown_and_undone(
     parts: tuple[Path, Path, Path], model: Path, commands: Callable[..., Any]
 ) -> None:

@@ -100,7 +100,6 @@ def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path,
         export(trained, tmp_path / "w.txt")
 
 
-@pytest.mark.slow
 def test_the_command(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     told = commands("export", small, tmp_path / "a.txt.gz", "--memory-limit", "512MB")
     assert told["peak_rss"] < 512e6

@@ -256,7 +256,6 @@ def test_predictions_that_the_filter_leaves_too_short_are_refused(small: Path, t
         xs.evaluate(tmp_path / "p", test, ks=(1, 3), filter=file)
 
 
-@pytest.mark.slow
 def test_a_bad_filter_ends_each_command_in_one_line(problem: Any, tmp_path: Path, commands: Callable[..., Any]) -> None:
     path, test, file, _ = problem
     bad = tmp_path / "bad.txt"

@@ -339,6 +339,7 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     assert LEMLParameters(lam=3.0).lam_for(7.0) == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: Path) -> None:
     """From where it began: with one alternation that is a run with nothing held out. Held-out rows then count."""
@@ -369,6 +370,7 @@ def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: P
     assert (X @ W @ H[2])[only_held].mean() > (X @ V @ G[2])[only_held].mean()
 
 
+@pytest.mark.slow
 def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
     """The best alternation by AUC is kept, and the figure is that of `evaluate` on just these rows."""
     X, Y = problem(n=3000, k=30)

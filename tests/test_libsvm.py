@@ -233,7 +233,6 @@ def test_what_is_recognised(head: bytes, known: bool) -> None:
     assert recognises(Path("a"), head[: 2**16]) == known
 
 
-@pytest.mark.slow
 def test_the_command_says_what_it_decided(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = write(tmp_path / "a", b"# x\n1 1:1\n2 1:1 1:2\n3 3:1 1:x\n")
     figures = commands("convert", path, tmp_path / "d.xmc", "--duplicates", "sum", "--on-error", "skip", "--zero-based")

@@ -54,6 +54,7 @@ def test_objective_and_gap_are_those_of_the_weights(single: bool) -> None:
     assert np.array_equal(clf.model_.bias(), np.where(learned, 0.0, -np.inf))  # none is never predicted
 
 
+@pytest.mark.slow
 def test_a_refit_learns_from_the_rows_held_out_as_from_the_others() -> None:
     """On a small set it comes as near to the optimum as a run that holds no rows out; what it held out counts in full."""
     X, Y = overlapping(n=400)
@@ -155,6 +156,7 @@ def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups
     assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 12) == whole
 
 
+@pytest.mark.slow
 def test_tables_and_short_stretches_give_the_same_model(
     several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +210,7 @@ def test_rows_that_cannot_be_learned_from_are_counted_and_histories_tell(several
     assert not list(tmp_path.glob("m/state*"))
 
 
+@pytest.mark.slow
 def test_a_post_solve_keeps_the_support(several_groups: Path, tmp_path: Path) -> None:
     plain, again = (
         xs.PDSparse(lam=0.3, max_passes=2, post_solve=post, memory_limit=LIMIT).fit(several_groups, model=tmp_path / str(post))
@@ -220,6 +223,7 @@ def test_a_post_solve_keeps_the_support(several_groups: Path, tmp_path: Path) ->
     assert all(b["dual"] <= a["dual"] + 1e-6 for a, b in itertools.pairwise(post))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"parts": 3}, {"rate": 3}, {"parts": 2, "rate": 0}])
 def test_approximate_searches_come_to_the_same_objective(options: dict[str, int], tmp_path: Path) -> None:
     X, Y = overlapping(n=60, d=12, k=8, seed=5)

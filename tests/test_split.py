@@ -90,7 +90,6 @@ def test_the_parts_are_the_whole_and_labels_keep_their_shares(tmp_path: Path) ->
     assert xs.verify(train.path)["damage"] == xs.verify(valid.path)["damage"] == []
 
 
-@pytest.mark.slow
 def test_the_cut_is_up_to_the_seed_alone(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     told = commands("split", small, tmp_path / "a-t", tmp_path / "a-v", "--memory-limit", "512MB")
     assert told["n_train"] + told["n_valid"] == 1500

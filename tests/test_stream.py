@@ -104,6 +104,7 @@ def test_streamed_classes_end_the_same(data: Path, tmp_path: Path, watch: Watch,
     assert watch.memory > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str

@@ -42,7 +42,6 @@ def trained_on_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_raw_text_in_and_names_out(trained_on_text: Path, commands: CLI, tmp_path: Path) -> None:
     test, model = trained_on_text / "test.jsonl", trained_on_text / "m.model"
     commands("predict", model, test, tmp_path / "out.jsonl", "-k", 3)
@@ -136,7 +135,6 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint
 
 
-@pytest.mark.slow
 def test_options_reach_the_vectorizer(commands: CLI, tmp_path: Path) -> None:
     source = text_files.write_jsonl(
         tmp_path / "in.jsonl", [{"words": "a-b c-d", "y": "p|q"}, {"words": "c-d", "y": "p"}]

@@ -173,6 +173,7 @@ def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
     assert np.array_equal(from_scipy[0], labels)
 
 
+@pytest.mark.slow
 def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
     clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     test = xs.open_dataset(small.with_name("small-test.xmc"))
