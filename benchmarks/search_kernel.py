@@ -24,12 +24,24 @@ import numpy as np
 from commands import machine, run
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.ranking import top_k
-from xmc_stream.kernels.scores import DENSE_SHARE, bias_losses, loss_grid, places, search
+from xmc_stream.kernels.ranking import Ranking, top_k
+from xmc_stream.kernels.scores import (
+    DENSE_SHARE,
+    ActiveAhead,
+    BestRows,
+    LossSums,
+    Tile,
+    TileClasses,
+    bias_losses,
+    loss_grid,
+    places,
+    search,
+)
 from xmc_stream.methods.ppdsparse.solver import added_sizes, start_sizes
 from xmc_stream.models import Model, load_model
-from xmc_stream.models.linear.tiles import Tile, make_tile
+from xmc_stream.models.linear.tiles import make_tile
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.model import UNIT
@@ -112,20 +124,19 @@ class UnitSearch:
         threshold[: self.n] = -0.99
         none = np.zeros(self.width, np.int64)
         search(
-            x.indptr, x.indices, x.values, y.indptr, y.indices, 0, self.first, self.slot_of, self.tile.start,
-            self.tile.slots, self.tile.weights, self.tile.bias, none, none, np.empty(0, np.int32), self.capacity,
-            self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold, 0, self.grid,
-            self.bias_loss, np.zeros(self.width), np.empty(self.width, np.float32), self.scratch,
+            CSR.of(x), Labels.of(y), 0, self.first, self.slot_of, self.tile, ActiveAhead(none, none, np.empty(0, np.int32)),
+            BestRows(
+                self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
+            ),
+            LossSums(0, self.grid, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32), self.scratch,
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:
         """Top 5 of every row, which is scoring and little else."""
         labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
-        top_k(
-            x.indptr, x.indices, x.values, self.first, self.n, self.tile.start, self.tile.slots, self.tile.weights,
-            self.tile.bias, NOT_CALIBRATED, np.empty(self.width, np.float32), labels, scores, np.empty(0, np.int64),
-            np.empty(0, np.int32),
-        )  # fmt: skip
+        classes = TileClasses(self.first, self.n, self.tile, NOT_CALIBRATED, np.empty(self.width, np.float32))
+        nothing = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
+        top_k(CSR.of(x), classes, Ranking(labels, scores), nothing)
 
 
 @click.command()

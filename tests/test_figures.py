@@ -26,8 +26,11 @@ from sklearn.metrics import f1_score, hamming_loss, roc_auc_score
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
+from xmc_stream.kernels.figures import TrueScores, count_above, score_positives, sort_rows
+from xmc_stream.kernels.ranking import Ranking
+from xmc_stream.kernels.scores import Tile, TileClasses
 from xmc_stream.metrics import LabelFigures, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
@@ -55,21 +58,22 @@ def counted(
     """Scores of true labels, unsorted; counts above them; predicted rows of each label; the best three labels."""
     y_indptr, y_indices = pairs_csr(true)
     positives = np.full(len(y_indices), np.nan, np.float32)
+
+    def classes(a: int, b: int, tile: Tile) -> TileClasses:
+        return TileClasses(a, b - a, tile, np.ascontiguousarray(by[:, a:b]), np.empty(len(tile.bias), np.float32))
+
     tiles = [(a, b, tile_of(W[:, a:b], bias[a:b])) for a, b in itertools.pairwise(cuts) if b > a]
     for a, b, tile in tiles:
-        score_positives(
-            *csr(X), y_indptr, y_indices, a, b - a, tile.start, tile.slots, tile.weights, tile.bias,
-            np.ascontiguousarray(by[:, a:b]), np.empty(len(tile.bias), np.float32), positives,
-        )  # fmt: skip
+        score_positives(CSR(*csr(X)), Labels(y_indptr, y_indices), classes(a, b, tile), positives)
     ordered = positives.copy()
     sort_rows(y_indptr, ordered)
     above, predicted = np.zeros(len(X), np.int64), np.zeros(len(bias), np.int64)
     labels, scores = np.full((len(X), 3), -1, np.int64), np.full((len(X), 3), -np.inf, np.float32)
+    left_out = Labels(*(pairs_csr(barred) if any(barred) else NO_PAIRS))
     for a, b, tile in tiles:
         count_above(
-            *csr(X), a, b - a, tile.start, tile.slots, tile.weights, tile.bias, np.ascontiguousarray(by[:, a:b]),
-            np.empty(len(tile.bias), np.float32), labels, scores, *(pairs_csr(barred) if any(barred) else NO_PAIRS),
-            y_indptr, ordered, np.float32(threshold), predicted, above,
+            CSR(*csr(X)), classes(a, b, tile), Ranking(labels, scores), left_out,
+            TrueScores(y_indptr, ordered), np.float32(threshold), predicted, above,
         )  # fmt: skip
     return positives, above, predicted, labels
 

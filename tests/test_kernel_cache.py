@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import xmc_stream
 
 COMPILE = """
 import sys, numpy as np
@@ -26,6 +29,42 @@ def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", COMPILE, name], env=environment) for name in TYPES]
     assert [process.wait() for process in running] == [0] * len(TYPES)
     assert len(list(tmp_path.rglob("*count_indices*.nbc"))) == len(TYPES)
+
+
+DRAW = """
+import numpy as np
+from xmc_stream.kernels.dual import held_out
+out = np.zeros(64, np.bool_)
+held_out(np.arange(64), 0, 0.5, out)
+print(np.packbits(out).tobytes().hex())
+"""
+
+
+@pytest.mark.slow
+def test_code_is_compiled_anew_when_the_source_of_another_kernel_has_changed(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(
+        Path(xmc_stream.__file__).parent, package / "xmc_stream", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(package)}
+
+    def drawn() -> str:
+        ended = subprocess.run(
+            [sys.executable, "-c", DRAW], env=environment, cwd=package, capture_output=True, text=True, check=True
+        )
+        return ended.stdout
+
+    def compiled() -> int:
+        return len(list(tmp_path.rglob("*held_out*.nbc")))
+
+    before = drawn()
+    assert drawn() == before
+    assert compiled() == 1  # the second time from the cache
+    domains = package / "xmc_stream" / "kernels" / "domains.py"
+    source = domains.read_text()
+    domains.write_text(source.replace("HELD_OUT_ROWS = 1 << 41", "HELD_OUT_ROWS = 1 << 43"))
+    assert domains.read_text() != source
+    assert drawn() != before
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,10 +17,12 @@ from reference import permutation as orders
 from scipy import stats
 from sklearn.svm import LinearSVC
 
-from xmc_stream.kernels.dcd import add_rows, dual_terms, take_weights, violation
+from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver
+from xmc_stream.methods.ppdsparse.solver import Solver, penalty_of
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
@@ -210,7 +212,7 @@ def solved(
 ) -> Solution:
     """Solve classes whose active rows are rows of X, or of the block given."""
     block = block or sparse(p.X)
-    scratch = Scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
+    scratch = new_scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
     figures, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
     Solver(parameters(p, epochs, tol), SEED, NEVER).solve(sets, sets.rows, block, ROUND, scratch, figures, sink)
     check_clean(scratch)
@@ -298,7 +300,7 @@ def test_weights_come_in_portions_where_room_is_short() -> None:
     before = sets.alpha.copy()
     whole = solved(problems[0], sets, 3, 1e-5, block)
     most = max(int(np.count_nonzero(p.X)) for p in problems)
-    again = solved(problems[0], replace(sets, alpha=before), 3, 1e-5, block, max_nnz=most)
+    again = solved(problems[0], sets._replace(alpha=before), 3, 1e-5, block, max_nnz=most)
     assert again.bits() == whole.bits()
     assert whole.portions == [9]
     assert len(again.portions) > 2
@@ -325,7 +327,7 @@ def test_the_dual_never_rises(loss: str, bias: bool, lam: float) -> None:
 def state(p: twin.Problem, alpha: NDArray[np.float64]) -> tuple[Rows, NDArray[np.int8], NDArray[np.float64], float]:
     """The local matrix (all features), signs, v and v_0."""
     block, sign, v = sparse(p.X), p.y.astype(np.int8), np.zeros(p.X.shape[1])
-    v0 = add_rows(np.arange(len(p.y)), block.indptr, block.indices, block.values, sign, alpha, v, 0.0)
+    v0 = add_rows(np.arange(len(p.y)), CSR.of(block), sign, alpha, v, 0.0)
     return block, sign, v, v0 if p.bias else 0.0
 
 
@@ -354,8 +356,7 @@ def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float)
         slope = (kernel_dual(p, alpha + step) - kernel_dual(p, alpha - step)) / 2e-5
         assert slope == pytest.approx(gradient[i], abs=1e-5)
         inside = violation(
-            np.array([i]), block.indptr, block.indices, block.values, sign[i : i + 1], alpha[i : i + 1], v, v0,
-            p.lam, p.tau, p.h2, p.upper,
+            np.array([i]), CSR.of(block), sign[i : i + 1], alpha[i : i + 1], v, v0, penalty_of(parameters(p, 1, 1e-5))
         )  # fmt: skip
         assert inside == pytest.approx(abs(slope), abs=1e-5)
 
@@ -370,8 +371,7 @@ def test_violation_is_that_of_the_dense_formula(loss: str, bias: bool, lam: floa
         block, sign, v, v0 = state(p, alpha)
         for rows in (np.arange(8), np.array([5]), np.array([2, 7]), np.empty(0, np.int64)):
             got = violation(
-                rows, block.indptr, block.indices, block.values, sign[rows], alpha[rows], v, v0,
-                p.lam, p.tau, p.h2, p.upper,
+                rows, CSR.of(block), sign[rows], alpha[rows], v, v0, penalty_of(parameters(p, 1, 1e-5))
             )  # fmt: skip
             part = twin.gradient(p, alpha)[rows]
             part = np.where(alpha[rows] == 0, np.minimum(part, 0), part)
@@ -451,7 +451,7 @@ def test_the_dual_variables_are_bounded(loss: str, lam: float, n_positives: int)
 def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max_nnz: int) -> Solution:
     rows, d = sparse(p.X), p.X.shape[1]
     lengths = np.diff(rows.indptr)
-    scratch, figures, sink = Scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
+    scratch, figures, sink = new_scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
 
     def gather(wanted: NDArray[np.int64]) -> Rows:
         assert np.all(np.diff(wanted) > 0)

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from reference import frank_wolfe as twin
 from sklearn.svm import LinearSVC
 
-from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores, sample_row, search_row, visit_rows
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.frank_wolfe import (
+    ActiveLabels,
+    Visit,
+    VisitScratch,
+    add_scores,
+    sample_row,
+    search_row,
+    visit_rows,
+)
 from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, find, hash_tables, place, set_weight, soft
 
 
@@ -59,8 +68,9 @@ class State:
     def visit(self, rows: Any, keys: Any, rate: int = 1) -> int:
         p = self.problem
         done = visit_rows(
-            np.asarray(rows, np.int64), np.asarray(keys, np.uint64), *p.csr(), self.sets, self.tables, rate, self.most,
-            p.C, self.z, self.longest, self.room, self.places, False, self.work, self.largest,
+            np.asarray(rows, np.int64), np.asarray(keys, np.uint64), CSR(*p.csr()), self.sets, self.tables,
+            Visit(p.C, rate, self.most, self.longest, self.room, False), VisitScratch(self.z, self.places), self.work,
+            self.largest,
         )  # fmt: skip
         assert not self.z.any()
         return int(done)

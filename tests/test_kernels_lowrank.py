@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import (
     add_column_dots,
@@ -85,7 +86,7 @@ def test_scores_are_folded_into_predictions_and_counts() -> None:
         positives[y_indptr[i] : y_indptr[i + 1]].sort()
     for low, high in ((0, 17), (17, 40)):
         tile = Z[:, low:high].copy()
-        fold_top_k(tile, low, none, none, labels, scores)
+        fold_top_k(tile, low, Labels(none, none), labels, scores)
         fold_counts(tile, low, y_indptr, positives, np.float32(0), predicted, above)
     best = np.argsort(-Z, axis=1, kind="stable")[:, :6]
     np.testing.assert_array_equal(labels, best)
@@ -94,7 +95,7 @@ def test_scores_are_folded_into_predictions_and_counts() -> None:
     for i in range(25):
         true = Z[i, y_indices[y_indptr[i] : y_indptr[i + 1]]]
         assert above[i] == sum(2 * int(z > s) + int(z == s) for z in Z[i] for s in true)
-    barred = np.arange(26, dtype=np.int64), np.full(25, 5)  # of each row label 5
+    barred = Labels(np.arange(26, dtype=np.int64), np.full(25, 5))  # of each row label 5
     labels[:], scores[:] = -1, -np.inf
-    fold_top_k(Z.copy(), 0, *barred, labels, scores)
+    fold_top_k(Z.copy(), 0, barred, labels, scores)
     assert not (labels == 5).any()

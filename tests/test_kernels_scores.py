@@ -22,11 +22,17 @@ from reference import calibration as calibration_twin
 from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.ranking import top_k
+from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import (
     BINS,
     FEW,
+    ActiveAhead,
+    BestRows,
+    LossSums,
+    Tile,
+    TileClasses,
     begin_anew,
     bias_losses,
     close_up,
@@ -36,7 +42,7 @@ from xmc_stream.kernels.scores import (
     search,
 )
 from xmc_stream.models.linear import tiles
-from xmc_stream.models.linear.tiles import Tile, TileCache, make_tile, tile_bytes, tile_width
+from xmc_stream.models.linear.tiles import TileCache, make_tile, tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
@@ -76,11 +82,10 @@ def best(
     labels, scores = np.full((len(X), k), -1, np.int64), np.full((len(X), k), -np.inf, np.float32)
     for first, last in itertools.pairwise(cuts):
         tile = tile_of(W[:, first:last], bias[first:last])
-        top_k(
-            *csr(X), first, last - first, tile.start, tile.slots, tile.weights, tile.bias,
-            np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32), labels, scores,
-            np.empty(0, np.int64), np.empty(0, np.int32),
-        )  # fmt: skip
+        classes = TileClasses(
+            first, last - first, tile, np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32)
+        )
+        top_k(CSR(*csr(X)), classes, Ranking(labels, scores), Labels(np.empty(0, np.int64), np.empty(0, np.int32)))
     return labels, scores
 
 
@@ -279,10 +284,11 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     grid = loss_grid(len(p.X))
     base = bias_losses(tile.bias, KINDS.index(loss), grid)
     losses, counts = np.zeros(width), np.zeros((len(flushed), BINS), np.int32)
+    kept_rows = BestRows(capacity, begin, end, sizes, best_scores, best_rows, threshold)
     found: dict[int, list[tuple[int, float]]] = {c: [] for c in classes.tolist()}
 
     def take(slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        n = close_up(slots, capacity, begin, sizes, best_scores, best_rows, scratch)
+        n = close_up(slots, kept_rows, scratch)
         at = int(begin[slots[0]]) if len(slots) else 0
         pairs = iter(zip((best_rows[at : at + n] + start).tolist(), best_scores[at : at + n].tolist(), strict=True))
         for s in slots:
@@ -295,9 +301,8 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     Y = np.pad(p.true, ((0, 0), (p.first, 2)), constant_values=True)
     for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], leg)})):
         search(
-            *csr(p.X[low:high]), *csr(Y[low:high])[:2], low - start, p.first, slot_of,
-            tile.start, tile.slots, tile.weights, tile.bias, nexts, ends, active,
-            capacity, begin, end, sizes, best_scores, best_rows, threshold, KINDS.index(loss), grid, base, losses,
+            CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
+            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, base, losses),
             np.empty(width, np.float32), scratch,
         )  # fmt: skip
         if (high - start) % leg == 0 or high == cuts[-1]:
@@ -444,7 +449,8 @@ def test_closing_up_keeps_the_best_in_order_of_rows(slots: Any, random: Any) -> 
         expected += best_of(pairs, most)
         for q, (row, score) in enumerate(pairs):
             best_scores[first + q], best_rows[first + q] = score, row
-    n = close_up(np.arange(len(slots)), capacity, begin[:-1], sizes, best_scores, best_rows, np.empty(40, np.float32))
+    kept = BestRows(capacity, begin[:-1], begin[1:], sizes, best_scores, best_rows, np.empty(len(slots), np.float32))
+    n = close_up(np.arange(len(slots)), kept, np.empty(40, np.float32))
     assert n == len(expected)
     assert list(zip(best_rows[3 : 3 + n].tolist(), best_scores[3 : 3 + n].tolist(), strict=True)) == expected
     assert best_rows[:3].tolist() == [-7] * 3  # what stands before the first slot
@@ -566,7 +572,7 @@ def test_the_least_recently_used_tiles_are_dropped() -> None:
 def test_a_dropped_tile_is_given_back_before_the_next_is_made() -> None:
     cache, dropped = TileCache(5), []
     with cache.use("a", 3, empty_tile) as tile:
-        weakref.finalize(tile, dropped.append, "a")
+        weakref.finalize(tile.weights, dropped.append, "a")
         del tile
 
     def make() -> Tile:
@@ -649,7 +655,7 @@ def test_eight_threads_keep_the_bound(max_bytes: int, all_fit: bool) -> None:
             check()
         time.sleep(1e-4)
         tile = empty_tile()
-        weakref.finalize(tile, dropped, key)
+        weakref.finalize(tile.weights, dropped, key)
         return tile
 
     def work(i: int) -> None:

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import order as twin
 
-from xmc_stream.kernels.order import GROUP, stream_order
-from xmc_stream.kernels.stream import run_starts
+from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.kernels.dcd import new_scratch
+from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
+from xmc_stream.kernels.stream import Pairs, run_starts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver
-from xmc_stream.methods.ppdsparse.streaming import Pairs, StreamSolver
+from xmc_stream.methods.ppdsparse.solver import Solver
+from xmc_stream.methods.ppdsparse.streaming import StreamSolver, Taken
 
 # uncompiled, numpy says so when a key wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -85,10 +87,10 @@ class Held:
             np.array(starts, np.int32),
         )  # fmt: skip
 
-    def take(self, ranges: Any) -> Pairs:
-        return self.all
+    def take(self, ranges: Any) -> Taken:
+        return Taken(self.all)
 
-    def give_back(self, pairs: Pairs) -> None:
+    def give_back(self, taken: Taken) -> None:
         pass
 
     def sleeping(self) -> NDArray[np.bool_]:
@@ -132,7 +134,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
             weights[done, features[begin:end]] = values[begin:end]
             done += 1
 
-    Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, Scratch(d, n, n * d), figures, sink)
+    Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink)
 
     def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
         found = block.take(lines)

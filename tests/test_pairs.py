@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.kernels.active import start_sets
+from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.methods.ppdsparse import spill as slabs
 from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
-from xmc_stream.methods.ppdsparse.solver import ActiveSets
 from xmc_stream.methods.ppdsparse.spill import SlabPairs
 from xmc_stream.store.dataset import Dataset, new_dataset
 
@@ -47,7 +47,8 @@ def test_slabs_hold_what_arrays_hold(seed: int, run_bits: int, k: int, at_a_time
         for _ in range(4):
             runs = np.flatnonzero(rng.random(n_runs) < 0.5)
             ranges = [(int(r) << run_bits, min((int(r) + 1) << run_bits, n)) for r in runs]
-            taken = pairs.take(ranges)
+            given = pairs.take(ranges)
+            taken = given.pairs
             for c, each in enumerate(sets):
                 mine = np.isin(each.rows >> run_bits, runs)
                 at = slice(int(taken.ptr[c]), int(taken.ptr[c + 1]))
@@ -57,7 +58,7 @@ def test_slabs_hold_what_arrays_hold(seed: int, run_bits: int, k: int, at_a_time
                 np.testing.assert_array_equal(taken.asleep[at], asleep[c][mine])
                 each.alpha[mine] = taken.alpha[at] = rng.random(int(mine.sum()))
                 asleep[c][mine] = taken.asleep[at] = rng.random(int(mine.sum())) < 0.4
-            pairs.give_back(taken)
+            pairs.give_back(given)
             assert pairs.sleeping().tolist() == [bool(each.any()) for each in asleep]
             if rng.random() < 0.4:
                 woken = rng.random(k) < 0.5

@@ -250,7 +250,7 @@ def test_tables_that_outgrow_the_limit_name_lam_and_C(several_groups: Path, tmp_
     ("values", "said"),
     [
         ({"lam": -1}, "'lam' parameter of PDSparse must be a float in"),
-        ({"lam": ()}, "or several. Got none"),
+        ({"lam": ()}, "or several. Got \\(\\)"),
         ({"lam": (0.1, 1.0), "held_out": 0}, "compared on held-out rows"),
         ({"C": 0}, "'C' parameter"),
         ({"held_out": 0.9}, r"\[0, 0.5\]"),

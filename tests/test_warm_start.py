@@ -18,6 +18,7 @@ import xmc_stream as xs
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.dcd import start_alpha
 
 
@@ -33,8 +34,8 @@ def test_alpha_of_given_weights_is_that_of_their_margins(C: float, upper: float)
     x, w = sp.csr_matrix(X.astype(np.float32)), sp.csc_matrix(W.astype(np.float32))
     alpha, dense = np.full(len(at), np.nan), np.zeros(6, np.float32)
     start_alpha(
-        w.indptr.astype(np.int64), w.indices, w.data, bias, ptr, at, sign, x.indptr.astype(np.int64), x.indices, x.data,
-        dense, C, upper, alpha,
+        CSR(w.indptr.astype(np.int64), w.indices, w.data), bias, ptr, at, sign,
+        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, C, upper, alpha,
     )  # fmt: skip
     z = x.toarray().astype(np.float64) @ w.toarray() + bias
     scores = np.array([z[i, c] for c, of_class in enumerate(members) for i in of_class])

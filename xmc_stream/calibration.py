@@ -1,4 +1,4 @@
-"""Calibrating a finished model on rows that it has not seen: what is learned, and how, see `solvers.calibration`."""
+"""Calibrating a finished model on rows that it has not seen: what is learned, and how, see `models.calibration`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,58 @@ def calibrate(
     execution: Execution | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Learn from held-out rows how far the scores of rare and frequent labels are comparable; keep it with the model.
+    """Learn from held-out rows how the scores of rare and frequent labels compare, and keep that with the model.
 
-    score' = a_l s + b_l of label l, up to a cap: see `solvers.calibration`. It is applied from then on, where the rows say
-    that it raises the mean of P@1, P@3 and P@5 by more than two standard errors. data: rows that the model was not trained
-    on, 100 or more. scores_of: a model of the same parameters that has not seen them, where this one has. check: compare
-    models with their checksums first. Returns what is kept: applied, slope, least, shift, cap; rows learned from, gain and
-    standard_error of the mean of P@k, and each P@k before and after, in per cent, of halves of the rows by what the others
-    say. Raises InputError where the data do not fit or were trained on, StoreError, MemoryLimitError.
+    With s the score of label l before, and n_l its training rows, the score becomes
+
+        z = a_l s + b_l                     up to a cap c
+        c + ln(n_l + 1) + (z - c) / 100     beyond it
+
+    where a_l and b_l are linear in ln(n_l + 1). A label that is rarer than nearly all best labels of these rows counts
+    as if it had as many training rows as the rarest of them. Labels without training rows come last. The calibration is
+    applied from then on if, by these rows, it raises the mean of P@1, P@3 and P@5 by more than two standard errors.
+    docs/calibration.md says more.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        The model to calibrate, or its path. Its files are changed.
+    data : Dataset, str or Path
+        Rows that the model was not trained on, 100 or more. Of more than 32,768, so many at most are used, evenly
+        spaced.
+    scores_of : Model, str, Path or None, default None
+        A model of the same parameters that has not seen the rows, to take the scores of, where `model` has seen them.
+        None: `model` itself.
+    execution : Execution or None, default None
+        Memory limit, threads, cluster. None: `Execution()`.
+    check : bool, default True
+        Compare the model that scores with its checksums first.
+
+    Returns
+    -------
+    dict
+        What is kept: applied (bool); slope and shift (two numbers each), least, fewest and cap, of the formula; rows
+        (learned from); gain and standard_error of the mean of P@k in per cent; and P@1, P@3 and P@5, each before and
+        after, where each half of the rows is scored by what the other half says.
+
+    Raises
+    ------
+    InputError
+        The rows are too few, do not match the model, or are those that it was trained on; or the two models differ.
+    StoreError
+        A model or the dataset cannot be opened, is damaged, or cannot be written.
+    MemoryLimitError
+        The memory limit cannot work.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 50, axis=0))
+    >>> model = xs.PPDSparse(C=10).fit(X[::5], X[::5]).model_
+    >>> held_out = xs.convert(X, "held-out.xmc", labels=X)
+    >>> about = xs.calibrate(model, held_out)
+    >>> about["rows"], about["applied"]  # every row is right already
+    (150, False)
     """
     model, seen = _opened(model), _opened(model if scores_of is None else scores_of)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
@@ -61,7 +105,27 @@ def calibrate(
 
 
 def uncalibrate(model: Model | str | Path) -> None:
-    """Drop a model's calibration: its scores are those that it was trained to. Raises StoreError where there is none."""
+    """Drop a model's calibration: its scores are again those that it was trained to.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        The model, or its path. Its files are changed. Without a calibration it stays as it is.
+
+    Raises
+    ------
+    StoreError
+        There is no model, or it cannot be written.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> model = xs.PPDSparse(C=10).fit(X, X).model_
+    >>> xs.uncalibrate(model)
+    >>> model.calibrated
+    False
+    """
     _opened(model).set_calibration(None)
 
 

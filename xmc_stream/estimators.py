@@ -25,29 +25,31 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.training import train
 
 _EXECUTION = """seed : int in [0, inf), default 0
-    What all random draws come from: one seed, one model, bit for bit.
+    All random draws come from it. On one type of processor, the same data, parameters and seed give the same model, bit
+    for bit.
 memory_limit : str, int or None, default None
-    Peak resident memory of the process, as "4GB" or in bytes; of each worker on a cluster. None: three quarters of what is
-    free.
-threads : int or None, default None
-    Threads of this process; None: all processors. No influence on the model, as all that follows.
-scheduler : dask client, address or None, default None
-    A dask.distributed cluster to run on; None: this process.
+    Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of the
+    memory that is free. This and what follows have no influence on the model.
+threads : int in [1, inf) or None, default None
+    Threads of this process. None: as many as it has processors.
+scheduler : dask client, str or None, default None
+    A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: run them in this process.
 progress : bool, default False
-    Progress bars and a line of what is foreseen, on stderr."""
+    Show progress bars on stderr, and first a line with the expected passes, memory and time."""
 _FITTED = """Attributes
 ----------
 model_ : Model
     After `fit`: the trained model, opened.
 report_ : dict
-    After `fit`: figures of the run, as `xmc-stream train --json` prints them."""
+    After `fit`: figures of the run, as `xmc-stream train --json` prints them. Among them are `seconds`, `peak_rss` (bytes),
+    `passes` over the data, `nnz` (numbers in the model, without each class's bias) and `objective`."""
 _RUN = {"seed": 0, "memory_limit": None, "threads": None, "scheduler": None, "progress": False}
 
 
 class Estimator:
     """What all estimators have: a parameter is an attribute of its name.
 
-    A subclass names its parameters; signature and docstring are made of their declarations.
+    A subclass names its parameters. Signature and docstring are made of their declarations.
     """
 
     _PARAMETERS: ClassVar[type[Parameters]]
@@ -91,11 +93,37 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name, as scikit-learn's tools ask for them."""
+        """The parameters by name, as scikit-learn's tools ask for them.
+
+        Parameters
+        ----------
+        deep : bool, default True
+            Without effect: no parameter is an estimator itself.
+
+        Returns
+        -------
+        dict
+            The value of each parameter, by name.
+        """
         return {name: getattr(self, name) for name in self._defaults()}
 
     def set_params(self, **values: Any) -> Self:
-        """Set parameters by name. Raises InputError for a name that is none."""
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **values
+            New values, by the names of the parameters. They are checked by `fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InputError
+            For a name that is no parameter.
+        """
         for name, value in values.items():
             if name not in self._defaults():
                 raise InputError(
@@ -105,7 +133,18 @@ class Estimator:
         return self
 
     def parameters(self) -> Parameters:
-        """The model's parameters, checked. Raises InputError naming the one that is out of range."""
+        """The parameters of the method, checked.
+
+        Returns
+        -------
+        Parameters
+            Without seed, memory_limit, threads, scheduler and progress.
+
+        Raises
+        ------
+        InputError
+            Naming the parameter that is out of range.
+        """
         return self._PARAMETERS(**{name: getattr(self, name) for name in self._PARAMETERS.rules()})
 
     def fit(
@@ -121,38 +160,60 @@ class Estimator:
         cuts: Cuts | None = None,
         calibrate: float = 0.0,
     ) -> Self:
-        """Train. A run that was killed goes on when the same call is made again.
+        """Train a model on disk. A run that was killed goes on when the same call is made again.
 
         Parameters
         ----------
-        X : Dataset, path of one, or scipy sparse matrix (n x D)
-            The samples.
-        Y : scipy sparse matrix (n x K), optional
-            Non-zero where a label is positive; with a matrix X only.
-        model : str or Path, optional
-            Where the model goes. Without it a temporary folder, which lives as long as the estimator and comes along when
-            that is pickled or copied.
+        X : Dataset, str, Path, or scipy sparse matrix (n x D)
+            The samples: a dataset, its path, or a matrix together with Y.
+        Y : scipy sparse matrix (n x K) or None, default None
+            The labels of a matrix X. A label is positive where its value is not zero.
+        model : str, Path or None, default None
+            Where the model is written. None: into a temporary folder, which lives as long as the estimator. It comes
+            along when the estimator is pickled or copied. A run into a temporary folder cannot go on after a kill.
         overwrite : bool, default False
-            Replace a model of other data or parameters.
+            Replace a model at that path, and drop an unfinished run there.
         force : bool, default False
-            Go on with a run of another processor type or package versions.
+            Go on with an unfinished run that began on another type of processor or with other package versions. The
+            model may then differ in the last bits.
         check : bool, default True
-            Compare the data with their checksums first.
-        warm_start : Model, path of one, or None, default None
-            A model of as many features and labels to begin from, for methods that can (PPDSparse).
+            Compare the data with their checksums before the training.
+        warm_start : Model, str, Path or None, default None
+            A model, or its path, to begin from. It has as many features and labels. Of the methods, PPDSparse can do
+            this.
         cuts : Cuts or None, default None
-            Smaller blocks, for tests.
+            Cut small data into many blocks; for tests.
         calibrate : float, default 0
-            A share of the rows, as 0.1, that is held out from a second training and says how to calibrate scores, see
-            `xmc_stream.calibrate`. It takes as long again.
+            The share of the rows to hold out for calibration, as 0.1; 0 for none. A second model learns from the other
+            rows, and its scores of these say how to calibrate, see `xmc_stream.calibrate`. It takes about twice as
+            long.
 
         Returns
         -------
         self
+            With `model_` and `report_`.
 
         Raises
         ------
-        InputError, StoreError, ResumeError, MemoryLimitError, JobError
+        InputError
+            A parameter or the data cannot be used, or calibrate and warm_start are both given.
+        StoreError
+            The data are damaged, or the model cannot be written.
+        ResumeError
+            At `model` there is a run or a model of other data or parameters, or another process writes there.
+        MemoryLimitError
+            The memory limit cannot work, or was nearly reached.
+        JobError
+            A job failed on a worker of a cluster.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+        >>> train = xs.convert(X, "fit-train.xmc", labels=X)
+        >>> clf = xs.PPDSparse(memory_limit="2GB").fit(train, model="fit.model")
+        >>> clf.model_.shape
+        (3, 3)
         """
         return self._fit(X, Y, model, overwrite, force, check, warm_start, cuts, calibrate)
 
@@ -191,13 +252,65 @@ class Estimator:
         return self
 
     def plan(self, X: Any) -> dict[str, Any]:
-        """What `fit` would do with a Dataset (or its path): passes, bytes, peak memory, seconds; keys as `plan --json`."""
+        """What `fit` would do with a dataset, without doing it.
+
+        Parameters
+        ----------
+        X : Dataset, str or Path
+            The samples: a dataset, or its path.
+
+        Returns
+        -------
+        dict
+            As `xmc-stream plan train --json` prints it. Among the keys are `fits`, `passes`, `bytes_read`, `peak_rss`
+            (bytes), `seconds` and `least_limit` (bytes). Where the limit cannot work, `fits` is False and `why` says
+            so.
+
+        Raises
+        ------
+        InputError
+            A parameter or the data cannot be used.
+        StoreError
+            There is no dataset at that path.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+        >>> train = xs.convert(X, "plan-train.xmc", labels=X)
+        >>> xs.PPDSparse(memory_limit="2GB").plan(train)["fits"]
+        True
+        """
         dataset = X if isinstance(X, Dataset) else open_dataset(X)
         execution = Execution(self.memory_limit, self.threads, self.scheduler)
         return plan_training(dataset, self.parameters(), self.seed, execution)
 
     def predict_topk(self, data: Any, k: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k best classes of each sample of a Dataset, scipy matrix or list of texts, and their scores: (n, k) each."""
+        """The k best classes of each sample, and their scores, in memory. See `Model.predict_topk`.
+
+        Parameters
+        ----------
+        data : Dataset, scipy sparse matrix (n x D), or list of str
+            The samples. Texts are for a model that was trained on raw text.
+        k : int, default 5
+            Classes of each sample, from 1 to the number of labels.
+
+        Returns
+        -------
+        labels : int64 array (n, k)
+            Best first; ties go to the lower label. -1 where a sample has fewer.
+        scores : float32 array (n, k)
+            Their scores.
+
+        Raises
+        ------
+        InputError
+            The estimator is not fitted, the data do not match the model, or k is out of range.
+        StoreError
+            The model is damaged.
+        MemoryLimitError
+            The memory limit cannot work.
+        """
         if not hasattr(self, "model_"):
             raise InputError(
                 f"this {type(self).__name__} is not fitted yet: call fit first, or load_model for a model on disk"
@@ -209,11 +322,20 @@ class Estimator:
 class PPDSparse(Estimator, parameters=PPDSparseParameters):
     """Class-separable primal-dual sparse one-vs-rest learning, from data on disk, in bounded memory.
 
-    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. Per class
+    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. For each class, with y_i = 1 or -1, it minimises
+    (section 3.2, eq. 9, with tau and C added, section 5.2)
 
-        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i),   y_i = 1 or -1, a bias w_0 apart
+        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
 
-    where the squared hinge is 1/2 max(0, 1 - y z)^2.
+    where w_0 is the bias. The losses of a score z are (sections 3 and 5.2)
+
+        squared_hinge   1/2 max(0, 1 - y z)^2
+        hinge           max(0, 1 - y z)
+
+    The active set A of a class begins with its positives and some random other rows. A round solves for A by dual
+    coordinate descent. Then a search of all rows adds those that violate optimality most to A (section 4.1, Algorithms 1
+    and 2). `delta` is the random sparsification of section 4.2, `min_value` the two-level sparsification of section 5.3.
+    `fit` checks the parameters.
 
     Examples
     --------
@@ -228,9 +350,26 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:
-        """With DiSMEC's setting (Babbar, Schoelkopf 2017): lam 0, tau 1, C 2, rounds and max_rounds 5, prune 0.01.
+        """PPDSparse with the setting of DiSMEC (Babbar, Schoelkopf, WSDM 2017).
 
-        What is given stands in its place.
+        That is lam=0, tau=1, C=2, rounds=5, max_rounds=5 and prune=0.01. The squared hinge here has a factor 1/2, so
+        C=2 is DiSMEC's C=1.
+
+        Parameters
+        ----------
+        **parameters
+            Other parameters of PPDSparse, by name. They go before those of the setting.
+
+        Returns
+        -------
+        PPDSparse
+            Not fitted yet.
+
+        Examples
+        --------
+        >>> import xmc_stream as xs
+        >>> xs.PPDSparse.dismec(prune=0.02)
+        PPDSparse(lam=0.0, C=2.0, rounds=5, max_rounds=5, prune=0.02)
         """
         return cls(**{**DISMEC, **parameters})
 
@@ -238,29 +377,79 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
 class PDSparse(Estimator, parameters=PDSparseParameters):
     """Max-margin learning of all classes at once, from data on disk, in bounded memory.
 
-    Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016.
+    Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016. It minimises (section 2, eq. 13 with the loss of eq. 2)
 
-        min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n not in y_i, p in y_i} (1 + w_n.x_i - w_p.x_i)_+
+        sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n not in y_i, p in y_i} (1 + w_n.x_i - w_p.x_i)_+
+
+    where y_i are the labels of row i. There is no bias. Each step takes a row, searches labels that violate its margin,
+    and solves for the row's active labels (section 3.1, block-coordinate Frank-Wolfe). `parts` and `rate` make the
+    search approximate (sections 3.2 and 4.4); `post_solve` is section 4.3. The defaults are for rows of length one
+    (`convert(..., normalize="l2")`). `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.PDSparse(held_out=0).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
     """
 
 
 class LEML(Estimator, parameters=LEMLParameters):
     """Low-rank learning of all labels at once, of which some may never have been observed.
 
-    Yu, Jain, Kar, Dhillon: Large-scale multi-label learning with missing labels, ICML 2014.
+    Yu, Jain, Kar, Dhillon: Large-scale multi-label learning with missing labels, ICML 2014. It minimises over W
+    (D x rank) and H (K x rank), with h_k row k of H (section 3, eq. 4)
 
-        min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),  W: D x rank, H: K x rank
+        sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2)
 
-    `model_.factors()` are W and H; `report_["history"]` tells of each alternation.
+    where Omega are all pairs of a row and a label, or the known ones (`observed`). The losses of a target y and a score
+    z are
+
+        squared         1/2 (y - z)^2              y = 0 or 1
+        logistic        log(1 + exp(-y z))         y = -1 or 1
+        squared_hinge   max(0, 1 - y z)^2          y = -1 or 1
+
+    W and H are solved for in turn (sections 3.1 and 3.2). With the squared loss, conjugate gradients give W, and a system
+    of equations gives each h_k. With the other losses, a trust-region Newton method gives both. `report_["history"]` has
+    figures of each alternation. `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.LEML(rank=3, held_out=0).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    >>> W, H = clf.model_.factors()
+    >>> W.shape, H.shape  # W has a last row for the bias
+    ((4, 3), (3, 3))
     """
 
 
 class CPLST(Estimator, parameters=CPLSTParameters):
-    """Conditional principal label space transformation: the best fit of a rank, in closed form.
+    """Conditional principal label space transformation: the best fit of a given rank, in closed form.
 
-    Chen, Lin: Feature-aware label space dimension reduction for multi-label classification, NIPS 2012.
+    Chen, Lin: Feature-aware label space dimension reduction for multi-label classification, NIPS 2012. It minimises
 
-        min_Z  ||Y - X Z||_F   over the D x K matrices Z = W H^T of a rank
+        ||Y - X Z||_F   over the D x K matrices Z = W H^T of that rank
 
-    This is LEML with the squared loss and lam = 0 (LEML's Claim 1).
+    This is LEML with the squared loss, full labels and lam = 0 (Yu et al., ICML 2014, section 2.1, Claims 1 and 2). The
+    closed form is found by subspace iterations, each with a least-squares problem that conjugate gradients solve.
+    `model_.factors()` returns W and H. The rank must not exceed D or K. `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.CPLST(rank=3).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
     """

@@ -43,18 +43,67 @@ def evaluate(
     threshold: float | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """P@k, nDCG@k, R@k, and with the training set also PSP@k and PSnDCG@k, in per cent; streamed by rows.
+    """Compare predictions with the true labels, by rows, in bounded memory.
 
-    Of a model also average_auc (per row, ties 1/2; 0 for rows without true or other labels) and hamming_loss, as
-    fractions, and macro_F1 over all labels and macro_F1_present over those with a true row, in per cent; a label is
-    predicted where its score is above the threshold, by default the model's own: 1/2 for LEML's squared loss, else 0, as
-    where scores are calibrated.
-    predictions: what `predict` wrote to a store, a .npz or a .txt file, or a model (on a cluster, the folder for temporary
-    files must be a shared one). propensity: A and B, or the name of a pair. filter: a file of lines `row label`; such pairs
-    are taken out of the predictions, where those behind move up, and out of the true labels. check: compare a model with
-    its checksums first.
-    Raises InputError where rows do not match, k is larger than what was predicted, or the filter leaves fewer; StoreError
-    where the model is damaged; MemoryLimitError where the limit cannot work.
+    With h_r = 1 where the label of rank r is true, and y the set of a row's true labels, the means over all rows of
+
+        P@k      (1/k) sum_{r<=k} h_r
+        nDCG@k   sum_{r<=k} h_r / log2(r + 1)  divided by  sum_{r<=min(k,|y|)} 1 / log2(r + 1)
+        R@k      sum_{r<=k} h_r / max(|y|, 1)
+
+    PSP@k and PSnDCG@k weigh a true label by 1/p = 1 + (ln N - 1) (B + 1)^A (n + B)^-A, where n of the N training rows
+    have it. They are divided by what the best possible ranking has.
+
+    Parameters
+    ----------
+    predictions : str or Path
+        What `predict` wrote as a zarr group, a .npz or a .txt file; or a model, which then predicts first. On a
+        cluster, the folder for temporary files must be a shared one for a model.
+    dataset : Dataset
+        The samples with their true labels.
+    train : Dataset or None, default None
+        The training set, for PSP@k and PSnDCG@k. None: without these.
+    ks : sequence of int, default (1, 3, 5)
+        The values of k, distinct and from 1 on.
+    propensity : tuple (float, float) or str, default "default"
+        A and B, or "default" (0.55, 1.5), "amazon" (0.6, 2.6) or "wikipedia" (0.5, 0.4).
+    execution : Execution or None, default None
+        Memory limit, threads, cluster. None: `Execution()`.
+    filter : str, Path or None, default None
+        A file of lines `row label`, counted from zero. These pairs are taken out of the predictions, where the
+        following ones move up, and out of the true labels.
+    threshold : float or None, default None
+        Of a model: a label counts as predicted where its score is higher. None: the model's own, which is 0.5 for
+        LEML's squared loss and for CPLST, else 0. It is 0 for calibrated scores too.
+    check : bool, default True
+        Compare a model with its checksums first.
+
+    Returns
+    -------
+    dict
+        n_samples; P@k, nDCG@k, R@k, and with `train` PSP@k and PSnDCG@k for each k, in per cent. Of a model also
+        average_auc (the mean over the rows, ties count 1/2, 0 for rows without true or without other labels) and
+        hamming_loss as fractions, macro_F1 (over all labels) and macro_F1_present (over those with a true row) in per
+        cent.
+
+    Raises
+    ------
+    InputError
+        Rows do not match, k is larger than what was predicted, or the filter leaves fewer than k predictions.
+    StoreError
+        The model or the predictions are damaged.
+    MemoryLimitError
+        The memory limit cannot work, or was nearly reached.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "evaluate.xmc", labels=X)
+    >>> _ = xs.PPDSparse().fit(data, model="evaluate.model")
+    >>> figures = xs.evaluate("evaluate.model", data, ks=(1,))
+    >>> figures["P@1"], figures["average_auc"]
+    (100.0, 1.0)
     """
     execution = execution or Execution()
     limit = execution.limit()

@@ -31,20 +31,102 @@ MARK = "conversion"  # the attribute of a dataset that tells which conversion it
 
 
 def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
-    """Convert a data set of a common format into a dataset at `target`, and open it.
+    """Convert a data set of a common format into a dataset on disk, and open it.
 
-    source: a path, or the paths of one set in several files, "-" for standard input; or a scipy sparse matrix X (N x D).
-    The format is recognised by the content. Options, all by name:
-    labels: where the source is X alone, a path, or as many paths; or the scipy matrix Y (N x K). A value other than zero
-    is a positive, zeros are dropped (in X they are kept). like: a training set (or model) that fixes D and K, the base
-    of the ids, and normalize where that is None. normalize: "l2" divides each row by its norm, "none" does not.
-    memory_limit: "512MB" or bytes; by default three quarters of what is free. overwrite: replace a dataset at `target`.
-    label_names, feature_names: files of names, one a line (or JSON objects with a title).
-    progress: bars on a terminal. threads, scheduler: as for training. columns: X by columns too. format: its name.
-    observed: a file of lines `row label`, from zero, the pairs whose labels are known (`Dataset.with_observed`).
-    Further ones are those of `Options`, how the input is read.
-    The same call goes on where a killed one was, and has nothing to do where that came to its end. Raises InputError naming
-    file and line, MemoryLimitError, or StoreError where `target` cannot be written.
+    The input is read once, in bounded memory. The format is told by the content; docs/convert.md describes the formats.
+    A conversion of files that was killed goes on when the same call is made again. One that came to its end has nothing
+    to do. Bad input leaves nothing at `target`.
+
+    Parameters
+    ----------
+    source : str, Path, list of these, or scipy sparse matrix (N x D)
+        The samples. Several files are one set, their rows in this order. "-" is standard input. Stored zeros of a
+        matrix are kept.
+    target : str or Path
+        The folder of the new dataset.
+    labels : str, Path, list of these, scipy sparse matrix (N x K), or None, default None
+        The labels, where the source has the features alone: as many files as there are sources, or a matrix beside a
+        matrix. A value other than zero is a positive.
+    like : str, Path, Dataset, Model or None, default None
+        For a test set: the training set or a model, or the path of one. D, K, the base of the ids, the vocabulary and
+        the normalisation are taken from it.
+    normalize : {"none", "l2"} or None, default None
+        "l2" divides each row of X by its l2 norm, "none" leaves it. None: as in `like`; without `like` "l2" for raw
+        text and "none" for the rest.
+    memory_limit : str, int, float or None, default None
+        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: three quarters
+        of the memory that is free.
+    threads : int or None, default None
+        Threads of this process. None: as many as it has processors. A small input takes one.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+    overwrite : bool, default False
+        Replace a dataset at `target`.
+    progress : bool, default False
+        Show progress bars on stderr.
+    columns : bool, default False
+        Store X by columns too. Without it, `Dataset.X_columns` makes that when it is first asked for.
+    observed : str, Path or None, default None
+        A file of lines `row label`, counted from zero: the pairs whose labels are known. See `Dataset.with_observed`.
+    format : str or None, default None
+        The name of the format, as "xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy" or "anndata". None: told by the
+        content.
+    label_names, feature_names : str, Path or None, default None
+        A file of the names of the labels, or of the features: one a line, or JSON objects with a title.
+    base : {0, 1} or None, default None
+        The first id in a text: of XMLRepo text that of features and labels, of libsvm text that of features. None: as in
+        `like`; without `like` 0 for XMLRepo text, and for libsvm text what its ids show.
+    skip : bool, default False
+        Leave out bad rows and count them, instead of raising an error.
+    sum_duplicates : bool, default False
+        Add up the values of a feature that stands twice in a row, instead of raising an error. A label counts once.
+    drop_unseen : bool, default False
+        Leave out features and labels that `like` does not have and count them, instead of raising an error.
+    n_features, n_labels : int or None, default None
+        D and K, where the input does not say them. They may be larger than what occurs, not smaller.
+    layer : str or None, default None
+        Of AnnData: the layer that holds the features. None: X.
+    label_key : str or None, default None
+        Of AnnData: the column of obs, or the matrix of obsm, that holds the labels, as "KEY", "obs/KEY" or "obsm/KEY".
+    text : TextOptions or None, default None
+        How raw text becomes features, see `xmc_stream.convert.options.TextOptions`. None: its defaults.
+    unlabelled : bool, default False
+        The rows get no labels. Labels that stand in the source are passed over.
+
+    Returns
+    -------
+    Dataset
+        The new dataset, opened.
+
+    Raises
+    ------
+    InputError
+        The input is not understood (the message names file and line), an option is out of range, or something stands at
+        `target`.
+    StoreError
+        `like` cannot be opened, or `target` cannot be written.
+    ResumeError
+        Another process converts to `target`.
+    MemoryLimitError
+        The memory limit cannot work, or was nearly reached.
+    JobError
+        A job failed on a worker of a cluster.
+
+    Examples
+    --------
+    >>> import xmc_stream as xs
+    >>> with open("train.txt", "w") as file:  # XMLRepo text: N D K, then a line a sample
+    ...     _ = file.write("2 3 2\\n0 0:1 2:1\\n0,1 1:3 2:4\\n")
+    >>> train = xs.convert("train.txt", "train.xmc", normalize="l2", memory_limit="1GB")
+    >>> train.n_samples, train.n_features, train.n_labels
+    (2, 3, 2)
+
+    Matrices in memory go the same way:
+
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> xs.convert(X, "matrices.xmc", labels=X)
+    Dataset('matrices.xmc': 30 x 3, 3 labels)
     """
     return convert_report(source, target, **options)[0]
 
@@ -66,7 +148,16 @@ def convert_report(
     format: str | None = None,
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """As `convert`, with a report of the run: sizes, bytes_in, bytes_on_disk, seconds, peak_rss (bytes), said."""
+    """As `convert`, which names the parameters, with a report of the run.
+
+    Returns
+    -------
+    dataset : Dataset
+        The new dataset, opened.
+    report : dict
+        dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, bytes_in, bytes_on_disk, seconds, peak_rss
+        (bytes), said (a line for people) and resumed.
+    """
     from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.store.dataset import check_target, open_dataset

@@ -34,14 +34,41 @@ class Like:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How text becomes features, and where it stands.
+    """How text becomes features, tf-idf of words or characters, and where it stands in a record.
 
-    text_fields: of a record, joined by a newline; () for those of common names. label_field: of its labels; None for
-    one of a common name, "" for none. label_delimiter: between labels in a string; None: the string is one label.
-    analyzer, ngrams, lowercase, stop_words (None or "english"), token_pattern: as scikit-learn's vectorizers take
-    them. min_df, max_df: rows that a feature occurs in, as a number or (float) as a share; max_features: the most
-    frequent ones are kept. sublinear_tf: 1 + ln tf for tf; idf: weights of 1 + ln((1 + N) / (1 + df)). hash_features:
-    a power of two; features are hashes of words then, without names. Raises InputError naming what is out of range.
+    Parameters
+    ----------
+    text_fields : tuple of str, default ()
+        Fields with the text, joined by a newline. (): those of common names, as title and content.
+    label_field : str or None, default None
+        The field of the labels. None: one of a common name. "": there are no labels.
+    label_delimiter : str or None, default None
+        What stands between labels in a string. None: the string is one label.
+    analyzer : {"word", "char", "char_wb"}, default "word"
+        What a feature is made of. This and the next four are as in scikit-learn's TfidfVectorizer.
+    ngrams : tuple (int, int), default (1, 1)
+        The least and the largest number of words, or characters, of a feature.
+    lowercase : bool, default True
+        Turn the text into lower case first.
+    stop_words : {"english"} or None, default None
+        Words to leave out.
+    token_pattern : str, default r"(?u)\\b\\w\\w+\\b"
+        The regular expression of a word, with one group at most.
+    min_df, max_df : int or float, default 1 and 1.0
+        The least and the largest number of rows that a feature occurs in; a float is a share of the rows.
+    max_features : int or None, default None
+        Keep so many features, the most frequent ones. None: all.
+    sublinear_tf : bool, default True
+        Use 1 + ln(tf) for a term that occurs tf times in a row.
+    idf : bool, default True
+        Multiply by 1 + ln((1 + N) / (1 + df)), df being the rows that the term occurs in.
+    hash_features : int or None, default None
+        A power of two: the number of features, which are hashes of words and have no names. None: keep a vocabulary.
+
+    Raises
+    ------
+    InputError
+        Naming what is out of range.
     """
 
     text_fields: tuple[str, ...] = ()
@@ -104,15 +131,10 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """How an input is to be read; what a format has no use for, it refuses where it would change the result.
+    """How an input is to be read. See `xmc_stream.convert`, which names the options.
 
-    labels: files of Y where the sources are of X alone, in the same order; base: of the ids, 0 or 1, None to decide over
-    the whole input; skip: leave out bad rows, counted, instead of stopping; sum_duplicates: add up the values of a feature
-    that stands twice in a row (a label twice counts once) instead of an error; drop_unseen: leave out features and
-    labels that `like` does not have, counted, instead of an error; n_features, n_labels: sizes where the input does not
-    say, at least what occurs; layer: of AnnData, instead of X; label_key: the column of its obs or matrix of its obsm that
-    holds the labels, as "KEY", "obs/KEY" or "obsm/KEY"; text: how raw text becomes features; unlabelled: the rows get no
-    labels, there need be none, and any that stand in the source itself are passed over.
+    labels are files here, in the order of the sources. What a format has no use for, it refuses where that would change
+    the result.
     """
 
     labels: tuple[Path, ...] = ()

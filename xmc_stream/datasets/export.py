@@ -46,14 +46,57 @@ def export(
     overwrite: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Write a dataset as text or scipy matrices, or the weights of a model as a scipy matrix; returns figures.
+    """Write a dataset as text or scipy matrices, or the weights of a model as a scipy matrix.
 
-    out: NAME.npz holds X as scipy.sparse.save_npz writes it, with Y in `labels` (NAME-labels.npz), or a model's weights
-    (D x K, csc) and a member `bias` (K,), of a calibrated one also `slope`, `shift`, `cap` and `top` (K,): the score is
-    z = slope s + shift, or top + (z - cap) / 100 where z > cap; any other name is text, compressed where it ends in .gz.
-    format: "xmlrepo" (header, ids from 0), "libsvm" (no header, ids from `base`, 1 by default: without a 0, readers cannot
-    take 1 for the base where it is 0) or "npz". Raises InputError where something stands at `out` and overwrite is not set,
-    or is no file; MemoryLimitError.
+    A name that ends in .npz takes matrices as scipy.sparse.save_npz writes them. Of a dataset these are X (N x D, csr)
+    and, in a file beside it, Y (N x K, csr of ones). Of a model with weights by class it is W (D x K, csc), with a
+    member `bias` (K,). A calibrated model has members `slope`, `shift`, `cap` and `top` (K,) too. With s = w.x + bias
+    and z = slope s + shift, the score is z, or top + (z - cap) / 100 where z > cap. Any other name takes text.
+
+    Parameters
+    ----------
+    data : Dataset, str or Path
+        The dataset, its path, or the path of a model.
+    out : str or Path
+        The file to write. Text is compressed where the name ends in .gz.
+    format : {"xmlrepo", "libsvm", "npz"} or None, default None
+        "xmlrepo": text with a header, ids from 0. "libsvm": text without a header. None: "npz" where `out` ends in
+        .npz, else "xmlrepo".
+    base : {0, 1} or None, default None
+        The first id of libsvm text, 1 by default. With 0, a reader that finds no id 0 would take 1 for the first id.
+        XMLRepo text and matrices count from 0.
+    labels : str, Path or None, default None
+        Of a dataset as matrices: the file of Y. None: NAME-labels.npz beside NAME.npz.
+    memory_limit : str, int, float or None, default None
+        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+    overwrite : bool, default False
+        Replace files at these names.
+    progress : bool, default False
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    dict
+        exported (the path), format, labels (the path, if there is one), the sizes of what was written, bytes_out,
+        seconds and peak_rss (bytes).
+
+    Raises
+    ------
+    InputError
+        An argument is out of range, something stands at `out`, or the model has no weights by class.
+    StoreError
+        The dataset or the model cannot be opened, or is damaged.
+    MemoryLimitError
+        The memory limit cannot work.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "export.xmc", labels=X)
+    >>> figures = xs.export(data, "export.npz")
+    >>> figures["labels"], sp.load_npz("export.npz").shape
+    ('export-labels.npz', (30, 3))
     """
     began = time.perf_counter()
     return_freed_memory()

@@ -39,13 +39,59 @@ def split(
     overwrite: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Write two datasets that together are `data`, rows in their order, in one pass; returns figures.
+    """Split a dataset into one for training and one for validation, in one pass over it.
 
-    Each row belongs to its rarest label; of each label's rows, and of those without labels, `fraction` goes to `valid`,
-    evenly spaced from a place drawn by `seed` and label. No label loses its last positive in `train`: where labels are
-    few-shot, less than `fraction` is reached. rows: instead, a file with the numbers of the rows of `valid`, from 0, one
-    a line. What the dataset has beside rows (attributes, names, vectorizer) is in both. Raises InputError, and
-    MemoryLimitError.
+    Each row belongs to its rarest label. Of the rows of each label, and of those without labels, `fraction` goes to
+    `valid`. They are evenly spaced, from a place that `seed` and the label give. No label loses its last positive in
+    `train`: where many labels are rare, less than `fraction` is reached. Rows keep their order. Attributes, names and
+    vectorizer of the dataset go to both.
+
+    Parameters
+    ----------
+    data : Dataset, str or Path
+        The dataset to split, or its path.
+    train : str or Path
+        The folder of the new training set.
+    valid : str or Path
+        The folder of the new validation set.
+    fraction : float in (0, 1), default 0.1
+        The share of the rows that goes to `valid`.
+    seed : int in [0, 2**63), default 0
+        Another seed gives another split.
+    rows : str, Path or None, default None
+        A file with the numbers of the rows that go to `valid`, from zero, one a line. It takes the place of `fraction`
+        and `seed`.
+    memory_limit : str, int, float or None, default None
+        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+    overwrite : bool, default False
+        Replace datasets at `train` and `valid`.
+    progress : bool, default False
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    dict
+        train and valid (paths), n_train, n_valid, share (of the rows in `valid`), labels_in_valid, labels_in_data
+        (labels with positives), seconds and peak_rss (bytes).
+
+    Raises
+    ------
+    InputError
+        An argument is out of range, two names are the same, something stands at one of them, or the file of rows is not
+        understood.
+    StoreError
+        The dataset cannot be opened or is damaged, or the parts cannot be written.
+    MemoryLimitError
+        The memory limit cannot work.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "whole.xmc", labels=X)
+    >>> figures = xs.split(data, "part-train.xmc", "part-valid.xmc", fraction=0.2)
+    >>> figures["n_train"], figures["n_valid"]
+    (24, 6)
     """
     began = time.perf_counter()
     return_freed_memory()

@@ -46,10 +46,38 @@ _NOTHING = hashlib.sha256().hexdigest()
 
 
 def verify(path: str | Path, execution: Execution | None = None) -> dict[str, Any]:
-    """Check a dataset, model or predictions: every file, and all that must hold of what is in them.
+    """Check a dataset, a model or predictions: every file, and all that must hold of what is in them.
 
-    Returns figures: sound, damage (a line each, 100 at most), n_damage, kind, n_files, bytes_read, seconds, peak_rss.
-    Raises StoreError where there is no store, MemoryLimitError.
+    Parameters
+    ----------
+    path : str or Path
+        The folder of the dataset, model or predictions.
+    execution : Execution or None, default None
+        Memory limit, threads, cluster. None: `Execution()`.
+
+    Returns
+    -------
+    dict
+        sound (bool), damage (a line for each, at most 100), n_damage, kind ("dataset", "model", "predictions" or None),
+        path, n_files, bytes_read, seconds, peak_rss and memory_limit (bytes).
+
+    Raises
+    ------
+    StoreError
+        There is nothing at `path`, or nothing that xmc_stream wrote.
+    InputError
+        The execution cannot be used.
+    MemoryLimitError
+        The memory limit cannot work.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> _ = xs.convert(X, "verified.xmc", labels=X)
+    >>> figures = xs.verify("verified.xmc")
+    >>> figures["kind"], figures["sound"], figures["damage"]
+    ('dataset', True, [])
     """
     began = time.perf_counter()
     path = Path(path)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import FIRST_NEGATIVES
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
 from xmc_stream.kernels.scores import keep_best
-
-_START = 1 << 40  # the epoch number that the draw of the first negatives uses: no epoch reaches it
 
 
 @kernel
@@ -38,7 +37,7 @@ def start_sets(
             rows[filled] = mine[p]
             filled += 1
         wanted = filled + sizes[c]
-        key = key_of(seed, first_label + c, 0, _START)
+        key = key_of(seed, first_label + c, 0, FIRST_NEGATIVES)
         t = 0
         while filled < wanted:
             row = permuted(t, n_samples, bits, key)
@@ -55,7 +54,7 @@ def start_sets(
 def draw_negatives(n: int, label: int, n_samples: int, seed: int, words: NDArray[np.uint64]) -> None:
     """`start_sets` for one class whose positives are marked: mark n keyed random negatives."""
     bits = word_bits(n_samples)
-    key = key_of(seed, label, 0, _START)
+    key = key_of(seed, label, 0, FIRST_NEGATIVES)
     t = 0
     while n:
         row = permuted(t, n_samples, bits, key)

@@ -10,6 +10,7 @@ from typing import Any
 import numba
 from numba.core.registry import cpu_target
 
+from xmc_stream.kernels.jit import sources
 from xmc_stream.kernels.permutation import mix
 
 
@@ -20,9 +21,7 @@ def _note(name: str) -> Path | None:
     if folder is None:
         return None
     processor = cpu_target.target_context.codegen().magic_tuple()
-    made_of = hashlib.sha256(f"{name} {numba.__version__} {processor}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        made_of.update(source.read_bytes())
+    made_of = hashlib.sha256(f"{name} {numba.__version__} {processor} {sources()}".encode())
     return Path(folder) / f"xmc_stream-{made_of.hexdigest()[:16]}.compiled"
 
 

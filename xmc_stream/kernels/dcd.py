@@ -9,29 +9,75 @@ order given by the data and the key: rows ascending, or the epoch's permutation;
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.order import stream_order
+from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
+
+
+class Penalty(NamedTuple):
+    """The inner problem's numbers: weights of the terms, and whether there is a bias."""
+
+    lam: float
+    tau: float
+    h2: float
+    upper: float
+    bias: bool
+
+
+class Steps(NamedTuple):
+    """How one round solves. seed, round_: of the visiting orders; tol: of the largest violation."""
+
+    seed: int
+    round_: int
+    epochs: int
+    tol: float
+
+
+class Scratch(NamedTuple):
+    """Work space of one thread, for one class at a time.
+
+    local_of (D,): number of a feature, -1; features (D,): the other way round. v (D,): 0. rows: the class's, with such
+    numbers. squares, order, ascending (0, 1, 2, ...), asleep: of its rows. w_features, w_values: weights of some classes.
+    """
+
+    local_of: NDArray[np.int32]
+    features: NDArray[np.int32]
+    v: NDArray[np.float64]
+    rows: CSR
+    squares: NDArray[np.float64]
+    order: NDArray[np.int64]
+    ascending: NDArray[np.int64]
+    asleep: NDArray[np.bool_]
+    w_features: NDArray[np.int32]
+    w_values: NDArray[np.float32]
+
+
+def new_scratch(n_features: int, max_rows: int, max_nnz: int) -> Scratch:
+    """For classes of at most max_rows active rows and max_nnz entries."""
+    max_weights = max(n_features, min(max_nnz, 1 << 20))
+    return Scratch(
+        np.full(n_features, -1, np.int32), np.empty(n_features, np.int32), np.zeros(n_features),
+        CSR(np.empty(max_rows + 1, np.int64), np.empty(max_nnz, np.int32), np.empty(max_nnz, np.float32)),
+        np.empty(max_rows), np.empty(max_rows, np.int64), np.arange(max_rows), np.empty(max_rows, np.bool_),
+        np.empty(max_weights, np.int32), np.empty(max_weights, np.float32),
+    )  # fmt: skip
 
 
 @kernel
 def localise(
     at: NDArray[np.int64],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    x: CSR,
     local_of: NDArray[np.int32],
     features: NDArray[np.int32],
     n_local: int,
     constant: float,
-    out_indptr: NDArray[np.int64],
-    out_indices: NDArray[np.int32],
-    out_data: NDArray[np.float32],
+    out: CSR,
     squares: NDArray[np.float64],
 ) -> int:
     """Copy rows `at` of a block into a compact matrix whose features are numbered as they are met.
@@ -39,6 +85,8 @@ def localise(
     local_of (D,): number of a feature, -1 before it is met; features (D,): the other way round; both are added to.
     squares (n,): squared norm of each row, `constant` (the bias feature's square) included. Returns the new n_local.
     """
+    indptr, indices, data = x
+    out_indptr, out_indices, out_data = out
     filled = 0
     out_indptr[0] = 0
     for r in range(len(at)):
@@ -60,9 +108,7 @@ def localise(
 
 @kernel
 def renumber(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    x: CSR,
     local_of: NDArray[np.int32],
     features: NDArray[np.int32],
     n_local: int,
@@ -70,6 +116,7 @@ def renumber(
     squares: NDArray[np.float64],
 ) -> int:
     """`localise` for all rows of a block, in place: its indices become local numbers. Returns the new n_local."""
+    indptr, indices, data = x
     for r in range(len(indptr) - 1):
         total = constant
         for p in range(indptr[r], indptr[r + 1]):
@@ -87,15 +134,14 @@ def renumber(
 @kernel
 def add_rows(
     local: NDArray[np.int64],
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
+    x: CSR,
     sign: NDArray[np.int8],
     alpha: NDArray[np.float64],
     v: NDArray[np.float64],
     v0: float,
 ) -> float:
     """v += sum_i a_i y_i x_i over rows `local` of a local matrix, in that order; returns v_0, bias feature counted."""
+    indptr, indices, data = x
     for i in range(len(alpha)):
         if alpha[i] != 0.0:
             d = alpha[i] * sign[i]
@@ -107,26 +153,24 @@ def add_rows(
 
 @kernel
 def start_alpha(
-    w_indptr: NDArray[np.int64],
-    w_features: NDArray[Any],
-    w_values: NDArray[np.float32],
+    w: CSR,
     bias: NDArray[np.float64],
     ptr: NDArray[np.int64],
     at: NDArray[np.int64],
     sign: NDArray[np.int8],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    x: CSR,
     dense: NDArray[np.float32],
     slope: float,
     upper: float,
     alpha: NDArray[np.float64],
 ) -> None:
-    """alpha_i = min(slope max(0, 1 - y_i z_i), upper) with the scores z of given weights (CSC, class c: line c).
+    """alpha_i = min(slope max(0, 1 - y_i z_i), upper) with the scores z of given weights (class c: line c of w).
 
     Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at`, `sign` and `alpha`
     begin. dense (D,) is scratch, zero before and after.
     """
+    w_indptr, w_features, w_values = w
+    indptr, indices, data = x
     for c in range(len(ptr) - 1):
         for p in range(w_indptr[c], w_indptr[c + 1]):
             dense[w_features[p]] = w_values[p]
@@ -161,9 +205,7 @@ def _margin(
 def descend(
     visit: NDArray[np.int64],
     local: NDArray[np.int64],
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
+    x: CSR,
     squares: NDArray[np.float64],
     sign: NDArray[np.int8],
     alpha: NDArray[np.float64],
@@ -171,17 +213,15 @@ def descend(
     bar: float,
     v: NDArray[np.float64],
     v0: float,
-    lam: float,
-    tau: float,
-    h2: float,
-    upper: float,
-    use_bias: bool,
+    penalty: Penalty,
 ) -> tuple[float, float]:
     """Visit coordinates `visit` (rows `local` of the local matrix) in turn; alpha, v and asleep are updated.
 
     A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep and is
     skipped from then on. Returns v_0 and the largest projected gradient met.
     """
+    indptr, indices, data = x
+    lam, tau, h2, upper, use_bias = penalty
     worst = 0.0
     for t in range(len(visit)):
         i, r = visit[t], local[t]
@@ -210,19 +250,16 @@ def descend(
 @kernel
 def violation(
     local: NDArray[np.int64],
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    data: NDArray[np.float32],
+    x: CSR,
     sign: NDArray[np.int8],
     alpha: NDArray[np.float64],
     v: NDArray[np.float64],
     v0: float,
-    lam: float,
-    tau: float,
-    h2: float,
-    upper: float,
+    penalty: Penalty,
 ) -> float:
     """The largest |projected gradient| over rows `local` of a local matrix, nothing moving."""
+    indptr, indices, data = x
+    lam, tau, h2, upper, _ = penalty
     worst = 0.0
     for i in range(len(alpha)):
         g = sign[i] * (_margin(local[i], indptr, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
@@ -288,64 +325,40 @@ def take_weights(
 @kernel
 def solve_classes(
     first: int,
-    first_label: int,
-    ptr: NDArray[np.int64],
+    sets: ActiveSets,
     at: NDArray[np.int64],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    n_samples: int,
-    large: int,
-    run_bits: int,
-    seed: int,
-    round_: int,
-    epochs: int,
-    tol: float,
-    lam: float,
-    tau: float,
-    h2: float,
-    upper: float,
-    use_bias: bool,
-    local_of: NDArray[np.int32],
-    features: NDArray[np.int32],
-    v: NDArray[np.float64],
-    l_indptr: NDArray[np.int64],
-    l_indices: NDArray[np.int32],
-    l_data: NDArray[np.float32],
-    squares: NDArray[np.float64],
-    order: NDArray[np.int64],
-    ascending: NDArray[np.int64],
-    asleep: NDArray[np.bool_],
+    x: CSR,
+    row_order: RowOrder,
+    steps: Steps,
+    penalty: Penalty,
+    scratch: Scratch,
     w_counts: NDArray[np.int64],
-    w_features: NDArray[np.int32],
-    w_data: NDArray[np.float32],
     figures: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
-    ascending: 0, 1, 2, ...
-    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. One with more than `large` visits them
-    in the order of `stream_order`.
+    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. One with more than `row_order.large`
+    visits them in the order of `stream_order`.
     figures (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
-    class and how many weights were filled in. Scratch holds what the largest class needs; local_of is -1, v is 0.
+    class and how many weights were filled in. scratch: what the largest class needs.
     """
+    first_label, ptr, rows, sign, alpha = sets
+    n_samples, large, run_bits = row_order
+    seed, round_, epochs, tol = steps
+    lam, tau, h2, _, use_bias = penalty
+    local_of, features, v, mine, squares, order, ascending, asleep, w_features, w_values = scratch
     filled = 0
     for c in range(first, len(ptr) - 1):
         begin, end = ptr[c], ptr[c + 1]
         n = end - begin
         constant = 1.0 if use_bias else 0.0
-        n_local = localise(
-            at[begin:end], indptr, indices, data, local_of, features, 0, constant, l_indptr, l_indices, l_data, squares
-        )
-        if filled + n_local > len(w_data):
+        n_local = localise(at[begin:end], x, local_of, features, 0, constant, mine, squares)
+        if filled + n_local > len(w_values):
             for j in range(n_local):
                 local_of[features[j]] = -1
             return c, filled
         signs, alphas = sign[begin:end], alpha[begin:end]
-        v0 = add_rows(ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, 0.0)
+        v0 = add_rows(ascending[:n], mine, signs, alphas, v, 0.0)
         if not use_bias:
             v0 = 0.0
         asleep[:n] = False
@@ -355,19 +368,16 @@ def solve_classes(
                 stream_order(rows[begin:end], n_samples, run_bits, seed, round_, epoch, order[:n])
             else:
                 visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
-            v0, worst = descend(
-                order[:n], order[:n], l_indptr, l_indices, l_data, squares, signs, alphas, asleep, bar,
-                v, v0, lam, tau, h2, upper, use_bias,
-            )  # fmt: skip
+            v0, worst = descend(order[:n], order[:n], mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
             bar = worst
             if worst <= tol:
                 if not asleep[:n].any():
                     break
                 asleep[:n] = False
                 bar = np.inf
-        figures[c, 3] = violation(ascending[:n], l_indptr, l_indices, l_data, signs, alphas, v, v0, lam, tau, h2, upper)
+        figures[c, 3] = violation(ascending[:n], mine, signs, alphas, v, v0, penalty)
         count, square, kept, bias = take_weights(
-            n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_data[filled:]
+            n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_values[filled:]
         )
         figures[c, 0] = bias
         figures[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2, 0.0)

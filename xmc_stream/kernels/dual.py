@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import HELD_OUT_ROWS
 from xmc_stream.kernels.frank_wolfe import ActiveLabels, add_scores
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import place_in_group
@@ -20,13 +21,12 @@ from xmc_stream.kernels.tables import Tables
 _A = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
 HELD_OUT = 50_000  # rows, about, that are held out at most, so that looking at them takes little beside a pass
-_HELD_OUT = 1 << 41  # the label number in the key of what is held out
 
 
 @kernel
 def held_out(rows: NDArray[np.int64], seed: int, share: float, out: NDArray[np.bool_]) -> None:
     """out[i] = whether row rows[i] is held out: a share of all rows, drawn by seed and row."""
-    key = key_of(seed, _HELD_OUT, 0, 0)
+    key = key_of(seed, HELD_OUT_ROWS, 0, 0)
     for i in range(len(rows)):
         out[i] = np.float64(mix(key ^ (np.uint64(rows[i]) * _A)) >> _11) < share * 9007199254740992.0
 

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_row, calibrated
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.ranking import bar, insert_all
-from xmc_stream.kernels.scores import score_all
+from xmc_stream.kernels.ranking import Ranking, bar, insert_all
+from xmc_stream.kernels.scores import TileClasses, score_all
+
+
+class TrueScores(NamedTuple):
+    """The scores of the true labels of row i: scores[indptr[i] : indptr[i + 1]], ascending."""
+
+    indptr: NDArray[np.int64]
+    scores: NDArray[np.float32]
 
 
 @kernel
-def score_positives(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    y_indptr: NDArray[np.int64],
-    y_indices: NDArray[Any],
-    first_class: int,
-    n_classes: int,
-    start: NDArray[np.int32],
-    slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    by: NDArray[np.float32],
-    scores: NDArray[np.float32],
-    positives: NDArray[np.float32],
-) -> None:
-    """The scores of the true labels that one tile holds: positives[p] is that of y_indices[p].
+def score_positives(x: CSR, y: Labels, classes: TileClasses, positives: NDArray[np.float32]) -> None:
+    """The scores of the true labels that one tile holds: positives[p] is that of y.indices[p].
 
-    indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. Rows without true labels in
-    the tile are not scored. by: what the tile's scores are calibrated by, see `kernels.calibration`.
+    Rows without true labels in the tile are not scored.
     """
+    indptr, indices, data = x
+    y_indptr, y_indices = y
+    first_class, n_classes, tile, by, scores = classes
+    start, slots, weights, bias = tile
     for i in range(len(indptr) - 1):
         p, end = y_indptr[i], y_indptr[i + 1]
         while p < end and y_indices[p] < first_class:
@@ -57,23 +53,11 @@ def sort_rows(indptr: NDArray[np.int64], values: NDArray[np.float32]) -> None:
 
 @kernel
 def count_above(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    first_class: int,
-    n_classes: int,
-    start: NDArray[np.int32],
-    slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    by: NDArray[np.float32],
-    scores: NDArray[np.float32],
-    best_labels: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    barred_indptr: NDArray[np.int64],
-    barred_indices: NDArray[Any],
-    y_indptr: NDArray[np.int64],
-    positives: NDArray[np.float32],
+    x: CSR,
+    classes: TileClasses,
+    best: Ranking,
+    barred: Labels,
+    true: TrueScores,
     threshold: np.float32,
     predicted: NDArray[Any],
     above: NDArray[np.int64],
@@ -81,12 +65,17 @@ def count_above(
     """Do what `top_k` does; predicted[label] += rows in which it scores above the threshold; and for each row
 
     above[i] += 2 #{(z, s): z > s} + #{(z, s): z = s}, z the score of any class of the tile, s of any true label of the
-    row; positives holds the latter, ascending in each row.
+    row.
     """
+    indptr, indices, data = x
+    first_class, n_classes, tile, by, scores = classes
+    start, slots, weights, bias = tile
+    best_labels, best_scores = best
+    y_indptr, positives = true
     for i in range(len(indptr) - 1):
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         calibrate_row(scores, by)
-        bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
+        bar(i, first_class, n_classes, barred, scores)
         insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])
         row = scores[:n_classes]
         counts = predicted[first_class : first_class + n_classes]

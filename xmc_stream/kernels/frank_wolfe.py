@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.permutation import mix
 from xmc_stream.kernels.ranking import insert, insert_all
@@ -46,6 +47,29 @@ class ActiveLabels(NamedTuple):
     n_positive: NDArray[np.int64]
     labels: NDArray[np.int32]
     a: NDArray[np.float64]
+
+
+class Visit(NamedTuple):
+    """How rows are visited.
+
+    rate: entries of a row for one that a search samples, 1 for all of them. most: labels that a search may bring in. longest,
+    room: entries of a row, and active labels with those that a search brings in, at most. fixed: no search, and no v that
+    is not in the tables.
+    """
+
+    C: float
+    rate: int
+    most: int
+    longest: int
+    room: int
+    fixed: bool
+
+
+class VisitScratch(NamedTuple):
+    """z (K,): zero. places: to remember where a row's v are; rows with more are looked up twice."""
+
+    z: NDArray[np.float32]
+    places: NDArray[np.int64]
 
 
 @inner_kernel
@@ -225,19 +249,16 @@ def _move(
 
 @kernel
 def visit_rows(
-    rows: NDArray[np.int64], keys: NDArray[np.uint64], indptr: NDArray[np.int64], indices: NDArray[Any],
-    data: NDArray[np.float32], sets: ActiveLabels, tables: Tables, rate: int, most: int, C: float, z: NDArray[np.float32],
-    longest: int, room: int, places: NDArray[np.int64], fixed: bool, work: NDArray[np.int64],
-    largest: NDArray[np.float64],
+    rows: NDArray[np.int64], keys: NDArray[np.uint64], block: CSR, sets: ActiveLabels, tables: Tables, visit: Visit,
+    scratch: VisitScratch, work: NDArray[np.int64], largest: NDArray[np.float64],
 ) -> int:  # fmt: skip
     """Take a step on each of some rows of a block, in turn; returns how many were done: the arena may be full before.
 
-    keys: of each row's draws. rate: entries of a row for one that a search samples, 1 for all of them. most: labels
-    that a search may bring in. z (K,): zero. longest, room: entries of a row, and active labels with those that a
-    search brings in, at most. places: to remember where a row's v are; rows with more are looked up twice. fixed: no search,
-    and no v that is not in the tables. work (2,) counts weights that searches and steps met; largest (1,): step
-    of a.
+    keys: of each row's draws. work (2,) counts weights that searches and steps met; largest (1,): step of a.
     """
+    indptr, indices, data = block
+    C, rate, most, longest, room, fixed = visit
+    z, places = scratch
     n_labels = tables.n_labels
     draws = longest // rate + 1 if rate > 1 else 0
     x, drawn, sampled = np.empty(longest), np.empty(draws, np.int64), np.empty(draws, np.float32)

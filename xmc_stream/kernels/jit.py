@@ -8,11 +8,16 @@ may spend a fifth of its time on that. `inner_kernel` is for these: no reference
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
 from numba import njit
+from numba.core.registry import cpu_target
 
 try:
     import fcntl
@@ -23,7 +28,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _njit: Any = njit  # its types do not know _nrt
 _options = {"nogil": True, "cache": True, "fastmath": False, "error_model": "numpy"}
-_compiled, _uncounted = _njit(**_options, _nrt=True), _njit(**_options, _nrt=False)
+
+
+def _has_nrt() -> bool:
+    """Whether numba still has its private option `_nrt`, by which an inner kernel counts no references."""
+    return hasattr(getattr(cpu_target, "options", None), "_nrt")
+
+
+def _counting(references: bool) -> dict[str, Any]:
+    """The options of kernels, or of inner ones. Both say `_nrt`, as what is not said is taken over from the caller."""
+    return {**_options, "_nrt": references} if _has_nrt() else _options
+
+
+if not _has_nrt():
+    warnings.warn(
+        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
+        "takes longer and gives the same model. Install numba 0.68, which has the option",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+_compiled, _uncounted = _njit(**_counting(True)), _njit(**_counting(False))
 
 
 def kernel(function: F) -> F:
@@ -36,8 +60,25 @@ def inner_kernel(function: F) -> F:
     return cast(F, _kept(_uncounted(function)))
 
 
+@functools.cache
+def sources() -> str:
+    """A digest of the sources of all kernels."""
+    made_of = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        made_of.update(source.read_bytes())
+    return made_of.hexdigest()
+
+
 def _kept(compiled: Any) -> Any:
+    """Compiled code is of use only for the sources that all kernels had.
+
+    Numba looks at a function's own file. The code of other kernels, their constants and the order of a tuple's members are in
+    it too: code that is older than these would take one array for another.
+    """
     cache = getattr(compiled, "_cache", None)
+    file = getattr(cache, "_cache_file", None)
+    if file is not None and hasattr(file, "_source_stamp"):
+        file._source_stamp = file._source_stamp, sources()
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
     return compiled

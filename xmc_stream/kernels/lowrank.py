@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
 from xmc_stream.kernels.prefetch import prefetch
@@ -141,13 +142,13 @@ def are_true(
 
 @kernel
 def fold_top_k(
-    scores: NDArray[np.float32], first_class: int, barred_indptr: NDArray[np.int64], barred_indices: NDArray[Any],
-    best_labels: NDArray[np.int64], best_scores: NDArray[np.float32],
+    scores: NDArray[np.float32], first_class: int, barred: Labels, best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
 ) -> None:  # fmt: skip
     """Fold scores (n x c) of classes first_class, first_class + 1, ... into each row's best k; see `ranking.top_k`."""
     n, c = scores.shape
     for i in range(n):
-        bar(i, first_class, c, barred_indptr, barred_indices, scores[i])
+        bar(i, first_class, c, barred, scores[i])
         insert_all(scores[i], first_class, c, best_labels[i], best_scores[i])
 
 

@@ -7,24 +7,41 @@ while it is in memory; nor on how much memory there is.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import SHARED_ORDER
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, mix, permuted, word_bits
 
 _GROUP_BITS = 7
 GROUP = 1 << _GROUP_BITS  # runs of a group
-_ALL_CLASSES = 1 << 40  # the label number in the key of an order that all classes share
 _A = np.uint64(0x9E3779B97F4A7C15)
+
+
+class RowOrder(NamedTuple):
+    """Which classes are large, and the runs of rows that their visiting orders are made of: a matter of the data alone.
+
+    A class of more than `large` active rows visits them in an order that all such classes share: the 2^run_bits rows of
+    a run close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
+    """
+
+    n_samples: int
+    large: int
+    run_bits: int
+
+    @property
+    def n_runs(self) -> int:
+        """Runs of all rows."""
+        return -(-self.n_samples >> self.run_bits)
 
 
 @kernel
 def epoch_key(seed: int, round_: int, epoch: int) -> np.uint64:
     """The key of an epoch's order, the same for all classes."""
-    return key_of(seed, _ALL_CLASSES, round_, epoch)
+    return key_of(seed, SHARED_ORDER, round_, epoch)
 
 
 @kernel

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_row, calibrated
 from xmc_stream.kernels.jit import inner_kernel, kernel
-from xmc_stream.kernels.scores import FEW, LANES, met, score_all, score_few
+from xmc_stream.kernels.scores import FEW, LANES, TileClasses, met, score_all, score_few
+
+
+class Ranking(NamedTuple):
+    """The k best labels of each row and their scores (n, k), from best to worst, ties to the lower label.
+
+    -1 and -inf where there is none yet.
+    """
+
+    labels: NDArray[np.int64]
+    scores: NDArray[np.float32]
 
 
 @inner_kernel
@@ -55,11 +66,11 @@ def bar(
     i: int,
     first_class: int,
     n_classes: int,
-    barred_indptr: NDArray[np.int64],
-    barred_indices: NDArray[Any],
+    barred: Labels,
     scores: NDArray[np.float32],
 ) -> None:
     """-inf for the labels of row i that are barred, if there are any such pairs."""
+    barred_indptr, barred_indices = barred
     if len(barred_indptr):
         for p in range(barred_indptr[i], barred_indptr[i + 1]):
             if first_class <= barred_indices[p] < first_class + n_classes:
@@ -67,32 +78,18 @@ def bar(
 
 
 @kernel
-def top_k(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    first_class: int,
-    n_classes: int,
-    start: NDArray[Any],
-    slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    by: NDArray[np.float32],
-    scores: NDArray[np.float32],
-    best_labels: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    barred_indptr: NDArray[np.int64],
-    barred_indices: NDArray[Any],
-) -> None:
-    """Fold the scores of one tile (its slots are classes first_class, first_class + 1, ...) into each row's best k.
+def top_k(x: CSR, classes: TileClasses, best: Ranking, barred: Labels) -> None:
+    """Fold the scores of one tile into each row's best k.
 
-    best_labels, best_scores (n, k): from best to worst, ties to the lower label; -1 and -inf where there is none yet.
-    Tiles must come in ascending order of classes: a later label then loses every tie. by: what the tile's scores are
-    calibrated by, see `kernels.calibration`. barred_indptr (n + 1,), barred_indices: labels of each row that score -inf, or
-    two empty arrays.
+    Tiles must come in ascending order of classes: a later label then loses every tie. barred: labels of each row that score
+    -inf, if there are any.
     """
+    indptr, indices, data = x
+    first_class, n_classes, tile, by, scores = classes
+    start, slots, weights, bias = tile
+    best_labels, best_scores = best
     width, k = len(scores), best_scores.shape[1]
-    most = width // FEW if len(barred_indptr) == 0 else -1
+    most = width // FEW if len(barred.indptr) == 0 else -1
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
     unmet = bias.copy()  # what a class scores that is not met
     calibrate_row(unmet, by)
@@ -111,5 +108,5 @@ def top_k(
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         calibrate_row(scores, by)
-        bar(i, first_class, n_classes, barred_indptr, barred_indices, scores)
+        bar(i, first_class, n_classes, barred, scores)
         insert_all(scores, first_class, n_classes, labels_i, scores_i)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import WEIGHT_DRAWS
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, mix
 
-_DRAW = 1 << 41  # the epoch number that draws of weights use: no epoch reaches it
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
 
@@ -53,7 +53,7 @@ def sparsify(
                 filled += 1
         else:
             step = total / draws
-            key = key_of(seed, labels[c], round_, _DRAW)
+            key = key_of(seed, labels[c], round_, WEIGHT_DRAWS)
             r = 0
             place = _uniform(key, 0) * step
             reached = 0.0

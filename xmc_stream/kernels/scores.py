@@ -13,12 +13,13 @@ means is known beforehand. With 10^6 classes nearly all rows are so for nearly a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
@@ -29,6 +30,69 @@ SPARE = 16  # places for more rows than are wanted, at least
 BINS = 256  # of the scores that were flushed, see begin_anew
 
 SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
+
+
+class Tile(NamedTuple):
+    """Weights of up to 1,024 classes by feature, as above; bias (width,), -inf beyond the classes."""
+
+    start: NDArray[Any]
+    slots: NDArray[np.uint16]
+    weights: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds."""
+        return self.start.nbytes + self.slots.nbytes + self.weights.nbytes + self.bias.nbytes
+
+
+class TileClasses(NamedTuple):
+    """The classes first, first + 1, ... first + n - 1 of a tile, and what scoring them needs.
+
+    by: what the scores are calibrated by, see `kernels.calibration`. scores (width,): scratch.
+    """
+
+    first: int
+    n: int
+    tile: Tile
+    by: NDArray[np.float32]
+    scores: NDArray[np.float32]
+
+
+class ActiveAhead(NamedTuple):
+    """The active rows of each slot that are still ahead: rows[next : end], ascending."""
+
+    next: NDArray[np.int64]
+    end: NDArray[np.int64]
+    rows: NDArray[np.int32]
+
+
+class BestRows(NamedTuple):
+    """The best rows of each slot: how many are wanted (capacity), and places [begin, end) of scores and rows for them.
+
+    There are more places than that, or as many as there are rows. size: places used, rows ascending. threshold: the
+    score a row must exceed to be taken.
+    """
+
+    capacity: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
+    size: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    rows: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+
+
+class LossSums(NamedTuple):
+    """Which loss, rounded by what grid (`loss_grid`), and of each slot: `bias_losses`, and the sum over all rows less these.
+
+    C is left out. Each loss is rounded: no cut of the rows shows in the sums. NO_LOSS: nothing is summed.
+    """
+
+    loss: int
+    grid: float
+    of_bias: NDArray[np.float64]
+    sums: NDArray[np.float64]
 
 
 def places(capacity: NDArray[np.int64], n_rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -215,24 +279,13 @@ def bias_losses(bias: NDArray[np.float32], loss: int, grid: float) -> NDArray[np
     return np.asarray((losses + grid) - grid)
 
 
-@kernel
+@inner_kernel
 def _take(
-    s: int,
-    row: int,
-    score: np.float32,
-    active_next: NDArray[np.int64],
-    active_end: NDArray[np.int64],
-    active: NDArray[np.int32],
-    capacity: NDArray[np.int64],
-    best_begin: NDArray[np.int64],
-    best_end: NDArray[np.int64],
-    best_size: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    best_rows: NDArray[np.int32],
-    threshold: NDArray[np.float32],
-    scratch: NDArray[np.float32],
+    s: int, row: int, score: np.float32, ahead: ActiveAhead, best: BestRows, scratch: NDArray[np.float32]
 ) -> None:
     """Take a row that scores above the threshold of slot s, unless it is active."""
+    active_next, active_end, active = ahead
+    capacity, best_begin, best_end, best_size, best_scores, best_rows, threshold = best
     while active_next[s] < active_end[s] and active[active_next[s]] < row:
         active_next[s] += 1
     if active_next[s] < active_end[s] and active[active_next[s]] == row:
@@ -250,50 +303,33 @@ def _take(
 
 @kernel
 def search(
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    y_indptr: NDArray[np.int64],
-    y_indices: NDArray[Any],
+    x: CSR,
+    y: Labels,
     first_row: int,
     first_class: int,
     slot_of: NDArray[np.int16],
-    start: NDArray[Any],
-    slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32],
-    active_next: NDArray[np.int64],
-    active_end: NDArray[np.int64],
-    active: NDArray[np.int32],
-    capacity: NDArray[np.int64],
-    best_begin: NDArray[np.int64],
-    best_end: NDArray[np.int64],
-    best_size: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    best_rows: NDArray[np.int32],
-    threshold: NDArray[np.float32],
-    loss: int,
-    grid: float,
-    bias_loss: NDArray[np.float64],
-    losses: NDArray[np.float64],
+    tile: Tile,
+    ahead: ActiveAhead,
+    best: BestRows,
+    losses: LossSums,
     scores: NDArray[np.float32],
     scratch: NDArray[np.float32],
 ) -> None:
     """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
 
-    indptr (n + 1,), indices, data: X; y_indptr, y_indices: Y, labels ascending in a row. first_row: number of the
-    block's first row in the job's range. slot_of: the slot of class first_class + c, or -1. Per slot: the rows of the
-    active set still ahead, active[active_next : active_end]; how many rows are wanted (capacity); places
-    [best_begin[s], best_end[s]) for them, more than that or as many as there are rows, best_size used, rows ascending;
-    the score a row must exceed to be taken; and the loss summed over all rows less `bias_losses` for each, C left out
-    (NO_LOSS: not), each rounded by `loss_grid`: no cut of the rows shows in the sums. scratch: as long as a slot has
-    places.
+    first_row: number of the block's first row in the job's range. slot_of: the slot of class first_class + c, or -1.
+    scores (width,): scratch; scratch: as long as a slot has places.
     """
+    indptr, indices, data = x
+    y_indptr, y_indices = y
+    start, slots, weights, bias = tile
+    threshold = best.threshold
+    loss, grid, bias_loss, loss_sums = losses
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
     shape = (width // LANES, LANES)
     by_lane, bounds = scores.reshape(shape), threshold.reshape(shape)
-    sums, bases = losses.reshape(shape), bias_loss.reshape(shape)
+    sums, bases = loss_sums.reshape(shape), bias_loss.reshape(shape)
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
     waiting = np.flatnonzero(bias > threshold)  # slots that take any row
     n_waiting = len(waiting)
@@ -317,29 +353,23 @@ def search(
                 right = np.float64(max(one - score, zero))
                 if loss == SQUARED_HINGE:
                     right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
-                losses[s] += ((right + grid) - grid) - ((wrong + grid) - grid)
+                loss_sums[s] += ((right + grid) - grid) - ((wrong + grid) - grid)
         if few:
             for t in range(n_touched):
                 s = int(touched[t])
                 score = scores[s]
                 m = np.float64(max(one + score, zero))
                 if loss == SQUARED_HINGE:
-                    losses[s] += ((0.5 * m * m + grid) - grid) - bias_loss[s]
+                    loss_sums[s] += ((0.5 * m * m + grid) - grid) - bias_loss[s]
                 elif loss == HINGE:
-                    losses[s] += ((m + grid) - grid) - bias_loss[s]
+                    loss_sums[s] += ((m + grid) - grid) - bias_loss[s]
                 if score > threshold[s]:
-                    _take(
-                        s, row, score, active_next, active_end, active, capacity, best_begin, best_end, best_size,
-                        best_scores, best_rows, threshold, scratch,
-                    )  # fmt: skip
+                    _take(s, row, score, ahead, best, scratch)
             left = 0
             for t in range(n_waiting):
                 s = waiting[t]
                 if marks[s] != mark and bias[s] > threshold[s]:
-                    _take(
-                        s, row, bias[s], active_next, active_end, active, capacity, best_begin, best_end, best_size,
-                        best_scores, best_rows, threshold, scratch,
-                    )  # fmt: skip
+                    _take(s, row, bias[s], ahead, best, scratch)
                 waiting[left] = s
                 left += int(bias[s] > threshold[s])
             n_waiting = left
@@ -365,26 +395,16 @@ def search(
                 continue
             for s in range(lane * LANES, (lane + 1) * LANES):
                 if scores[s] > threshold[s]:
-                    _take(
-                        s, row, scores[s], active_next, active_end, active, capacity, best_begin, best_end, best_size,
-                        best_scores, best_rows, threshold, scratch,
-                    )  # fmt: skip
+                    _take(s, row, scores[s], ahead, best, scratch)
 
 
 @kernel
-def close_up(
-    slots: NDArray[np.int64],
-    capacity: NDArray[np.int64],
-    best_begin: NDArray[np.int64],
-    best_size: NDArray[np.int64],
-    best_scores: NDArray[np.float32],
-    best_rows: NDArray[np.int32],
-    scratch: NDArray[np.float32],
-) -> int:
+def close_up(slots: NDArray[np.int64], best: BestRows, scratch: NDArray[np.float32]) -> int:
     """Keep at most `capacity` items of each of some slots and close the gaps; returns how many remain.
 
     The slots' places ascend; what remains stands from the first one's on.
     """
+    capacity, best_begin, _, best_size, best_scores, best_rows, _ = best
     filled = first = best_begin[slots[0]] if len(slots) else 0
     for s in slots:
         begin, size = best_begin[s], best_size[s]

@@ -1,19 +1,70 @@
 """Solving many large classes while rows stream by: steps of all of them on the rows at hand (`kernels.order`).
 
-Pairs (row, class) are ragged: class c has the entries [ptr[c], ptr[c + 1]) of `rows` (ascending), `sign`, `alpha`, `asleep`.
-Run r of it begins at entry ptr[c] + starts[c, r]; where `starts` has no classes, the pairs are those of the runs at hand alone.
+Threads share the classes of a part of the rows: each takes its steps for classes [first, last).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.dcd import add_rows, descend, violation
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.dcd import Penalty, add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
+
+
+class Pairs(NamedTuple):
+    """Active rows of some classes, ragged: class c has the entries [ptr[c], ptr[c + 1]), its rows ascending.
+
+    sign: +1 positive, -1 negative; alpha >= 0; asleep: not visited before it is woken. starts (n, runs + 1): how many of a
+    class's rows come before each run of X; (0, 0) where the pairs are those of the runs at hand alone.
+    """
+
+    ptr: NDArray[np.int64]
+    rows: NDArray[Any]
+    sign: NDArray[np.int8]
+    alpha: NDArray[np.float64]
+    asleep: NDArray[np.bool_]
+    starts: NDArray[np.int32]
+
+
+class Group(NamedTuple):
+    """The places [low, high) of a group of runs in an epoch's order: its runs, ascending, their slots, the epoch's key."""
+
+    runs: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    run_bits: int
+    key: np.uint64
+    low: int
+    high: int
+
+
+class RowsAtHand(NamedTuple):
+    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms."""
+
+    local_of: NDArray[np.int32]
+    x: CSR
+    squares: NDArray[np.float64]
+
+
+class Epoch(NamedTuple):
+    """Of each class in an epoch: whether it takes part (going), the bar of `dcd.descend`, the largest violation met."""
+
+    going: NDArray[np.bool_]
+    bar: NDArray[np.float64]
+    worst: NDArray[np.float64]
+
+
+class GroupScratch(NamedTuple):
+    """Of one thread, as long as a group has rows each."""
+
+    places: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    visit: NDArray[np.int64]
+    local: NDArray[np.int64]
 
 
 @kernel
@@ -61,24 +112,13 @@ def _run_bounds(
 
 
 @kernel
-def mark_group(
-    going: NDArray[np.bool_],
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    starts: NDArray[np.int32],
-    asleep: NDArray[np.bool_],
-    runs: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    run_bits: int,
-    key: np.uint64,
-    low: int,
-    high: int,
-    needed: NDArray[np.bool_],
-) -> None:
-    """Mark the rows of a group that some class visits at the places [low, high) of the group.
+def mark_group(going: NDArray[np.bool_], pairs: Pairs, group: Group, needed: NDArray[np.bool_]) -> None:
+    """Mark the rows of a group that some class visits at its places.
 
-    going (n,): classes that take part. runs: of the group, ascending; slots: theirs. needed: a run of places for each run.
+    going (n,): classes that take part. needed: a run of places for each run.
     """
+    ptr, rows, _, _, asleep, starts = pairs
+    runs, slots, run_bits, key, low, high = group
     whole = low == 0 and high == len(needed)
     for c in range(len(going)):
         if not going[c]:
@@ -141,44 +181,24 @@ def row_squares(
 def descend_group(
     first: int,
     last: int,
-    going: NDArray[np.bool_],
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    starts: NDArray[np.int32],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
-    asleep: NDArray[np.bool_],
-    runs: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    run_bits: int,
-    key: np.uint64,
-    low: int,
-    high: int,
-    local_of: NDArray[np.int32],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
-    squares: NDArray[np.float64],
-    bar: NDArray[np.float64],
+    pairs: Pairs,
+    group: Group,
+    at_hand: RowsAtHand,
+    epoch: Epoch,
     v: NDArray[np.float64],
     v0: NDArray[np.float64],
-    worst: NDArray[np.float64],
-    lam: float,
-    tau: float,
-    h2: float,
-    upper: float,
-    use_bias: bool,
-    places: NDArray[np.int64],
-    pairs: NDArray[np.int64],
-    visit: NDArray[np.int64],
-    local: NDArray[np.int64],
+    penalty: Penalty,
+    scratch: GroupScratch,
 ) -> float:
-    """Classes [first, last) take their steps on the rows of a group that come at the places [low, high).
+    """Classes [first, last) take their steps on the rows of a group that come at its places. v (n, D), v0 (n,).
 
-    The rows are those of the block, row numbers by `local_of` as `list_needed` filled it. Per class: bar and the largest
-    violation met so far (worst) of the epoch, v (n, D), v0. places, pairs, visit, local: scratch, a group's rows each.
     Returns what `_fetch` does.
     """
+    ptr, rows, sign, alpha, asleep, starts = pairs
+    runs, slots, run_bits, key, low, high = group
+    local_of, x, squares = at_hand
+    going, bar, worst = epoch
+    places, of_place, visit, local = scratch
     fetched = 0.0
     for c in range(first, last):
         if not going[c]:
@@ -192,17 +212,16 @@ def descend_group(
                     continue
                 place = place_in_group(slots[j], np.int64(rows[q]) - start, run_bits, key)
                 if low <= place < high:
-                    places[n], pairs[n] = place, q
+                    places[n], of_place[n] = place, q
                     local[n] = local_of[(j << run_bits) | (np.int64(rows[q]) - start)]
                     n += 1
         order = np.argsort(places[:n])
         for i in range(n):
-            visit[i] = pairs[order[i]]
+            visit[i] = of_place[order[i]]
             places[i] = local[order[i]]
-        fetched += _fetch(v[c], n, indptr)
+        fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
-            visit[:n], places[:n], indptr, indices, data, squares, sign, alpha, asleep, bar[c], v[c], v0[c],
-            lam, tau, h2, upper, use_bias,
+            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty
         )  # fmt: skip
         worst[c] = max(worst[c], met)
     return fetched
@@ -212,16 +231,10 @@ def descend_group(
 def add_range(
     first: int,
     last: int,
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
+    pairs: Pairs,
     start: int,
     stop: int,
-    local_of: NDArray[np.int32],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    at_hand: RowsAtHand,
     v: NDArray[np.float64],
     v0: NDArray[np.float64],
     local: NDArray[np.int64],
@@ -230,15 +243,15 @@ def add_range(
 
     Returns what `_fetch` does.
     """
+    ptr, rows, sign, alpha, _, _ = pairs
+    local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
-        fetched += _fetch(v[c], end - begin, indptr)
-        v0[c] = add_rows(
-            local[: end - begin], indptr, indices, data, sign[begin:end], alpha[begin:end], v[c], v0[c]
-        )  # fmt: skip
+        fetched += _fetch(v[c], end - begin, x.indptr)
+        v0[c] = add_rows(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c])
     return fetched
 
 
@@ -246,22 +259,19 @@ def add_range(
 def start_range(
     first: int,
     last: int,
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
+    pairs: Pairs,
     start: int,
     stop: int,
-    local_of: NDArray[np.int32],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    at_hand: RowsAtHand,
     w: NDArray[np.float64],
     bias: NDArray[np.float64],
     slope: float,
     upper: float,
 ) -> None:
     """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
+    ptr, rows, sign, alpha, _, _ = pairs
+    local_of, x, _ = at_hand
+    indptr, indices, data = x
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
@@ -276,37 +286,28 @@ def start_range(
 def violation_range(
     first: int,
     last: int,
-    ptr: NDArray[np.int64],
-    rows: NDArray[Any],
-    sign: NDArray[np.int8],
-    alpha: NDArray[np.float64],
+    pairs: Pairs,
     start: int,
     stop: int,
-    local_of: NDArray[np.int32],
-    indptr: NDArray[np.int64],
-    indices: NDArray[Any],
-    data: NDArray[np.float32],
+    at_hand: RowsAtHand,
     v: NDArray[np.float64],
     v0: NDArray[np.float64],
     inside: NDArray[np.float64],
-    lam: float,
-    tau: float,
-    h2: float,
-    upper: float,
+    penalty: Penalty,
     local: NDArray[np.int64],
 ) -> float:
     """Classes [first, last): inside = the larger of itself and the largest violation in the rows in [start, stop).
 
     Returns what `_fetch` does.
     """
+    ptr, rows, sign, alpha, _, _ = pairs
+    local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
-        fetched += _fetch(v[c], end - begin, indptr)
-        met = violation(
-            local[: end - begin], indptr, indices, data, sign[begin:end], alpha[begin:end], v[c], v0[c], lam, tau, h2, upper
-        )  # fmt: skip
+        fetched += _fetch(v[c], end - begin, x.indptr)
+        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty)
         inside[c] = max(inside[c], met)
     return fetched

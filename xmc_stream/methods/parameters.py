@@ -26,8 +26,12 @@ class Rule:
     unsaid: bool = dataclasses.field(default=False, kw_only=True)
 
     def what(self) -> str:
-        """Type and range in words."""
+        """Type and range, as one reads them behind `--set`."""
         raise NotImplementedError
+
+    def typed(self) -> str:
+        """Type and range, as Python spells them."""
+        return self.what().replace(" or none", " or None")
 
     def taken(self, value: Any) -> Any:
         """The value as it is kept. Raises ValueError where it may not be."""
@@ -101,6 +105,10 @@ class Choice(Rule):
         """As "one of full, given"."""
         return f"one of {', '.join(self.options)}"
 
+    def typed(self) -> str:
+        """As "{'full', 'given'}"."""
+        return f"{{{', '.join(map(repr, self.options))}}}"
+
     def taken(self, value: Any) -> Any:
         """As it is."""
         if value not in self.options:
@@ -115,6 +123,10 @@ class Flag(Rule):
     def what(self) -> str:
         """The two words."""
         return "true or false"
+
+    def typed(self) -> str:
+        """Its type."""
+        return "bool"
 
     def taken(self, value: Any) -> Any:
         """As it is."""
@@ -185,7 +197,7 @@ class Parameters:
         parts = []
         for name, rule in cls.rules().items():
             text = textwrap.indent(textwrap.fill(rule.help, 108), "    ")
-            parts.append(f"{name} : {rule.what()}, default {spelled(cls.defaults()[name])}\n{text}")
+            parts.append(f"{name} : {rule.typed()}, default {cls.defaults()[name]!r}\n{text}")
         return "\n".join(parts)
 
 

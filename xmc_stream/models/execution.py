@@ -18,11 +18,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Execution:
-    """How work is done, none of which changes its results.
+    """How work is done: memory, threads, a cluster. None of it changes a result.
 
-    memory_limit: of the process, or of each worker of a cluster; None for three quarters of what is free. threads: of
-    this process, None for all processors. scheduler: a dask client or address, None for this process. progress: bars on
-    a terminal. cuts: smaller blocks, for tests.
+    Parameters
+    ----------
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+        the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: run them in this
+        process.
+    progress : bool, default False
+        Show progress bars on stderr.
+    cuts : Cuts or None, default None
+        Cut small data into many blocks; for tests.
+
+    Examples
+    --------
+    >>> import xmc_stream as xs
+    >>> xs.Execution(memory_limit="2GB", threads=2).limit().limit
+    2000000000
     """
 
     memory_limit: str | int | None = None
@@ -32,7 +49,18 @@ class Execution:
     cuts: Cuts | None = None
 
     def limit(self) -> MemoryLimit:
-        """The memory limit in bytes. Raises InputError for a size that is none, and for threads below one."""
+        """The memory limit in bytes.
+
+        Returns
+        -------
+        MemoryLimit
+            Its attribute `limit` is the number of bytes.
+
+        Raises
+        ------
+        InputError
+            memory_limit is not understood, or threads is below 1.
+        """
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
         return_freed_memory()

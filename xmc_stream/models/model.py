@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = {
     "linear": "xmc_stream.models.linear.model:LinearModel",
-    "low_rank": "xmc_stream.models.lowrank.model:LowRankModel",
+    "low-rank": "xmc_stream.models.lowrank.model:LowRankModel",
 }
 
 
@@ -68,7 +68,49 @@ class WeightArrays(NamedTuple):
 
 
 class Model(StoredModel, ABC):
-    """An opened model: attributes, digest, prediction. `load_model` gives one of its kind."""
+    """An opened model: what it says of itself, its weights, and prediction.
+
+    `load_model` and `fit` return one of its kind: weights for each class, or two factors of a low rank.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of the model.
+    attributes : dict or None, default None
+        The model's attributes, where they were read before. None: read them.
+
+    Attributes
+    ----------
+    path : Path
+        The folder of the model.
+    n_features, n_labels : int
+        D and K.
+    nnz : int
+        Weights that are stored, without the bias of each class; of a low-rank model the numbers in W and H.
+    attributes : dict
+        How the model was made, and figures of its training, as `xmc-stream info` shows them.
+    kind : str
+        "linear" for weights by class, "low-rank" for factors.
+
+    Raises
+    ------
+    StoreError
+        There is no model, it is damaged, or a newer xmc_stream wrote it.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> model = xs.PPDSparse(C=10).fit(X, X).model_
+    >>> model.kind, model.shape, model.nnz
+    ('linear', (3, 3), 9)
+    >>> labels, scores = model.predict_topk(X[[0, 29]], k=1)
+    >>> labels.tolist()
+    [[0], [2]]
+    >>> by_hand = X.toarray() @ model.to_scipy().toarray() + model.bias()
+    >>> bool(np.allclose(by_hand[0, 0], scores[0, 0]))
+    True
+    """
 
     kind: ClassVar[str]
     _owned: Path | None = None
@@ -88,35 +130,46 @@ class Model(StoredModel, ABC):
         return _unpacked, (files,)
 
     def own(self, folder: Path) -> None:
-        """Have a temporary folder live as long as this object; pickled or copied, the model's files come along."""
+        """Have a temporary folder live as long as this object. Pickled or copied, the model's files come along.
+
+        Parameters
+        ----------
+        folder : Path
+            The folder, which is removed with the object.
+        """
         self._owned = folder
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def predict_topk(
         self, data: Any, k: int = 5, execution: Execution | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The k best classes of each sample, and their scores: two arrays (n, k), best first, ties to the lower label.
+        """The k best classes of each sample, and their scores, in memory.
 
         Parameters
         ----------
         data : Dataset, scipy sparse matrix (n x D), or list of str
-            The samples; texts for a model of raw text.
+            The samples. Texts are for a model that was trained on raw text.
         k : int, default 5
-            Classes for each sample, from 1 to the model's number of labels.
-        execution : Execution, optional
-            Memory limit, threads, cluster.
+            Classes of each sample, from 1 to the number of labels.
+        execution : Execution or None, default None
+            Memory limit, threads, cluster. None: `Execution()`.
 
         Returns
         -------
         labels : int64 array (n, k)
-            -1 where a sample has fewer.
+            Best first; ties go to the lower label. -1 where a sample has fewer.
         scores : float32 array (n, k)
-            For weights by class w_0 + sum_j w_j x_j, added in the order of the features.
+            With weights by class w_0 + sum_j w_j x_j, added in the order of the features; with factors x W H^T. Where
+            the model is calibrated, these are calibrated.
 
         Raises
         ------
         InputError
-            Where the features do not match.
+            The data do not match the model, or k is out of range.
+        StoreError
+            The model or the data are damaged.
+        MemoryLimitError
+            The memory limit cannot work.
 
         See Also
         --------
@@ -127,7 +180,20 @@ class Model(StoredModel, ABC):
         return predict_topk(self, data, k, execution)
 
     def digest(self) -> str:
-        """What "the same model" means: a hash of parameters, seed, start, shape, weights in class order, calibration."""
+        """What "the same model" means: a hash of all that its scores depend on, and how it was made.
+
+        That is parameters, seed, warm start, shape, weights in the order of the classes, and calibration.
+
+        Returns
+        -------
+        str
+            A SHA-256 hash, in hexadecimal digits.
+
+        Raises
+        ------
+        StoreError
+            The weights are damaged.
+        """
         digest = hashlib.sha256(json.dumps(self.made_of(), sort_keys=True).encode())
         if self.calibrated:
             digest.update(self.label_counts(0, self.n_labels).astype("<i8").data)
@@ -135,17 +201,53 @@ class Model(StoredModel, ABC):
         return digest.hexdigest()
 
     def bias(self) -> NDArray[np.float32]:
-        """The bias of every class (K,)."""
+        """The bias w_0 of each class.
+
+        Returns
+        -------
+        float32 array (K,)
+            -inf for a class that had no training rows: it is never predicted. Zeros for a low-rank model, whose bias is
+            the last row of W.
+
+        Raises
+        ------
+        StoreError
+            The model is damaged.
+        """
         return np.zeros(self.n_labels, np.float32)
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
-        """All weights in memory (D x K, csc, the bias apart): for models that fit."""
+        """All weights in memory, without the bias: for a model with weights by class.
+
+        Returns
+        -------
+        scipy.sparse.csc_matrix (D x K, float32)
+            Column k has the weights of class k.
+
+        Raises
+        ------
+        InputError
+            The model has no weights by class.
+        StoreError
+            The model is damaged.
+        """
         raise InputError(f"{self.path} has no weights by class: take Model.factors()")
 
     def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """W (D x r) and H (K x r) of a low-rank model, in memory: the scores of x are x W H^T.
+        """Both factors in memory: for a low-rank model. The scores of x are x W H^T.
 
-        W has a last row for the bias, if there is one.
+        Returns
+        -------
+        W : float32 array (D, rank), or (D + 1, rank) with a bias
+            The last row is that of the bias, a feature that is always 1.
+        H : float32 array (K, rank)
+
+        Raises
+        ------
+        InputError
+            The model has weights by class.
+        StoreError
+            The model is damaged.
         """
         raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
 
@@ -159,44 +261,184 @@ class Model(StoredModel, ABC):
 
     @abstractmethod
     def warm_up(self, evaluate: bool = False) -> Job:
-        """A job that loads the kernels of predicting, or of evaluating."""
+        """A job that loads the kernels of a prediction.
+
+        Parameters
+        ----------
+        evaluate : bool, default False
+            Load those of an evaluation too.
+
+        Returns
+        -------
+        Job
+        """
 
     @abstractmethod
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
     ) -> Run:
-        """The jobs of a prediction. filtered: store of pairs that are not predicted; raw: scores before calibration."""
+        """The jobs of a prediction, for an engine.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            The samples.
+        k : int
+            Classes of each sample.
+        out : Path
+            The unfinished predictions that jobs fill.
+        plan : MemoryPlan
+            What jobs may hold.
+        filtered : str, default ""
+            The path of a stored matrix of pairs that are not predicted. "": none.
+        raw : bool, default False
+            Give the scores before calibration.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        InputError
+            The data do not match the model.
+        MemoryLimitError
+            The plan has too little memory.
+        """
 
     @abstractmethod
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
     ) -> Run:
-        """The jobs of an evaluation, which predicts too; what they count goes into a folder."""
+        """The jobs of an evaluation, which predicts too, for an engine.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            The samples.
+        k : int
+            Classes of each sample.
+        out : Path
+            The unfinished predictions that jobs fill.
+        plan : MemoryPlan
+            What jobs may hold.
+        filtered : str
+            The path of a stored matrix of pairs that are not predicted. "": none.
+        threshold : float
+            A label counts as predicted where its score is higher.
+        folder : Path
+            Where jobs put what they count.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        InputError
+            The data do not match the model.
+        MemoryLimitError
+            The plan has too little memory.
+        """
 
     @abstractmethod
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
-        """Foresees a prediction, or an evaluation. once: runs a probe."""
+        """Foresees a prediction or an evaluation.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            The samples.
+        k : int
+            Classes of each sample.
+        filtered : bool
+            Whether there are pairs that are not predicted.
+        evaluate : bool
+            Whether it is an evaluation.
+        once : callable
+            Runs a job, a probe, and returns its receipt.
+
+        Returns
+        -------
+        Forecaster
+
+        Raises
+        ------
+        InputError
+            The data do not match the model.
+        """
 
     @abstractmethod
     def check_jobs(self) -> Sequence[Job]:
-        """Jobs that compare all that scores depend on with its checksums."""
+        """Jobs that compare all that scores depend on with its checksums.
+
+        Returns
+        -------
+        sequence of Job
+            Each raises StoreError where a file is damaged.
+        """
 
     @abstractmethod
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
-        """Check what must be true of the weights."""
+        """Check what must be true of the weights, for `xmc_stream.verify`.
+
+        Parameters
+        ----------
+        checker : Checker
+            Takes the damage that is found.
+
+        Returns
+        -------
+        generator of Phase
+            The phases of jobs to run.
+        """
 
     @abstractmethod
     def weight_arrays(self) -> WeightArrays:
-        """Raises InputError for a kind that has no weights by class."""
+        """All weights, array by array in windows, for `xmc_stream.export`.
+
+        Returns
+        -------
+        WeightArrays
+
+        Raises
+        ------
+        InputError
+            The model has no weights by class.
+        """
 
 
 def load_model(path: str | Path) -> Model:
-    """Open a trained model. Raises StoreError where there is none, or one that is not finished."""
+    """Open a trained model.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of the model.
+
+    Returns
+    -------
+    Model
+        Of its kind. Its weights are read when they are needed.
+
+    Raises
+    ------
+    StoreError
+        There is no model, its training is not finished, it is damaged, or its kind is not known.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> _ = xs.PPDSparse(C=10).fit(X, X, model="loaded.model")
+    >>> xs.load_model("loaded.model")
+    Model('loaded.model': ppdsparse, 3 x 3, 9 weights)
+    """
     found = StoredModel(path)
-    kind = found.attributes.get(KIND, "low_rank" if found.attributes.get("rank") else "linear")
-    if kind not in KINDS:
+    kind = found.attributes.get(KIND, "low-rank" if found.attributes.get("rank") else "linear")
+    if not isinstance(kind, str) or kind not in KINDS:
         raise StoreError(f"{path} is a model of a kind that is not known here ({kind!r}): update, or load its method")
     module, name = KINDS[kind].split(":")
     model: Model = getattr(importlib.import_module(module), name)(path, found.attributes)

@@ -121,11 +121,58 @@ def predict(
     filter: str | Path | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Write the k best classes of each sample: a zarr group, or a file where `out` ends in .npz, .txt or .jsonl.
+    """Write the k best classes of each sample to disk.
 
-    filter: a file of lines `row label`, pairs that are not predicted: others come up, -1 where fewer than k are left.
-    check: compare the model with its checksums first. Returns figures of the run (see DESIGN: predict). Raises InputError
-    where the data do not match the model, MemoryLimitError where the limit cannot work, and StoreError.
+    By the name of `out` that is a zarr group (any other name), a .npz file of the arrays `labels` and `scores` (n x k),
+    a .txt file with a line `label:score label:score ...` a sample, or a .jsonl file with an object a sample, in which
+    labels have their names. Best classes come first; ties go to the lower label.
+
+    Parameters
+    ----------
+    model : Model
+        A trained model.
+    dataset : Dataset
+        The samples, with as many features as the model. Their labels are not read.
+    out : str or Path
+        Where the predictions are written.
+    k : int, default 5
+        Classes of each sample, from 1 to the number of labels.
+    execution : Execution or None, default None
+        Memory limit, threads, cluster. None: `Execution()`.
+    overwrite : bool, default False
+        Replace predictions at `out`.
+    filter : str, Path or None, default None
+        A file of lines `row label`, counted from zero: pairs that are not predicted. Other classes move up; -1 stands
+        where fewer than k are left.
+    check : bool, default True
+        Compare the model with its checksums first.
+
+    Returns
+    -------
+    dict
+        predictions (the path), n_samples, k, seconds, ms_per_sample, peak_rss and memory_limit (bytes), bytes_read and
+        row_blocks.
+
+    Raises
+    ------
+    InputError
+        The data do not match the model, k is out of range, or something stands at `out`.
+    StoreError
+        The model or the data are damaged, or `out` cannot be written.
+    MemoryLimitError
+        The memory limit cannot work, or was nearly reached.
+    JobError
+        A job failed on a worker of a cluster.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "predict.xmc", labels=X)
+    >>> model = xs.PPDSparse().fit(data).model_
+    >>> figures = xs.predict(model, data, "predictions.npz", k=2)
+    >>> figures["n_samples"], np.load("predictions.npz")["labels"].shape
+    (30, (30, 2))
     """
     from xmc_stream.jobs.job import Notes
 

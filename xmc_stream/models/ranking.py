@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -31,6 +30,6 @@ def filter_matrix(filtered: str) -> list[SparseMatrix]:
     return [SparseMatrix(filtered)] if filtered else []
 
 
-def filter_pairs(blocks: list[Block]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """indptr and indices of the pairs of a row block; empty without any."""
-    return (blocks[0].indptr, blocks[0].indices) if blocks else (np.empty(0, np.int64), np.empty(0, np.int32))
+def filter_pairs(blocks: list[Block]) -> Labels:
+    """The pairs of a row block; empty without any."""
+    return Labels.of(blocks[0]) if blocks else Labels(np.empty(0, np.int64), np.empty(0, np.int32))

@@ -34,9 +34,42 @@ _ENCODINGS: dict[str, Encoding] = {"rows": "csr_matrix", "columns": "csc_matrix"
 
 
 class Dataset:
-    """An opened dataset. This reads attributes only; matrices are opened on demand, their chunk files when they are read.
+    """An opened dataset: X (N x D, float32) and Y (N x K, zeros and ones), sparse, on disk.
 
-    n_samples N, n_features D, n_labels K. Raises StoreError where there is no dataset, or one of a newer version.
+    Opening reads the attributes only. A matrix is opened when a method returns it, and its files are read when rows or
+    columns of it are. `convert` makes a dataset. `open_dataset` opens one and looks at the sizes of its files too.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of the dataset.
+
+    Attributes
+    ----------
+    path : Path
+        The folder of the dataset.
+    n_samples, n_features, n_labels : int
+        N, D and K.
+    attributes : dict
+        What the conversion says of the dataset, as `xmc-stream info` shows it. `nnz_features` and `nnz_labels` are the
+        stored values of X and Y.
+
+    Raises
+    ------
+    StoreError
+        There is no dataset, it is damaged, or a newer xmc_stream wrote it.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "dataset.xmc", labels=X)
+    >>> data
+    Dataset('dataset.xmc': 30 x 3, 3 labels)
+    >>> data.X_rows().shape
+    (30, 3)
+    >>> data.label_counts().tolist(), data.feature_counts().tolist()
+    ([10, 10, 10], [10, 10, 10])
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -62,12 +95,22 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of X and Y, whatever their chunks: what "the same data" means."""
+        """A SHA-256 hash of X and Y, however their files are cut: what "the same data" means."""
         both = [matrix.fingerprint for matrix in (self.X_rows(), self.Y_rows())]
         return hashlib.sha256("".join(both).encode()).hexdigest()
 
     def X_rows(self) -> SparseMatrix:
-        """X by rows (N x D, csr)."""
+        """X by rows.
+
+        Returns
+        -------
+        SparseMatrix (N x D, CSR of float32)
+
+        Raises
+        ------
+        StoreError
+            The matrix is missing or damaged.
+        """
         return self._X("rows")
 
     def _X(self, by: str) -> SparseMatrix:
@@ -78,26 +121,98 @@ class Dataset:
         return SparseMatrix(folder / by).expect((self.n_samples, self.n_labels), _ENCODINGS[by], None)
 
     def Y_rows(self) -> SparseMatrix:
-        """Y by rows (N x K, csr of ones)."""
+        """Y by rows: the labels of each sample.
+
+        Returns
+        -------
+        SparseMatrix (N x K, CSR of ones)
+
+        Raises
+        ------
+        StoreError
+            The matrix is missing or damaged.
+        """
         return self._labels(self.path / "Y", "rows")
 
     def Y_columns(self) -> SparseMatrix:
-        """Y by columns (N x K, csc of ones): the positives of each label."""
+        """Y by columns: the positives of each label.
+
+        Returns
+        -------
+        SparseMatrix (N x K, CSC of ones)
+
+        Raises
+        ------
+        StoreError
+            The matrix is missing or damaged.
+        """
         return self._labels(self.path / "Y", "columns")
 
     def observed_rows(self) -> SparseMatrix:
-        """The pairs whose labels are known, by rows (N x K, csr of ones). Raises InputError where no mask was given."""
+        """The pairs whose labels are known, by rows.
+
+        Returns
+        -------
+        SparseMatrix (N x K, CSR of ones)
+
+        Raises
+        ------
+        InputError
+            The dataset has no mask of known pairs.
+        StoreError
+            The mask is damaged.
+        """
         return self._labels(self._observed(), "rows")
 
     def observed_columns(self) -> SparseMatrix:
-        """The pairs whose labels are known, by columns (N x K, csc of ones)."""
+        """The pairs whose labels are known, by columns.
+
+        Returns
+        -------
+        SparseMatrix (N x K, CSC of ones)
+
+        Raises
+        ------
+        InputError
+            The dataset has no mask of known pairs.
+        StoreError
+            The mask is damaged.
+        """
         return self._labels(self._observed(), "columns")
 
     def with_observed(self, mask: Any, overwrite: bool = False) -> Dataset:
-        """Say which labels of which rows are known, the others being unknown; stored beside Y. Returns the dataset.
+        """Store which labels of which rows are known, beside Y. The others are unknown.
 
-        mask: a scipy sparse matrix (N x K), of which every stored entry is a known pair. overwrite: replace a mask that
-        is there. A positive of Y outside the mask is not learned from. Raises InputError.
+        `LEML(observed="given")` learns from the known pairs alone. A positive of Y outside the mask is not learned
+        from.
+
+        Parameters
+        ----------
+        mask : scipy sparse matrix (N x K)
+            Each stored entry is a known pair, whatever its value.
+        overwrite : bool, default False
+            Replace a mask that is there.
+
+        Returns
+        -------
+        Dataset
+            This dataset.
+
+        Raises
+        ------
+        InputError
+            The mask has another type or shape, or there is a mask already.
+        StoreError
+            The mask cannot be written.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+        >>> known = sp.csr_matrix(np.ones((30, 3)))
+        >>> data = xs.convert(X, "masked.xmc", labels=X).with_observed(known)
+        >>> data.observed_rows().nnz
+        90
         """
         shape = self.n_samples, self.n_labels
         if not hasattr(mask, "tocsr") or mask.shape != shape:
@@ -110,7 +225,18 @@ class Dataset:
         return self
 
     def refuse_second_mask(self, overwrite: bool) -> None:
-        """Raise InputError where there is a mask that must not be replaced."""
+        """Do nothing where a mask of known pairs may be stored.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether a mask that is there may be replaced.
+
+        Raises
+        ------
+        InputError
+            There is a mask, and it must not be replaced.
+        """
         if (self.path / "observed").exists() and not overwrite:
             raise InputError(f"{self.path} has a mask of observed entries already: overwrite it, or copy the dataset")
 
@@ -124,7 +250,22 @@ class Dataset:
         return path
 
     def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
-        """X by columns (N x D, csc), made in buffers of max_bytes when first asked for."""
+        """X by columns. It is made and stored when first asked for.
+
+        Parameters
+        ----------
+        max_bytes : int, default 2**28
+            Bytes of the buffers that making it takes.
+
+        Returns
+        -------
+        SparseMatrix (N x D, CSC of float32)
+
+        Raises
+        ------
+        StoreError
+            X is damaged, or the matrix cannot be written.
+        """
         path = self.path / "X" / "columns"
         if not path.exists():
             with new_store(path, {}) as group:
@@ -133,21 +274,60 @@ class Dataset:
         return self._X("columns")
 
     def feature_counts(self) -> NDArray[np.int64]:
-        """Stored values of each feature (D,). Raises StoreError for counts that cannot be."""
+        """Stored values of each feature.
+
+        Returns
+        -------
+        int64 array (D,)
+
+        Raises
+        ------
+        StoreError
+            The counts are missing, or cannot be right.
+        """
         counts = read_small(self.path / "statistics", "feature_counts", self.n_features, np.int64)
         if len(counts) and not 0 <= counts.min() <= counts.max() <= self.n_samples:
             raise self._miscounted("feature_counts")
         return counts
 
     def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
-        """l2 norms of rows [start, stop) of X."""
+        """l2 norms of some rows of X.
+
+        Parameters
+        ----------
+        start, stop : int
+            The rows, from `start` up to, but without, `stop`.
+
+        Returns
+        -------
+        float32 array (stop - start,)
+
+        Raises
+        ------
+        StoreError
+            The norms are missing or damaged.
+        """
         norms = open_array(self.path / "statistics/row_norms").read(start, stop)
         return norms.astype(np.float32, copy=False)
 
     def label_counts(self, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
-        """Positives of each label (K,), or of labels [first, last). Raises StoreError where they are not those of Y by
+        """Positives of each label, or of some labels.
 
-        columns.
+        Parameters
+        ----------
+        first : int, default 0
+            The first label.
+        last : int or None, default None
+            The label behind the last one. None: K.
+
+        Returns
+        -------
+        int64 array (last - first,)
+
+        Raises
+        ------
+        StoreError
+            The counts are missing, or are not those of Y.
         """
         last = self.n_labels if last is None else last
         counts = read_small(self.path / "statistics", "label_counts", self.n_labels, np.int64, slice(first, last))
@@ -170,11 +350,30 @@ class Dataset:
         )
 
     def most_positives(self) -> int:
-        """Positives of the label that has most, by windows: for where there is no room for an array of all labels."""
+        """Positives of the label that has most. It takes little memory, however many labels there are.
+
+        Returns
+        -------
+        int
+            0 where there are no labels.
+        """
         return max((int(counts.max()) for _, counts in self._positives()), default=0)
 
     def positives_of_runs(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each n labels, the last run may have fewer: how many have positives, and how many positives; by windows."""
+        """Labels with positives, and positives, of each n consecutive labels. The last run may be shorter.
+
+        Parameters
+        ----------
+        n : int
+            Labels of a run, from 1 on.
+
+        Returns
+        -------
+        learned : int64 array (ceil(K / n),)
+            How many labels of each run have positives.
+        positives : int64 array (ceil(K / n),)
+            How many positives they have together.
+        """
         learned, positives = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for _, some in self._positives(step=max(1, _COUNTS // n) * n):
             starts = np.arange(0, len(some), n)
@@ -183,18 +382,52 @@ class Dataset:
         return np.concatenate(learned), np.concatenate(positives)
 
     def feature_names(self) -> Names | None:
-        """What the features are called, where that is known."""
+        """Names of the features.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the features have no names.
+        """
         return open_names(self.path, "features")
 
     def label_names(self) -> Names | None:
-        """What the labels are called, where that is known."""
+        """Names of the labels.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the labels have no names.
+        """
         return open_names(self.path, "labels")
 
 
 def open_dataset(path: str | Path) -> Dataset:
-    """Open a converted dataset, and look at all its chunk files but those of X by columns, which may not be there.
+    """Open a converted dataset, and look at the sizes of its files.
 
-    Raises StoreError where there is none, or a chunk file is missing or not of its full size.
+    Files of X by columns are not looked at: it may not be there.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder of the dataset.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    StoreError
+        There is no dataset, a newer xmc_stream wrote it, or a file is missing or not of its full size.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> _ = xs.convert(X, "opened.xmc", labels=X)
+    >>> xs.open_dataset("opened.xmc").n_samples
+    30
     """
     dataset = Dataset(path)
     for matrix in (dataset.X_rows(), dataset.Y_rows(), dataset.Y_columns()):

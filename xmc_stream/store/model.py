@@ -24,7 +24,7 @@ _PLAIN = 1  # the version of a model whose units all have UNIT classes
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 KIND = "kind_of_model"  # the attribute that says which; models of earlier versions have none
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
-CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `solvers.calibration`
+CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
 _KINDS: dict[str, type] = {
     "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,
     CALIBRATION: dict,
@@ -109,25 +109,52 @@ class StoredModel:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(D, K)."""
+        """D and K."""
         return self.n_features, self.n_labels
 
     def feature_names(self) -> Names | None:
-        """What the features are called, where that is known."""
+        """Names of the features.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the features have no names.
+        """
         return open_names(self.path, "features")
 
     def label_names(self) -> Names | None:
-        """What the labels are called, where that is known."""
+        """Names of the labels.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range; None where the labels have no names.
+        """
         return open_names(self.path, "labels")
 
     @property
     def threshold(self) -> float:
-        """The score above which a label is predicted: even odds, where scores are calibrated."""
+        """The score above which a label counts as predicted. It is 0, even odds, where scores are calibrated."""
         with understood(self.path / "zarr.json"):
             return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
 
     def label_counts(self, first: int, last: int) -> NDArray[np.int64]:
-        """Training rows of labels [first, last). Raises StoreError where the model does not have them."""
+        """Training rows of some labels.
+
+        Parameters
+        ----------
+        first, last : int
+            The labels, from `first` up to, but without, `last`.
+
+        Returns
+        -------
+        int64 array (last - first,)
+
+        Raises
+        ------
+        StoreError
+            The model does not have them, or they are damaged.
+        """
         path = self.path / LABEL_COUNTS
         if not path.exists():
             raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
@@ -137,7 +164,18 @@ class StoredModel:
         return array.read(first, last)
 
     def verify_label_counts(self) -> int:
-        """Compare them with their checksums, where the model has them; returns their bytes."""
+        """Compare the label counts with their checksums, where the model has them.
+
+        Returns
+        -------
+        int
+            Bytes that were compared.
+
+        Raises
+        ------
+        StoreError
+            They are damaged.
+        """
         if not (self.path / LABEL_COUNTS).exists():
             return 0
         array = open_array(self.path / LABEL_COUNTS)
@@ -152,13 +190,30 @@ class StoredModel:
         return isinstance(about, dict) and bool(about.get("applied"))
 
     def set_calibration(self, about: Mapping[str, Any] | None) -> None:
-        """Keep how scores are calibrated with the model, or drop it; in one step, see `inventory.change_sealed`."""
+        """Keep with the model how scores are calibrated, or drop it. It is one step: see `inventory.change_sealed`.
+
+        Parameters
+        ----------
+        about : mapping or None
+            What `calibrate` learned. None: drop the calibration.
+
+        Raises
+        ------
+        StoreError
+            The model is damaged, or cannot be written.
+        """
         kept = {name: value for name, value in attributes_of(self.path).items() if name != CALIBRATION}
         change_sealed(self.path, kept if about is None else {**kept, CALIBRATION: dict(about)})
         self.attributes = attributes_of(self.path)
 
     def made_of(self) -> dict[str, Any]:
-        """What a digest begins with: parameters, seed, start, shape, calibration."""
+        """What a digest begins with: how the model was made.
+
+        Returns
+        -------
+        dict
+            Parameters, seed, warm start, shape and calibration, as far as the model has them.
+        """
         keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         if self.calibrated:

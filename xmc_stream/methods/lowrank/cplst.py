@@ -71,7 +71,7 @@ class TurnJob:
 
 @dataclass
 class CPLSTRun:
-    """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
+    """A training run: what to learn from, where to, and within which memory; see `methods.ppdsparse.run.PPDSparseRun`."""
 
     dataset: Dataset
     work: Path

@@ -1,7 +1,7 @@
 """LEML's alternations: W, then H, until the objective or the held-out rows say stop; then the model of the best one.
 
-The loop is a generator, as `jobs.ppdsparse`'s. What a half-step leaves is durable and in the ledger; what lies in `scratch`
-is not, and is made again by a session that goes on.
+The loop is a generator, as that of `methods.ppdsparse.run`. What a half-step leaves is durable and in the ledger. What
+lies in `scratch` is not: a session that goes on makes it again.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Alternation:
 
 @dataclass
 class LEMLRun:
-    """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
+    """A training run: what to learn from, where to, and within which memory; see `methods.ppdsparse.run.PPDSparseRun`."""
 
     dataset: Dataset
     work: Path

@@ -446,7 +446,7 @@ class _Labels:
     @staticmethod
     def _add_grams(pairs: AllPairs | GivenPairs, a: Array, held: Any, low: int, grams: Array, right: Array) -> None:
         if not isinstance(pairs, GivenPairs):
-            raise TypeError("all pairs of the squared loss are solved by jobs.lowrank")
+            raise TypeError("all pairs of the squared loss are solved by methods.lowrank.steps")
         rows = np.repeat(np.arange(len(a)), np.diff(pairs.indptr))
         kept = (pairs.labels >= low) & (pairs.labels < low + len(grams))
         if held is not None:

@@ -54,7 +54,7 @@ class AlternationForecaster(Forecaster):
 class _LowRankMethod(Method):
     """What both share: state, and how a training is told of."""
 
-    kind = "low_rank"
+    kind = "low-rank"
     figures = (
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "held_out_auc", "rank", "n_learned",
         "n_held_out", "history",

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.methods.lowrank.solver import _CUT, _FAIR, _GOOD, _GROW, _POOR, _SHRINK, Array, column_dots
+from xmc_stream.methods.lowrank.solver import Array, column_dots
 
+_SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
+_POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
 _LANES = 16  # sums of a long dot product
 
 

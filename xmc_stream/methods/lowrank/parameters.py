@@ -24,56 +24,72 @@ class LEMLParameters(Parameters):
 
     rank: int = parameter(100, Whole("Columns of W and H."))
     lam: float | None = parameter(
-        None, Number("Weight of the squared norms of W and H. none: made of the data.", open_least=True, none=True)
+        None,
+        Number(
+            "Weight of the squared norms of W and H. Larger: smaller factors. none: found from the data, in one more pass "
+            "over X and some over Y.",
+            open_least=True,
+            none=True,
+        ),
     )
     loss: str = parameter(
         "squared",
-        Choice("Loss of a score: squared (targets 0 and 1), logistic or squared_hinge (-1 and 1).", options=LOSSES),
+        Choice(
+            "Loss of a score: squared (targets 0 and 1), logistic or squared_hinge (targets -1 and 1).", options=LOSSES
+        ),
     )
     observed: str = parameter(
         "full",
         Choice(
-            "Which pairs of a row and a label count: full, all of them; given, those of the dataset's mask "
-            "(`convert --observed`, `Dataset.with_observed`).",
+            "Which pairs of a row and a label count. full: all of them. given: those of the dataset's mask (`convert "
+            "--observed`, `Dataset.with_observed`).",
             options=OBSERVED,
         ),
     )
-    alternations: int = parameter(10, Whole("Solves of W and H, at most."))
+    alternations: int = parameter(10, Whole("Alternations, at most. Each solves for W, then for H."))
     tol: float = parameter(
-        1e-3, Number("Alternations end when one lowers the objective by no more than this part of it.", most=1.0)
+        1e-3, Number("Alternations end when one lowers the objective by no more than this share of it.", most=1.0)
     )
     newton: int = parameter(
-        3, Whole("Steps of the trust-region method in a half-step, at most; one with the squared loss.")
+        3, Whole("Steps of the trust-region Newton method in a solve of W or H, at most. The squared loss takes one.")
     )
-    cg: int = parameter(20, Whole("Steps of conjugate gradients in one of these, at most."))
-    cg_tol: float = parameter(0.1, Number("Residual, as a part of the gradient, at which they end before.", most=1.0))
+    cg: int = parameter(
+        20, Whole("Steps of conjugate gradients, at most: in a W step with the squared loss, else in a Newton step.")
+    )
+    cg_tol: float = parameter(
+        0.1, Number("Conjugate gradients end when the residual is no more than this share of the gradient.", most=1.0)
+    )
     held_out: float = parameter(
         0.1,
         Number(
-            "Share of the rows that are not learned from and tell when to stop (about 50,000 at most; with more than 335 "
-            "labels 17 million over their number, but 1,000 rows): once what `criterion` names has not risen for `patience` "
-            "alternations. The best alternation is kept.",
+            "Share of the rows that are not learned from: they tell when to stop, see `criterion` and `patience`. At most "
+            "about 50,000 rows; with K > 335 labels 17 million / K, but not below 1,000. The best alternation is kept. 0: "
+            "no rows are held out.",
             most=0.5,
             open_most=False,
         ),
     )
-    patience: int = parameter(2, Whole("Alternations that are no better on the held-out rows, after which it stops."))
+    patience: int = parameter(
+        2, Whole("Training stops after so many alternations that are no better on the held-out rows.")
+    )
     refit: bool = parameter(
-        True, Flag("Whether the best alternation is done again in the end, from where it began, with all rows.")
+        True, Flag("Whether the best alternation is done again in the end with all rows, from where it began.")
     )
     criterion: str = parameter(
         "precision",
         Choice(
-            "What the held-out rows tell: precision (P@1 + P@3 + P@5) or auc (the average AUC of a row).",
+            "What is measured on the held-out rows: precision (P@1 + P@3 + P@5) or auc (the average AUC of a row).",
             options=CRITERIA,
         ),
     )
-    bias: bool = parameter(True, Flag("Whether each row has one more feature, which is 1; W has a last row for it."))
+    bias: bool = parameter(
+        True, Flag("Whether each row has one more feature, which is 1. W then has a last row for it.")
+    )
 
     def lam_for(self, scale: float) -> float:
         """lam: as given, or a sixteenth of what chance alone makes of the losses' slopes; 1 where that is nothing.
 
-        scale: that of the squared loss, whose slopes without weights are M - Y (see `jobs.lowrank_scale`). At the optimum
+        scale: that of the squared loss, whose slopes without weights are M - Y (see `methods.lowrank.scale`). At the optimum
         X^T times the slopes has no singular value above lam, so what lam is measured by is how large noise makes them.
         """
         return self.lam if self.lam is not None else _CHANCE * _OF_LOSS[self.loss] * scale or 1.0
@@ -98,15 +114,21 @@ class CPLSTParameters(Parameters):
     title = "CPLST: the closed form of LEML's squared loss without lam"
 
     rank: int = parameter(100, Whole("Columns of W and H."))
-    iterations: int = parameter(4, Whole("Iterations of the subspace."))
-    oversampling: int = parameter(10, Whole("Further columns while it is sought.", least=0))
-    cg: int = parameter(100, Whole("Steps of conjugate gradients of each least-squares problem, at most."))
-    cg_tol: float = parameter(1e-4, Number("Residual, as a part of the gradient, at which they end before.", most=1.0))
+    iterations: int = parameter(4, Whole("Iterations of the subspace method. More: closer to the closed form."))
+    oversampling: int = parameter(10, Whole("Columns beyond `rank` that the iterations carry, for accuracy.", least=0))
+    cg: int = parameter(100, Whole("Steps of conjugate gradients for each least-squares problem, at most."))
+    cg_tol: float = parameter(
+        1e-4, Number("Conjugate gradients end when the residual is no more than this share of the gradient.", most=1.0)
+    )
     lam: float = parameter(
         1e-6,
-        Number("Weight of ||W||^2 that keeps these problems well posed; next to nothing by default.", open_least=True),
+        Number(
+            "Weight of ||W||^2 in these problems. It keeps them well posed; the default is next to 0.", open_least=True
+        ),
     )
-    bias: bool = parameter(True, Flag("Whether each row has one more feature, which is 1; W has a last row for it."))
+    bias: bool = parameter(
+        True, Flag("Whether each row has one more feature, which is 1. W then has a last row for it.")
+    )
 
     def steps(self, n_features: int, n_labels: int) -> LEMLParameters:
         """Its least-squares problems as W steps of LEML. Raises InputError for a rank above D or K."""

@@ -4,9 +4,9 @@ Yu, Jain, Kar, Dhillon: Large-scale Multi-label Learning with Missing Labels, IC
 
     min_{W, H}  sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2),   W: D x r, H: K x r
 
-W and H are solved for in turn. This module covers the parameters, the losses, conjugate gradients and the trust-region
-Newton method on arrays in memory; rows, passes and files are those of `jobs.leml`. Factors are float32; losses, products of
-vectors and systems of equations as large as the rank are float64.
+W and H are solved for in turn. This module covers the losses, conjugate gradients and the systems of
+equations for H, on arrays in memory. The trust-region Newton method is in `methods.lowrank.newton`, passes and files are
+in `methods.lowrank.leml`. Factors are float32; losses, products of vectors and systems of equations are float64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
-
-_SHRINK, _CUT, _GROW = 0.25, 0.5, 4.0  # of the trust radius; these and what follows as Lin, Weng, Keerthi 2008 have it
-_POOR, _FAIR, _GOOD = 1e-4, 0.25, 0.75  # actual over predicted decrease
 
 Array = NDArray[Any]
 
@@ -102,7 +100,7 @@ def first_labels(first: int, last: int, rank: int, seed: int) -> NDArray[np.floa
 
     first: a multiple of 1,024, last at most 1,024 more.
     """
-    rng = np.random.default_rng([seed, 0x1E31, first])
+    rng = np.random.default_rng([seed, FIRST_FACTORS, first])
     return (rng.standard_normal((last - first, rank), np.float32) / np.float32(math.sqrt(rank))).astype(np.float32)
 
 

@@ -20,42 +20,62 @@ class PDSparseParameters(Parameters):
     lam: float | tuple[float, ...] = parameter(
         0.01,
         Number(
-            "Weight of the l1 term. Of several, as [0.01,0.1,1], the one that is best on the held-out rows is kept.",
+            "Weight of the l1 term. Larger: fewer weights that are not 0. Of several, as [0.01,0.1,1], the one that does "
+            "best on the held-out rows is kept.",
             several=True,
         ),
     )
-    C: float = parameter(1.0, Number("Weight of the loss.", open_least=True))
+    C: float = parameter(
+        1.0, Number("Weight of the loss. Larger: the training rows are fitted more closely.", open_least=True)
+    )
     parts: int = parameter(
-        1, Whole("The labels are split into so many parts, and a search looks at one, drawn at random.")
+        1, Whole("The labels are split into so many parts. A search looks at one part, drawn at random.")
     )
     rate: int = parameter(
-        1, Whole("A search samples one of so many values of a row. 0: as many as the paper's analysis says.", least=0)
+        1,
+        Whole(
+            "A search samples one in so many values of a row, large ones more often. 1: it takes all of them. 0: the rate of "
+            "the paper's section 4.4.",
+            least=0,
+        ),
     )
     most: int = parameter(
-        100, Whole("Labels that a search may come to bring in; it begins with as many as a row has on average.")
+        100,
+        Whole(
+            "Labels that a search may bring in, at most. The number begins with the labels of a row on average, and doubles "
+            "after a pass whose searches took more than twice the work of its steps."
+        ),
     )
     held_out: float = parameter(
         0.1,
         Number(
-            "Share of the rows (about 50,000 at most) that are not learned from and tell when to stop: once their precision "
-            "(P@1, or the mean of P@1, P@3 and P@5 where rows have more than one label on average) has not risen for "
-            "`patience` passes. The best pass is kept.",
+            "Share of the rows (about 50,000 at most) that are not learned from: their precision tells when to stop, see "
+            "`patience`. It is P@1, or the mean of P@1, P@3 and P@5 where rows have more than one label on average. The "
+            "pass with the best precision is kept. 0: no rows are held out.",
             most=0.5,
             open_most=False,
         ),
     )
-    patience: int = parameter(3, Whole("Passes without a better precision on the held-out rows, after which it stops."))
+    patience: int = parameter(
+        3, Whole("Training stops after so many passes without a better precision on the held-out rows.")
+    )
     max_passes: int = parameter(50, Whole("Passes over the rows, at most."))
-    tol: float = parameter(1e-3, Number("Without held-out rows: passes end where no step was larger."))
+    tol: float = parameter(
+        1e-3, Number("Without held-out rows, passes end when no dual variable changed by more in a pass.")
+    )
     refit: bool = parameter(
         True,
         Flag(
-            "Whether to learn from the held-out rows too in the end: in two passes over these and one over all, more of a "
-            "small set."
+            "Whether to learn from the held-out rows too in the end: in two passes over these, then in one over all rows "
+            "(in several where the set is small)."
         ),
     )
     post_solve: bool = parameter(
-        False, Flag("Whether to solve again in the end, without the l1 term, for the weights that are not 0.")
+        False,
+        Flag(
+            "Whether to solve again in the end, without the l1 term, for the weights that are not 0 (section 4.3). With "
+            "held-out rows and without `refit`, the result is kept only where it does better on these rows."
+        ),
     )
 
     def _check_together(self) -> None:

@@ -1,7 +1,7 @@
 """PD-Sparse's passes: leg after leg until the held-out rows say stop, for each lam; then the model of the best pass.
 
-The loop is a generator, as `jobs.ppdsparse`'s: all it decides comes from receipts, so it runs again from the start after a
-kill, when they come out of the ledger.
+The loop is a generator, as that of `methods.ppdsparse.run`. All it decides comes from receipts. After a kill it runs
+again from the start, and the receipts come out of the ledger.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Pass:
 
 @dataclass
 class PDSparseRun:
-    """A training run: what to learn from, where to, and within which memory; see `jobs.ppdsparse.PPDSparseRun`."""
+    """A training run: what to learn from, where to, and within which memory; see `methods.ppdsparse.run.PPDSparseRun`."""
 
     dataset: Dataset
     work: Path

@@ -5,8 +5,8 @@ Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016.
     min_W  sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n in N_i, p in P_i} (1 + z_in - z_ip)_+,   z_i = W^T x_i
 
 A step takes one sample: a search brings in the labels that violate most, and the dual variables of its active labels are
-set to their best. This module covers the parameters and the steps on rows in memory; passes and files are those of
-`jobs.pdsparse`.
+set to their best. This module covers the steps on rows in memory. Parameters, passes and files are in
+`methods.pdsparse.parameters` and `methods.pdsparse.run`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.domains import LABEL_NUMBERS, PASSES
 from xmc_stream.kernels.dual import row_keys, spread, sum_negatives
-from xmc_stream.kernels.frank_wolfe import ActiveLabels, visit_rows
+from xmc_stream.kernels.frank_wolfe import ActiveLabels, Visit, VisitScratch, visit_rows
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.tables import Tables, dense_tables, hash_tables
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 
-_NUMBERS = 1 << 40  # the label number in the key of the permutation of labels
-_PASSES = 1 << 42  # and of the orders of passes
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search
 PLACES = 1 << 19  # of v that are remembered for a row at a time, at most
 _RUN_BYTES, _RUN_BITS = 1 << 17, 7  # of a run of rows, on average, and rows at most (log2)
@@ -46,13 +46,13 @@ def n_groups(n_samples: int, nnz: int) -> int:
 def label_numbers(n_labels: int, seed: int) -> NDArray[np.int64]:
     """The number of each label in a random permutation, under which the tables know it."""
     numbers = np.empty(n_labels, np.int64)
-    visiting_order(0, n_labels, np.uint64(key_of(seed, _NUMBERS, 0, 0)), numbers)
+    visiting_order(0, n_labels, np.uint64(key_of(seed, LABEL_NUMBERS, 0, 0)), numbers)
     return numbers
 
 
 def pass_key(seed: int, stage: int, number: int) -> np.uint64:
     """The key of a pass's order and draws."""
-    return np.uint64(key_of(seed, _PASSES, stage, number))
+    return np.uint64(key_of(seed, PASSES, stage, number))
 
 
 def more_labels(most: int, searched: int, stepped: int, bound: int) -> int:
@@ -81,7 +81,7 @@ class Stepper:
             self.tables: Tables = hash_tables(n_features, n_labels, parts, lam, most_bytes)
         else:
             self.tables = dense_tables(n_features, n_labels, parts, lam)
-        self.C, self.rate, self.z = parameters.C, rate, np.zeros(n_labels, np.float32)
+        self.C, self.rate, self.z = float(parameters.C), rate, np.zeros(n_labels, np.float32)
         self._places = np.empty(0, np.int64)
         self._reset()
 
@@ -110,11 +110,12 @@ class Stepper:
             self._places = np.empty(min(longest * room, PLACES), np.int64)
         keys = np.empty(n, np.uint64)
         row_keys(numbers[at], key, keys)
+        x, how = CSR.of(block), Visit(self.C, self.rate, most, longest, room, fixed)
+        scratch = VisitScratch(self.z, self._places)
         done, packed = 0, -1
         while True:
             done += visit_rows(
-                at[done:], keys[done:], block.indptr, block.indices, block.values, sets, self.tables, self.rate, most, self.C,
-                self.z, longest, room, self._places, fixed, self._work, self._largest,
+                at[done:], keys[done:], x, sets, self.tables, how, scratch, self._work, self._largest
             )  # fmt: skip
             if done == n:
                 break

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
+from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.slabs import ASLEEP, FRESH, POSITIVE
-from xmc_stream.kernels.stream import run_starts
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
-from xmc_stream.methods.ppdsparse.streaming import Pairs
+from xmc_stream.kernels.stream import Pairs, run_starts
+from xmc_stream.methods.ppdsparse.streaming import Taken
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix
 
@@ -76,10 +77,10 @@ class MemoryPairs:
         if len(self._fresh):
             self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
 
-    def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
-        return self.all
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
+        return Taken(self.all)
 
-    def give_back(self, pairs: Pairs) -> None:
+    def give_back(self, taken: Taken) -> None:
         pass
 
     def sleeping(self) -> NDArray[np.bool_]:
@@ -104,7 +105,7 @@ class MemoryPairs:
 
 
 @dataclass
-class _Taken(Pairs):
+class _Taken(Taken):
     """Pairs that were read from disk: from which places, with which flags."""
 
     places: list[tuple[int, int]]
@@ -151,7 +152,7 @@ class DiskPairs:
     def _read(self, begin: int, end: int) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
         return self._alpha.read(begin, end), self._flags.read(begin, end)
 
-    def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
+    def take(self, ranges: Sequence[tuple[int, int]]) -> _Taken:
         places = [self._places(*each) for each in ranges]
         read = [self._read(*each) for each in places]
         rows = np.concatenate([self.rows(*each) for each in ranges]).astype(self._dtype)
@@ -159,17 +160,18 @@ class DiskPairs:
         flags = np.concatenate([values[1] for values in read])
         sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
         asleep = (flags & ASLEEP).astype(np.bool_)
-        return _Taken(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS, places, flags)
+        pairs = Pairs(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS)
+        return _Taken(pairs, places, flags)
 
-    def give_back(self, pairs: Pairs) -> None:
-        if not isinstance(pairs, _Taken):
+    def give_back(self, taken: Taken) -> None:
+        if not isinstance(taken, _Taken):
             return
-        flags = pairs.flags & np.uint8(POSITIVE | FRESH)
+        pairs, flags = taken.pairs, taken.flags & np.uint8(POSITIVE | FRESH)
         flags[pairs.asleep] |= ASLEEP
-        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(pairs.flags & ASLEEP))
-        pairs.flags = flags
+        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
+        taken.flags = flags
         done = 0
-        for begin, end in pairs.places:
+        for begin, end in taken.places:
             mine = slice(done, done + end - begin)
             self.write(begin, pairs.alpha[mine], flags[mine])
             done += end - begin
@@ -198,7 +200,7 @@ class DiskPairs:
 
     def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
         for start in range(0, self._n_samples, _STEP):
-            pairs = self.take([(start, min(start + _STEP, self._n_samples))])
+            pairs = self.take([(start, min(start + _STEP, self._n_samples))]).pairs
             yield pairs.rows, pairs.sign, pairs.alpha
 
     def close(self) -> None:

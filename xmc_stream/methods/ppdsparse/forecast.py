@@ -29,7 +29,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.run import solve_plan
-from xmc_stream.methods.ppdsparse.solver import RowOrder, added_sizes, start_sizes, warm_sizes
+from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.models.linear.tiles import EIGHTH, Run, tile_width, widest
@@ -116,7 +116,7 @@ class PPDSparseForecaster(Forecaster):
             self.active.append(np.minimum(self.kept[-1] + room, n))
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
-        self.order = RowOrder.of(n, self.X.nnz)
+        self.order = row_order(n, self.X.nnz)
         self.searches = self.rounds + (warm_start is not None)
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import dual_terms, take_weights
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, MemoryPairs
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
 from xmc_stream.methods.ppdsparse.spill import SlabPairs
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 from xmc_stream.methods.ppdsparse.streaming import DESKS, StreamSolver, Weights

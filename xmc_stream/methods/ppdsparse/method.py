@@ -15,7 +15,7 @@ from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
-from xmc_stream.methods.ppdsparse.solver import RowOrder
+from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import WarmUp
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
@@ -46,7 +46,7 @@ class PPDSparseMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one."""
-        order = RowOrder.of(task.dataset.n_samples, task.dataset.X_rows().nnz)
+        order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
         return WarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:

@@ -36,66 +36,75 @@ class PPDSparseParameters(Parameters):
     title = "PPDSparse: a vector of weights for each class, with l1 and l2 terms"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
 
-    lam: float = parameter(0.01, Number("Weight of the l1 term; larger: fewer weights."))
-    tau: float = parameter(1.0, Number("Weight of the l2 term.", open_least=True))
+    lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
+    tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
     C: float = parameter(
         1.0,
         Number(
-            "Weight of the loss. 2 here is 1 in LIBLINEAR, DiSMEC and PPDSparse's own program, whose squared hinge has no "
-            "half.",
+            "Weight of the loss. Larger: the training rows are fitted more closely. 2 here is 1 in LIBLINEAR, DiSMEC and "
+            "the authors' program, whose squared hinge has no factor 1/2.",
             open_least=True,
         ),
     )
-    loss: str = parameter("squared_hinge", Choice("Loss of a score.", options=LOSSES))
-    bias: bool = parameter(True, Flag("Whether each class has a bias, which the l1 term spares."))
+    loss: str = parameter(
+        "squared_hinge",
+        Choice("Loss of a score z: squared_hinge, 1/2 max(0, 1 - y z)^2, or hinge, max(0, 1 - y z).", options=LOSSES),
+    )
+    bias: bool = parameter(True, Flag("Whether each class has a bias. The l1 term leaves it out."))
     tol: float = parameter(
         0.01,
         Number(
-            "A class is done when no |dG/da_i| over all rows is larger. Scores are float32: it cannot be below 1e-5.",
+            "A class is done when no row violates optimality by more: |dG/da_i| <= tol, G being the dual objective. Scores "
+            "are float32, so 1e-5 is the least.",
             least=1e-5,
         ),
     )
-    rounds: int = parameter(3, Whole("Solves of every class, unless it is done before."))
+    rounds: int = parameter(
+        3, Whole("Rounds of every class: each solves it on its active set. A class that is done takes no more.")
+    )
     max_rounds: int | None = parameter(
         6,
         Whole(
-            "Solves of a class at most. Beyond `rounds` only classes go on whose duality gap is above 2 % of their objective, "
-            "and only while these gaps together are more than 0.5 % of the objective of all. none: no cap; a class goes on "
-            "until it is within tol, or until its gap has not halved in five rounds.",
+            "Rounds of a class, at most. After `rounds`, a class goes on only while its duality gap is above 2 % of its "
+            "objective, and only while these gaps together are more than 0.5 % of the objective of all classes. none: no "
+            "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds.",
             none=True,
         ),
     )
     epochs: int = parameter(
-        2, Whole("Passes over the active set in a round; without a cap on rounds five times as many.")
+        2, Whole("Passes over the active set in a round. Without a cap on rounds: five times as many.")
     )
-    last_epochs: int = parameter(6, Whole("Passes over the active set from the last of `rounds` on."))
+    last_epochs: int = parameter(
+        6, Whole("Passes over the active set in the last of `rounds` and in all rounds after it.")
+    )
     added: int = parameter(
         50,
         Whole(
-            "A round may add max(|A|, added) violators to the active set A; four times as many beyond `rounds`, twice as "
-            "many without a cap on rounds."
+            "A search may add max(|A|, added) rows that violate most to the active set A. After `rounds`: four times as "
+            "many. Without a cap on rounds: twice as many."
         ),
     )
     prune: float = parameter(
         0.0,
         Number(
-            "The finished model leaves out weights |w_j| below it, the bias never. Objective and gap are those before. 0: off.",
+            "The finished model leaves out weights with |w_j| below this, but never the bias. Objective and gap are those "
+            "of the weights before. 0: off.",
             unsaid=True,
         ),
     )
     delta: float = parameter(
         0.0,
         Number(
-            "Searches between rounds take scores from ceil(2 ||w||_1^2 / delta^2) random draws of a class's weights; try 2. "
-            "The last search is exact. 0: off.",
+            "Searches between the first `rounds` rounds score with ceil(2 ||w||_1^2 / delta^2) random draws from a class's "
+            "weights instead of all of them. Larger: faster and less exact; try 2. The last search is exact. 0: off.",
             unsaid=True,
         ),
     )
     min_value: float = parameter(
         0.0,
         Number(
-            "Searches between rounds see only entries |x_ij| above it; try 0.1 for rows of length one. The last search is "
-            "exact. 0: off.",
+            "Searches between the first `rounds` rounds use only entries with |x_ij| above this. Larger: faster and less "
+            "exact; try 0.1 for rows of length one. The last search is exact. 0: off.",
             unsaid=True,
         ),
     )

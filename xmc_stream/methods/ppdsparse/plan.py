@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
-from xmc_stream.kernels.order import GROUP
+from xmc_stream.kernels.order import GROUP, RowOrder
 from xmc_stream.kernels.scores import BINS, SPARE
-from xmc_stream.methods.ppdsparse.solver import ROW_BYTES, RowOrder
+from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
 from xmc_stream.methods.ppdsparse.streaming import DESKS
 from xmc_stream.models.linear.tiles import Run, widest
 

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
-from xmc_stream.kernels.scores import bias_losses, loss_grid, search
+from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
+from xmc_stream.kernels.dcd import new_scratch
+from xmc_stream.kernels.scores import ActiveAhead, BestRows, LossSums, Tile, bias_losses, loss_grid, search
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Solver, start_sizes
-from xmc_stream.models.linear.tiles import Tile, make_tile, tile_bytes
+from xmc_stream.methods.ppdsparse.solver import Solver, row_order, start_sizes
+from xmc_stream.models.linear.tiles import make_tile, tile_bytes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -92,10 +94,10 @@ class ProbeJob:
             parts.append((features.copy(), data.copy()))
 
         entries = int(np.diff(block.indptr)[at].sum())
-        scratch = Scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
+        scratch = new_scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
         figures = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed, RowOrder.of(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
+        Solver(self.parameters, self.seed, row_order(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)
@@ -153,12 +155,14 @@ class ProbeJob:
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
+            best = BestRows(
+                one, begins, begins + 2, np.zeros(width, np.int64), np.empty(2 * width, np.float32),
+                np.empty(2 * width, np.int32), threshold,
+            )  # fmt: skip
             search(
-                x.indptr, x.indices, x.values, y.indptr, y.indices, 0, 0, np.full(1, -1, np.int16), tile.start,
-                tile.slots, tile.weights, tile.bias, none, none, np.empty(0, np.int32), one, begins, begins + 2,
-                np.zeros(width, np.int64), np.empty(2 * width, np.float32), np.empty(2 * width, np.int32), threshold,
-                loss, grid, bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(width, np.float32),
-                np.empty(2, np.float32),
+                CSR.of(x), Labels.of(y), 0, 0, np.full(1, -1, np.int16), tile, ActiveAhead(none, none, np.empty(0, np.int32)),
+                best, LossSums(loss, grid, bias_losses(tile.bias, loss, grid), np.zeros(width)),
+                np.empty(width, np.float32), np.empty(2, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
             if took > _SECONDS:

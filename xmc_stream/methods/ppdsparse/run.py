@@ -22,7 +22,7 @@ from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SearchSize, SolvePlan, class_blocks, plan_solve, search_leg, search_ranges
 from xmc_stream.methods.ppdsparse.search import Piece, SearchJob
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_figures
-from xmc_stream.methods.ppdsparse.solver import RowOrder, start_sizes
+from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.start import StartJob, learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
@@ -117,7 +117,7 @@ def solve_plan(
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
     extra += _CLASS_BYTES * max(0, *(unit.last - unit.first - UNIT for unit in units))
-    order = RowOrder.of(dataset.n_samples, dataset.X_rows().nnz)
+    order = row_order(dataset.n_samples, dataset.X_rows().nnz)
     return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units))
 
 

@@ -14,12 +14,26 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.sample import count_work, keep_large, sparsify
-from xmc_stream.kernels.scores import BINS, NO_LOSS, begin_anew, bias_losses, close_up, loss_grid, places, search
+from xmc_stream.kernels.scores import (
+    BINS,
+    NO_LOSS,
+    ActiveAhead,
+    BestRows,
+    LossSums,
+    Tile,
+    begin_anew,
+    bias_losses,
+    close_up,
+    loss_grid,
+    places,
+    search,
+)
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
-from xmc_stream.models.linear.tiles import Tile, make_tile, shared_cache, tile_width
+from xmc_stream.models.linear.tiles import make_tile, shared_cache, tile_width
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
@@ -65,34 +79,36 @@ class _PieceSearch:
         large = wanted > leg
         self.flushed, self.kept = np.flatnonzero(large), np.flatnonzero(~large)
         self.wanted = wanted[self.flushed]
-        self.capacity = np.zeros(self.width, np.int64)
-        self.capacity[: len(wanted)] = np.minimum(wanted, leg)
+        capacity = np.zeros(self.width, np.int64)
+        capacity[: len(wanted)] = np.minimum(wanted, leg)
         rows_of_slot = np.full(self.width, n_rows)
         rows_of_slot[self.flushed] = leg
-        of_slot = places(self.capacity, rows_of_slot)
+        of_slot = places(capacity, rows_of_slot)
         self.most_places = int(of_slot.max(initial=0))
         order = np.concatenate([self.flushed, self.kept])
-        self.best_begin, self.best_end = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
-        self.best_end[order] = np.cumsum(of_slot[order])
-        self.best_begin[order] = self.best_end[order] - of_slot[order]
-        self.best_size = np.zeros(self.width, np.int64)
-        self.best_scores = np.empty(int(of_slot.sum()), np.float32)
-        self.best_rows = np.empty(len(self.best_scores), np.int32)
+        end = np.zeros(self.width, np.int64)
+        end[order] = np.cumsum(of_slot[order])
+        begin = np.zeros(self.width, np.int64)
+        begin[order] = end[order] - of_slot[order]
+        n_places, near = int(of_slot.sum()), -parameters.tol if job.rough else parameters.near
+        threshold = np.full(self.width, np.inf, np.float32)
+        threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
+        self.best = BestRows(
+            capacity, begin, end, np.zeros(self.width, np.int64), np.empty(n_places, np.float32), np.empty(n_places, np.int32),
+            threshold,
+        )  # fmt: skip
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
-        self.threshold = np.full(self.width, np.inf, np.float32)
-        near = -parameters.tol if job.rough else parameters.near
-        self.threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
-        self.loss = NO_LOSS if job.rough else parameters.loss_code
-        self.bias_loss = np.zeros(self.width)
-        self.grid = loss_grid(n_samples)
-        self.bias_loss[: len(self.bias)] = bias_losses(self.bias, self.loss, self.grid)
-        self.losses = np.zeros(self.width)
+        loss, grid = NO_LOSS if job.rough else parameters.loss_code, loss_grid(n_samples)
+        self.losses = LossSums(loss, grid, np.zeros(self.width), np.zeros(self.width))
+        self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
 
-        self.active_next, self.active_end = np.zeros(self.width, np.int64), np.zeros(self.width, np.int64)
         self.begins = self._begins_of_legs(state.active, mine, ptr, bounds)
         self.begins[~open_] = 0
-        self.active = np.empty(int(np.diff(self.begins.sum(axis=0)).max()), np.int32)
+        most_active = int(np.diff(self.begins.sum(axis=0)).max())
+        self.ahead = ActiveAhead(
+            np.zeros(self.width, np.int64), np.zeros(self.width, np.int64), np.empty(most_active, np.int32)
+        )  # fmt: skip
         self.start_leg(0, state.active.indices)
 
     @staticmethod
@@ -118,21 +134,21 @@ class _PieceSearch:
         firsts = self.begins[self.classes, leg]
         counts = self.begins[self.classes, leg + 1] - firsts
         ends = np.cumsum(counts)
-        self.active_end[: len(ends)] = ends
-        self.active_next[: len(ends)] = ends - counts
+        self.ahead.end[: len(ends)] = ends
+        self.ahead.next[: len(ends)] = ends - counts
         total = int(counts.sum())
         window = np.empty(min(_WINDOW, total), indices.dtype)
         for low in range(0, total, _WINDOW):
             high = min(low + _WINDOW, total)
             indices.read_ranges(*clip_ranges(firsts, counts, low, high), window[: high - low])
-            self.active[low:high] = window[: high - low] - self.job.start
+            self.ahead.rows[low:high] = window[: high - low] - self.job.start
 
     def end_leg(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
         """Write what the leg brought to the slots that are flushed, and empty them."""
         if writer.legs is not None and len(self.flushed):
             n = len(self.flushed)
             scores = self._append(writer, writer.legs, self.flushed, np.arange(n), n, scratch)
-            begin_anew(self.flushed, self.wanted, self.best_size, scores, self.counts, self.threshold)
+            begin_anew(self.flushed, self.wanted, self.best.size, scores, self.counts, self.best.threshold)
 
     def end(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
         """Write what is left, and the losses; classes without a slot, from where the last piece ended, are empty."""
@@ -141,7 +157,7 @@ class _PieceSearch:
         self._append(
             writer, writer.rows, self.kept, self.classes[self.kept], self.piece.last - self.piece.first, scratch
         )
-        losses = self.losses + (self.job.stop - self.job.start) * self.bias_loss
+        losses = self.losses.sums + (self.job.stop - self.job.start) * self.losses.of_bias
         writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
@@ -149,12 +165,10 @@ class _PieceSearch:
         scratch: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
         """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""
-        n = close_up(
-            slots, self.capacity, self.best_begin, self.best_size, self.best_scores, self.best_rows, scratch
-        )  # fmt: skip
-        begin = int(self.best_begin[slots[0]]) if len(slots) else 0
-        scores, rows = self.best_scores[begin : begin + n], self.best_rows[begin : begin + n]
-        sizes, classes = self.best_size[slots], self.piece.first - self.job.first + self.classes[slots]
+        n = close_up(slots, self.best, scratch)
+        begin = int(self.best.begin[slots[0]]) if len(slots) else 0
+        scores, rows = self.best.scores[begin : begin + n], self.best.rows[begin : begin + n]
+        sizes, classes = self.best.size[slots], self.piece.first - self.job.first + self.classes[slots]
         writer.counts[classes] += sizes
         some = sizes > 0
         if n:
@@ -193,11 +207,9 @@ class _PieceSearch:
     def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, scratch: NDArray[np.float32]) -> None:
         """Score rows [low, high) of a row block, all of one leg."""
         search(
-            x.indptr[low : high + 1], x.indices, x.values, y.indptr[low : high + 1], y.indices,
-            x.start + low - self.job.start, self.piece.first, self.slot_of,
-            tile.start, tile.slots, tile.weights, tile.bias, self.active_next, self.active_end, self.active,
-            self.capacity, self.best_begin, self.best_end, self.best_size, self.best_scores, self.best_rows,
-            self.threshold, self.loss, self.grid, self.bias_loss, self.losses, self.scores, scratch,
+            CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
+            x.start + low - self.job.start, self.piece.first, self.slot_of, tile, self.ahead, self.best, self.losses,
+            self.scores, scratch,
         )  # fmt: skip
 
 

@@ -23,14 +23,15 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.kernels.dcd import start_alpha
+from xmc_stream.kernels.blocks import CSR, ActiveSets
+from xmc_stream.kernels.dcd import new_scratch, start_alpha
 from xmc_stream.kernels.sample import sparsify
 from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
 from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder, Scratch, Sink, Solver, added_sizes, start_sizes
+from xmc_stream.methods.ppdsparse.solver import Sink, Solver, added_sizes, row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DONE,
@@ -176,7 +177,7 @@ class _UnitSolve:
             self.room = self.previous.figures[:, ROOM].astype(np.int64)
             if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
                 self.room = np.minimum(self.room, 1)
-        self.order = RowOrder.of(self.n_samples, self.X.nnz)
+        self.order = row_order(self.n_samples, self.X.nnz)
         self.solver = Solver(job.parameters, job.seed, self.order)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
@@ -213,7 +214,7 @@ class _UnitSolve:
                 self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
             streamed = self._stream(n_found, writer)
             rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
-            self.scratch = Scratch(self.dataset.n_features, rows, nnz)
+            self.scratch = new_scratch(self.dataset.n_features, rows, nnz)
             self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
             kind = np.where(writer.figures[:, STATUS] == DONE, _CARRIED, _SOLVED)
             kind[streamed] = _STREAMED
@@ -460,8 +461,8 @@ class _UnitSolve:
             ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
-                w.indptr, w.indices, w.values, biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine],
-                block.indptr, block.indices, block.values, dense, self.job.start_slope, p.upper, sets.alpha[mine],
+                CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine], CSR.of(block), dense,
+                self.job.start_slope, p.upper, sets.alpha[mine],
             )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ x_i0 = 1 that the l1 term leaves alone,
     F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
     squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
 
-This module covers the parameters and the inner problem. Rounds, files and memory are those of `jobs.ppdsparse`.
+This module covers the inner problem. Parameters, rounds, files and memory are in `methods.ppdsparse.parameters` and
+`methods.ppdsparse.run`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.dcd import add_rows, descend, dual_terms, renumber, solve_classes, take_weights, violation
-from xmc_stream.kernels.order import stream_order
+from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
+from xmc_stream.kernels.dcd import (
+    Penalty,
+    Scratch,
+    Steps,
+    add_rows,
+    descend,
+    dual_terms,
+    renumber,
+    solve_classes,
+    take_weights,
+    violation,
+)
+from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
@@ -51,73 +63,17 @@ def warm_sizes(n_positives: NDArray[np.int64], added: int, n_samples: int) -> ND
     return np.where(n_positives > 0, np.minimum(wanted, n_samples - n_positives), 0)
 
 
-@dataclass(frozen=True)
-class RowOrder:
-    """Which classes are large, and the runs of rows that their visiting orders are made of: a matter of the data alone.
-
-    A class of more than `large` active rows visits them in an order that all such classes share: the 2^run_bits rows of
-    a run close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
-    """
-
-    n_samples: int
-    large: int
-    run_bits: int
-
-    @classmethod
-    def of(cls, n_samples: int, nnz: int) -> RowOrder:
-        """For n_samples rows with nnz entries together."""
-        row_bytes = 8 * nnz // max(n_samples, 1)
-        run_bits = max(0, (RUN_BYTES // max(row_bytes, 1)).bit_length() - 1)
-        return cls(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(run_bits, RUN_BITS))
-
-    @property
-    def n_runs(self) -> int:
-        """Runs of all rows."""
-        return -(-self.n_samples >> self.run_bits)
+def row_order(n_samples: int, nnz: int) -> RowOrder:
+    """For n_samples rows with nnz entries together."""
+    row_bytes = 8 * nnz // max(n_samples, 1)
+    run_bits = max(0, (RUN_BYTES // max(row_bytes, 1)).bit_length() - 1)
+    return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(run_bits, RUN_BITS))
 
 
-@dataclass
-class ActiveSets:
-    """Active sets of a run of classes, ragged: class c has the entries [ptr[c], ptr[c + 1]).
-
-    rows int64, ascending in a class; sign int8 (+1 positive, -1 negative); alpha float64 >= 0.
-    """
-
-    first_label: int
-    ptr: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    sign: NDArray[np.int8]
-    alpha: NDArray[np.float64]
-
-
-class Scratch:
-    """Work space of one thread, made once: feature numbers, v and weights, and one class of max_rows and max_nnz."""
-
-    def __init__(self, n_features: int, max_rows: int, max_nnz: int) -> None:
-        self.local_of = np.full(n_features, -1, np.int32)
-        self.features = np.empty(n_features, np.int32)
-        self.v = np.zeros(n_features)
-        self.indptr = np.empty(max_rows + 1, np.int64)
-        self.squares = np.empty(max_rows)
-        self.order = np.empty(max_rows, np.int64)
-        self.ascending = np.arange(max_rows)
-        self.asleep = np.empty(max_rows, np.bool_)
-        self.indices = np.empty(max_nnz, np.int32)
-        self.data = np.empty(max_nnz, np.float32)
-        max_weights = max(n_features, min(max_nnz, 1 << 20))
-        self.w_features = np.empty(max_weights, np.int32)
-        self.w_data = np.empty(max_weights, np.float32)
-
-
-class CSRBlock(Protocol):
-    """Rows in memory: indptr (n + 1,) from 0, indices, values float32."""
-
-    @property
-    def indptr(self) -> NDArray[np.int64]: ...
-    @property
-    def indices(self) -> NDArray[Any]: ...
-    @property
-    def values(self) -> NDArray[np.float32]: ...
+def penalty_of(parameters: PPDSparseParameters) -> Penalty:
+    """The numbers of the inner problem."""
+    p = parameters
+    return Penalty(float(p.lam), float(p.tau), float(p.h2), float(p.upper), p.bias)
 
 
 Sink = Callable[[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]], None]
@@ -152,19 +108,15 @@ class Solver:
         """
         p = self.parameters
         n = len(sets.ptr) - 1
+        x, penalty = CSR.of(block), penalty_of(p)
+        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol))
         counts = np.zeros(n, np.int64)
         done = 0
         while done < n:
             end, filled = solve_classes(
-                done, sets.first_label, sets.ptr, at, sets.sign, sets.alpha,
-                block.indptr, block.indices, block.values,
-                sets.rows, self.order.n_samples, self.order.large, self.order.run_bits,
-                self.seed, round_, p.epochs_of(round_), p.tol, p.lam, p.tau, p.h2, p.upper, p.bias,
-                scratch.local_of, scratch.features, scratch.v, scratch.indptr, scratch.indices, scratch.data,
-                scratch.squares, scratch.order, scratch.ascending, scratch.asleep,
-                counts, scratch.w_features, scratch.w_data, figures,
+                done, sets, at, x, self.order, steps, penalty, scratch, counts, figures
             )  # fmt: skip
-            sink(counts[done:end], scratch.w_features[:filled], scratch.w_data[:filled])
+            sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
 
     def solve_large(
@@ -186,13 +138,14 @@ class Solver:
         """
         p = self.parameters
         n = len(sets.rows)
-        held: tuple[NDArray[np.int64], CSRBlock, NDArray[np.float64]] | None = None
+        penalty = penalty_of(p)
+        held: tuple[NDArray[np.int64], CSR, NDArray[np.float64]] | None = None
         n_local = 0
         asleep = np.zeros(n, np.bool_)
 
         def stretches(
             order: NDArray[np.int64],
-        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSRBlock, NDArray[np.float64]]]:
+        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSR, NDArray[np.float64]]]:
             """Runs of an order that fit: members as ordered, their places in the block, the block, squared norms."""
             nonlocal n_local, held
             ends = np.cumsum(lengths[order])
@@ -204,21 +157,17 @@ class Solver:
                 if held is None or len(held[0]) < n:  # what is held is not all of them
                     held = None
                     members = np.sort(visit)
-                    block = gather(sets.rows[members])
-                    squares = np.empty(len(members))
+                    x, squares = CSR.of(gather(sets.rows[members])), np.empty(len(members))
                     n_local = renumber(
-                        block.indptr, block.indices, block.values, scratch.local_of, scratch.features, n_local,
-                        1.0 if p.bias else 0.0, squares,
+                        x, scratch.local_of, scratch.features, n_local, 1.0 if p.bias else 0.0, squares
                     )  # fmt: skip
-                    held = members, block, squares
+                    held = members, x, squares
                 yield visit, np.searchsorted(held[0], visit), *held[1:]
                 begin = end
 
         v0 = 0.0
-        for visit, at, block, _ in stretches(np.flatnonzero(sets.alpha)):
-            v0 = add_rows(
-                at, block.indptr, block.indices, block.values, sets.sign[visit], sets.alpha[visit], scratch.v, v0
-            )
+        for visit, at, x, _ in stretches(np.flatnonzero(sets.alpha)):
+            v0 = add_rows(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0)
         if not p.bias:
             v0 = 0.0
         bar = math.inf
@@ -231,10 +180,9 @@ class Solver:
             else:
                 visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
             worst = 0.0
-            for visit, at, block, squares in stretches(order[~asleep[order]]):
+            for visit, at, x, squares in stretches(order[~asleep[order]]):
                 v0, met = descend(
-                    visit, at, block.indptr, block.indices, block.values, squares, sets.sign, sets.alpha, asleep, bar,
-                    scratch.v, v0, p.lam, p.tau, p.h2, p.upper, p.bias,
+                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty
                 )  # fmt: skip
                 worst = max(worst, met)
             bar = worst
@@ -244,14 +192,19 @@ class Solver:
                 asleep[:] = False
                 bar = math.inf
         inside = 0.0
-        for visit, at, block, _ in stretches(np.arange(n)):
-            found = violation(
-                at, block.indptr, block.indices, block.values, sets.sign[visit], sets.alpha[visit], scratch.v, v0,
-                p.lam, p.tau, p.h2, p.upper,
-            )  # fmt: skip
+        for visit, at, x, _ in stretches(np.arange(n)):
+            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty)
             inside = max(inside, found)
         count, square, kept, bias = take_weights(
-            n_local, scratch.features, scratch.local_of, scratch.v, v0, p.lam, p.tau, scratch.w_features, scratch.w_data
+            n_local,
+            scratch.features,
+            scratch.local_of,
+            scratch.v,
+            v0,
+            p.lam,
+            p.tau,
+            scratch.w_features,
+            scratch.w_values,
         )
         figures[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2, 0.0), kept, inside
-        sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_data[:count])
+        sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_values[:count])

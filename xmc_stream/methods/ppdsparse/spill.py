@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.slabs import FRESH, PAIR, POSITIVE, put_back, put_by_class, put_by_run, wake_pairs
+from xmc_stream.kernels.stream import Pairs
 from xmc_stream.methods.ppdsparse.active_rows import NO_STARTS, ScratchFile
 from xmc_stream.methods.ppdsparse.plan import SLICES, SORTED
-from xmc_stream.methods.ppdsparse.solver import ActiveSets
-from xmc_stream.methods.ppdsparse.streaming import Pairs
+from xmc_stream.methods.ppdsparse.streaming import Taken
 from xmc_stream.store.encoding import index_dtype
 
 
 @dataclass
-class _Taken(Pairs):
+class _Taken(Taken):
     """Pairs that were read from disk: of which ranges of the file, and where among them each of these stood."""
 
     places: list[tuple[int, int]]
@@ -77,9 +78,9 @@ class SlabPairs:
         """Bring alpha back to the files by class."""
         for a, b in self._ranges():
             first, last = a * self._slice, min(b * self._slice, self._n_runs)
-            taken = self._sorted([(first, last)])
+            pairs = self._sorted([(first, last)]).pairs
             for c, begin in enumerate(self._begins[:, a].tolist()):
-                self._alpha.write(begin, taken.alpha[taken.ptr[c] : taken.ptr[c + 1]])
+                self._alpha.write(begin, pairs.alpha[pairs.ptr[c] : pairs.ptr[c + 1]])
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         """Ranges of slices with about as many pairs as are sorted at a time."""
@@ -116,25 +117,26 @@ class SlabPairs:
             self._pairs.read(begin, end, read[at : at + end - begin])
         each = np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in runs)])
         run_ptr = np.concatenate([[0], np.cumsum(self._of_run[each + 1] - self._of_run[each])])
-        taken = _Taken(
+        pairs, source = Pairs(
             np.empty(self.n_classes + 1, np.int64), np.empty(n, self._rows.dtype), np.empty(n, np.int8), np.empty(n),
-            np.empty(n, np.bool_), NO_STARTS, places, read, np.empty(n, np.int64),
-        )  # fmt: skip
+            np.empty(n, np.bool_), NO_STARTS,
+        ), np.empty(n, np.int64)  # fmt: skip
         put_by_class(
-            run_ptr, each, self._run_bits, read, taken.ptr, taken.rows, taken.sign, taken.alpha, taken.asleep, taken.source
+            run_ptr, each, self._run_bits, read, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, pairs.asleep, source
         )  # fmt: skip
-        return taken
+        return _Taken(pairs, places, read, source)
 
-    def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
         """Ranges of whole runs."""
         return self._sorted([(a >> self._run_bits, -(-b >> self._run_bits)) for a, b in ranges])
 
-    def give_back(self, pairs: Pairs) -> None:
-        if isinstance(pairs, _Taken):
-            put_back(pairs.ptr, pairs.alpha, pairs.asleep, pairs.source, pairs.read, self._sleepers)
+    def give_back(self, taken: Taken) -> None:
+        if isinstance(taken, _Taken):
+            pairs = taken.pairs
+            put_back(pairs.ptr, pairs.alpha, pairs.asleep, taken.source, taken.read, self._sleepers)
             done = 0
-            for begin, end in pairs.places:
-                self._pairs.write(begin, pairs.read[done : done + end - begin])
+            for begin, end in taken.places:
+                self._pairs.write(begin, taken.read[done : done + end - begin])
                 done += end - begin
 
     def sleeping(self) -> NDArray[np.bool_]:

@@ -2,8 +2,8 @@
 
 A class is large by the data alone: its active rows, with their own numbers, take more than LARGE_BYTES. Large classes
 visit their rows in an order that all of them share (`kernels.stream`), so one pass over X is an epoch of as many classes
-as there is memory for their v. `solvers.ppdsparse` takes the same steps in the same order on classes that it holds whole:
-which of the two solves a class is a matter of memory, and no bit of the result depends on it.
+as there is memory for their v. `methods.ppdsparse.solver` takes the same steps in the same order on classes that
+it holds whole. Which of the two solves a class is a matter of memory, and no bit of the result depends on it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.order import GROUP, epoch_key, run_slots
 from xmc_stream.kernels.stream import (
+    Epoch,
+    Group,
+    GroupScratch,
+    Pairs,
+    RowsAtHand,
     add_range,
     descend_group,
     list_needed,
@@ -32,7 +38,7 @@ from xmc_stream.kernels.stream import (
     violation_range,
 )
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import CSRBlock
+from xmc_stream.methods.ppdsparse.solver import penalty_of
 from xmc_stream.stop import stop_if_unwanted
 
 DESKS = 3  # parts in memory: one is worked on, one is read, and of one it is found what must be read
@@ -40,19 +46,10 @@ _SHARES = 8  # runs of classes for each thread: some have more to do, and the la
 
 
 @dataclass
-class Pairs:
-    """Active rows of some classes, ragged: class c has the entries [ptr[c], ptr[c + 1]), its rows ascending.
+class Taken:
+    """What a pair store gave out."""
 
-    sign int8 (+1 positive, -1 negative); alpha float64 >= 0; asleep: not visited before it is woken. starts (n, runs + 1):
-    how many of a class's rows come before each run of X; (0, 0) where the pairs are of the ranges asked for alone.
-    """
-
-    ptr: NDArray[np.int64]
-    rows: NDArray[Any]
-    sign: NDArray[np.int8]
-    alpha: NDArray[np.float64]
-    asleep: NDArray[np.bool_]
-    starts: NDArray[np.int32]
+    pairs: Pairs
 
 
 class PairStore(Protocol):
@@ -60,11 +57,11 @@ class PairStore(Protocol):
 
     n_classes: int
 
-    def take(self, ranges: Sequence[tuple[int, int]]) -> Pairs:
+    def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
         """The pairs with rows in some ranges (ascending), or all with their `starts`."""
         ...
 
-    def give_back(self, pairs: Pairs) -> None:
+    def give_back(self, taken: Taken) -> None:
         """What was taken has been changed."""
         ...
 
@@ -80,24 +77,28 @@ class PairStore(Protocol):
 Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
 Ahead = Callable[[Sequence[tuple[int, int]]], None]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
-Act = Callable[["Part", tuple[int, int], Any], None]  # on a part, for classes [first, last), with a thread's scratch
+Act = Callable[
+    ["Part", tuple[int, int], GroupScratch], None
+]  # on a part, for classes [first, last), with a thread's scratch
 
 
 @dataclass
 class Part:
-    """Rows in memory with the pairs that are theirs: places [low, high) of a group of runs, or rows [low, high).
+    """Rows in memory with the pairs that are theirs: a group's places, or, where that has no runs, rows [low, high)."""
 
-    local_of: numbers of the rows in the block; squares: their ||x_i||^2, the bias counted.
-    """
+    taken: Taken
+    group: Group
+    at_hand: RowsAtHand
 
-    pairs: Pairs
-    low: int
-    high: int
-    local_of: NDArray[np.int32]
-    block: CSRBlock
-    runs: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    squares: NDArray[np.float64]
+    @property
+    def pairs(self) -> Pairs:
+        """The arrays of what was taken."""
+        return self.taken.pairs
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Of a group without runs."""
+        return self.group.low, self.group.high
 
 
 class _Desk:
@@ -124,14 +125,15 @@ class StreamSolver:
     ) -> None:  # fmt: skip
         self.parameters, self.seed, self.n_samples, self.run_bits = parameters, seed, n_samples, run_bits
         self.pairs, self._gather, self._ahead, self.threads = pairs, gather, ahead, threads
+        self.penalty = penalty_of(parameters)
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
         self._rows = GROUP << run_bits
         self._desks, self._free = [_Desk(number, self._rows) for number in range(DESKS)], 0
         self._most_needed = False  # of the rows of the part before
-        self._scratch: SimpleQueue[tuple[NDArray[np.int64], ...]] = SimpleQueue()  # one for each thread
+        self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread
         for _ in range(threads):
-            self._scratch.put(tuple(np.empty(self._rows, np.int64) for _ in range(4)))
+            self._scratch.put(GroupScratch(*(np.empty(self._rows, np.int64) for _ in range(4))))
 
     def solve(
         self, round_: int, weights: Iterator[Weights] | None = None, start_slope: float = 0.0
@@ -154,7 +156,7 @@ class StreamSolver:
             going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
             for epoch in range(p.epochs_of(round_)):
                 worst = np.zeros(n)
-                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), going, bar, worst)
+                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
                 bar[going] = worst[going]
                 settled, sleeping = going & (worst <= p.tol), self.pairs.sleeping()
                 going &= ~settled | sleeping
@@ -165,12 +167,10 @@ class StreamSolver:
                 bar[woken] = np.inf
             inside = np.zeros(n)
 
-            def look(part: Part, classes: tuple[int, int], scratch: Any) -> None:
-                pairs, block = part.pairs, part.block
+            def look(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
-                    *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of,
-                    block.indptr, block.indices, block.values, self.v, self.v0, inside, p.lam, p.tau, p.h2, p.upper,
-                    scratch[0],
+                    *classes, part.pairs, *part.rows, part.at_hand, self.v, self.v0, inside, self.penalty,
+                    scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)
@@ -178,42 +178,26 @@ class StreamSolver:
 
     def _start(self, weights: Iterator[Weights], slope: float) -> None:
         """alpha from the margins that given weights leave; they stand in v meanwhile."""
-        p = self.parameters
         bias = np.zeros(self.pairs.n_classes)
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b
 
-        def start_alpha(part: Part, classes: tuple[int, int], scratch: Any) -> None:
-            pairs, block = part.pairs, part.block
-            start_range(
-                *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of,
-                block.indptr, block.indices, block.values, self.v, bias, slope, p.upper,
-            )  # fmt: skip
+        def start_alpha(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            start_range(*classes, part.pairs, *part.rows, part.at_hand, self.v, bias, slope, self.penalty.upper)
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
-    def _add(self, part: Part, classes: tuple[int, int], scratch: Any) -> None:
-        pairs, block = part.pairs, part.block
-        add_range(
-            *classes, pairs.ptr, pairs.rows, pairs.sign, pairs.alpha, part.low, part.high, part.local_of, block.indptr,
-            block.indices, block.values, self.v, self.v0, scratch[0],
-        )  # fmt: skip
+    def _add(self, part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        add_range(*classes, part.pairs, *part.rows, part.at_hand, self.v, self.v0, scratch.local)
 
-    def _epoch(
-        self, key: np.uint64, going: NDArray[np.bool_], bar: NDArray[np.float64], worst: NDArray[np.float64]
-    ) -> None:
-        p = self.parameters
-
-        def step(part: Part, classes: tuple[int, int], scratch: Any) -> None:
-            pairs, block = part.pairs, part.block
+    def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
+        def step(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
-                *classes, going, pairs.ptr, pairs.rows, pairs.starts, pairs.sign, pairs.alpha, pairs.asleep, part.runs,
-                part.slots, self.run_bits, key, part.low, part.high, part.local_of, block.indptr, block.indices,
-                block.values, part.squares, bar, self.v, self.v0, worst, p.lam, p.tau, p.h2, p.upper, p.bias, *scratch,
+                *classes, part.pairs, part.group, part.at_hand, epoch, self.v, self.v0, self.penalty, scratch
             )  # fmt: skip
 
-        self._work(self._groups(key, going), step, change=True)
+        self._work(self._groups(key, epoch.going), step, change=True)
 
     def _work(self, parts: Iterator[Future[Part]], act: Act, change: bool = False) -> None:
         """Act on part after part, the next ones being read meanwhile; threads take runs of classes with as many pairs.
@@ -232,7 +216,7 @@ class StreamSolver:
             ends = [0, *np.maximum.accumulate(cuts).tolist(), self.pairs.n_classes]
             list(self._pool.map(partial(self._act, act, part), itertools.pairwise(ends)))
             if change:
-                self.pairs.give_back(part.pairs)
+                self.pairs.give_back(part.taken)
 
     def _act(self, act: Act, part: Part, classes: tuple[int, int]) -> None:
         scratch = self._scratch.get()
@@ -249,10 +233,11 @@ class StreamSolver:
                 self._ahead([(stop, min(stop + self._rows, self.n_samples))])
             yield from self._of_range(self.pairs.take([(start, stop)]), all_, start, stop)
 
-    def _of_range(self, pairs: Pairs, all_: bool, start: int, stop: int) -> Iterator[Future[Part]]:
+    def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Part]]:
         desk = self._desks[self._free]
         needed = desk.needed[: stop - start]
         needed[:] = False
+        pairs = taken.pairs
         mark_range(pairs.ptr, pairs.rows, pairs.alpha, all_, start, needed)
         marked = np.flatnonzero(needed)
         self._most_needed = 2 * len(marked) > stop - start
@@ -262,11 +247,11 @@ class StreamSolver:
         read = self._gather(marked + start, desk.number)
         if read is None:
             middle = (start + stop) // 2
-            yield from self._of_range(pairs, all_, start, middle)
-            yield from self._of_range(pairs, all_, middle, stop)
+            yield from self._of_range(taken, all_, start, middle)
+            yield from self._of_range(taken, all_, middle, stop)
             return
         nothing = np.empty(0, np.int64)
-        yield self._reading(read, pairs, start, stop, nothing, nothing)
+        yield self._reading(read, taken, Group(nothing, nothing, self.run_bits, np.uint64(0), start, stop))
 
     def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Part]]:
         """The groups of an epoch, with the rows that some class visits."""
@@ -278,49 +263,42 @@ class StreamSolver:
             runs = np.sort(order[first : first + GROUP])
             if self._most_needed and first + GROUP < n_runs:
                 self._ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
-            pairs = self.pairs.take(self._rows_of(runs))
-            yield from self._of_group(pairs, runs, slots[runs], key, going, 0, self._rows)
+            taken = self.pairs.take(self._rows_of(runs))
+            group = Group(runs, slots[runs], self.run_bits, key, 0, self._rows)
+            yield from self._of_group(taken, group, going)
 
     def _rows_of(self, runs: NDArray[np.int64]) -> list[tuple[int, int]]:
         starts = runs << self.run_bits
         stops = np.minimum(starts + (1 << self.run_bits), self.n_samples)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
-    def _of_group(
-        self, pairs: Pairs, runs: NDArray[np.int64], slots: NDArray[np.int64], key: np.uint64,
-        going: NDArray[np.bool_], low: int, high: int,
-    ) -> Iterator[Future[Part]]:  # fmt: skip
-        """The rows of a group that come at its places [low, high)."""
-        desk = self._desks[self._free]
+    def _of_group(self, taken: Taken, group: Group, going: NDArray[np.bool_]) -> Iterator[Future[Part]]:
+        """The rows that come at a group's places."""
+        desk, runs = self._desks[self._free], group.runs
         desk.needed[:] = False
-        mark_group(
-            going, pairs.ptr, pairs.rows, pairs.starts, pairs.asleep, runs, slots, self.run_bits, key, low, high, desk.needed
-        )  # fmt: skip
+        mark_group(going, taken.pairs, group, desk.needed)
         n = list_needed(desk.needed, runs, self.run_bits, desk.lines, desk.local_of)
         self._most_needed = 2 * n > len(runs) << self.run_bits
         if not n:
             return
         read = self._gather(desk.lines[:n], desk.number)
         if read is None:
-            middle = (low + high) // 2
-            yield from self._of_group(pairs, runs, slots, key, going, low, middle)
-            yield from self._of_group(pairs, runs, slots, key, going, middle, high)
+            middle = (group.low + group.high) // 2
+            yield from self._of_group(taken, group._replace(high=middle), going)
+            yield from self._of_group(taken, group._replace(low=middle), going)
             return
-        yield self._reading(read, pairs, low, high, runs, slots)
+        yield self._reading(read, taken, group)
 
-    def _reading(
-        self, read: Callable[[], CSRBlock], pairs: Pairs, low: int, high: int, runs: NDArray[np.int64],
-        slots: NDArray[np.int64],
-    ) -> Future[Part]:  # fmt: skip
+    def _reading(self, read: Callable[[], CSRBlock], taken: Taken, group: Group) -> Future[Part]:
         """The part on the free desk, as soon as it is read."""
         desk = self._desks[self._free]
         self._free = (self._free + 1) % DESKS
 
         def part() -> Part:
-            block = read()
-            squares = np.empty(len(block.indptr) - 1 if len(runs) else 0)
-            if len(runs):
-                row_squares(block.indptr, block.values, 1.0 if self.parameters.bias else 0.0, squares)
-            return Part(pairs, low, high, desk.local_of, block, runs, slots, squares)
+            x = CSR.of(read())
+            squares = np.empty(len(x.indptr) - 1 if len(group.runs) else 0)
+            if len(group.runs):
+                row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
+            return Part(taken, group, RowsAtHand(desk.local_of, x, squares))
 
         return self._reader.submit(part)

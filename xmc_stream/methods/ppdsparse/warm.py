@@ -10,12 +10,13 @@ import numpy as np
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.kernels.blocks import ActiveSets
+from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import disk_pairs
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
-from xmc_stream.methods.ppdsparse.solver import ActiveSets, RowOrder
 from xmc_stream.methods.ppdsparse.spill import SlabPairs
 from xmc_stream.methods.ppdsparse.state import new_unit_state
 from xmc_stream.store.dataset import Dataset

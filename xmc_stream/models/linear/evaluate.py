@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
+from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.figures import count_above, score_positives, sort_rows
+from xmc_stream.kernels.figures import TrueScores, count_above, score_positives, sort_rows
+from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
-from xmc_stream.models.linear.predict import PredictPlan, PredictRun, plan_predict, use_tile
+from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.tiles import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.ranking import calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import write_predictions
@@ -78,14 +80,11 @@ class FigureJob:
         y_indptr, y_indices = y.indptr, y.indices
         if filters:
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *filter_pairs(filters))
+        rows = CSR.of(x)
         positives = np.empty(len(y_indices), np.float32)
         for run in reversed(self.sizes.tiles):  # so that a cache that is too small holds what comes first below
             with use_tile(model, run, self.sizes) as tile:
-                score_positives(
-                    x.indptr, x.indices, x.values, y_indptr, y_indices, run.first, run.last - run.first, tile.start,
-                    tile.slots, tile.weights, tile.bias, calibration_of(model, run.first, run.last),
-                    np.empty(len(tile.bias), np.float32), positives,
-                )  # fmt: skip
+                score_positives(rows, Labels(y_indptr, y_indices), classes_of(model, run, tile), positives)
             del tile  # or it would stay beside the next one, uncounted
         threshold = float32_below(self.threshold)
         count_indices(y_indices, counts[_TRUE])
@@ -95,10 +94,8 @@ class FigureJob:
         for run in self.sizes.tiles:
             with use_tile(model, run, self.sizes) as tile:
                 count_above(
-                    x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
-                    tile.weights, tile.bias, calibration_of(model, run.first, run.last),
-                    np.empty(len(tile.bias), np.float32), labels, scores, *filter_pairs(filters), y_indptr, positives,
-                    threshold, counts[_PREDICTED], above,
+                    rows, classes_of(model, run, tile), Ranking(labels, scores), filter_pairs(filters),
+                    TrueScores(y_indptr, positives), threshold, counts[_PREDICTED], above,
                 )  # fmt: skip
             del tile
         return auc_units(above, np.diff(y_indptr), counts.shape[1])

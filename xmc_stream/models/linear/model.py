@@ -73,11 +73,11 @@ class LinearModel(LinearWeights, Model):
                 update(block.values.data)
 
     def bias(self) -> NDArray[np.float32]:
-        """The bias of every class (K,)."""
+        """The bias w_0 of each class: float32 array (K,). It is -inf for a class without training rows."""
         return np.concatenate([self.unit_array(unit) for unit in self.units])
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
-        """All weights in memory (D x K, csc, the bias apart): for models that fit."""
+        """All weights in memory, without the bias: scipy.sparse.csc_matrix (D x K, float32)."""
         import scipy.sparse
 
         units = []

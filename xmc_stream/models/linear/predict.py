@@ -14,8 +14,10 @@ import numpy as np
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.kernels.ranking import top_k
-from xmc_stream.models.linear.tiles import Run, Tile, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.ranking import Ranking, top_k
+from xmc_stream.kernels.scores import Tile, TileClasses
+from xmc_stream.models.linear.tiles import Run, drop_tiles, make_tile, shared_cache, widest
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
@@ -142,11 +144,7 @@ class PredictProbe:
             began = time.perf_counter()
             tile = _make_tile(model, run)
             made = time.perf_counter()
-            top_k(
-                block.indptr, block.indices, block.values, run.first, run.last - run.first, tile.start, tile.slots,
-                tile.weights, tile.bias, calibration_of(model, run.first, run.last), np.empty(len(tile.bias), np.float32),
-                labels, scores, *filter_pairs([]),
-            )  # fmt: skip
+            top_k(CSR.of(block), classes_of(model, run, tile), Ranking(labels, scores), filter_pairs([]))
             rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
         drop_tiles()
@@ -188,9 +186,8 @@ class PredictJob:
             for run in self.sizes.tiles:  # in ascending order of classes
                 with use_tile(model, run, self.sizes) as tile:
                     top_k(
-                        x.indptr, x.indices, x.values, run.first, run.last - run.first, tile.start, tile.slots,
-                        tile.weights, tile.bias, calibration_of(model, run.first, run.last, self.raw),
-                        np.empty(len(tile.bias), np.float32), labels[mine], scores[mine], *filter_pairs(filters),
+                        CSR.of(x), classes_of(model, run, tile, self.raw), Ranking(labels[mine], scores[mine]),
+                        filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
             n_blocks += 1
@@ -204,6 +201,12 @@ def use_tile(model: LinearWeights, run: Run, sizes: PredictPlan) -> Iterator[Til
     cache = shared_cache(sizes.cache_bytes)
     with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
         yield tile
+
+
+def classes_of(model: LinearWeights, run: Run, tile: Tile, raw: bool = False) -> TileClasses:
+    """The classes of a run, as kernels score them; raw: without calibration."""
+    by = calibration_of(model, run.first, run.last, raw)
+    return TileClasses(run.first, run.last - run.first, tile, by, np.empty(len(tile.bias), np.float32))
 
 
 def _make_tile(model: LinearWeights, run: Run) -> Tile:

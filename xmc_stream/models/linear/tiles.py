@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.scores import DENSE_SHARE, LANES, fill, lay_out
+from xmc_stream.kernels.scores import DENSE_SHARE, LANES, Tile, fill, lay_out
 from xmc_stream.memory import format_size
 from xmc_stream.store.model import UNIT
 
@@ -22,21 +22,6 @@ EIGHTH = UNIT // 8  # of a unit's classes
 _FEW = 16  # one in so many features, counted through, is listed
 ENTRY_BYTES = 6  # a weight and its slot
 _MOST_PLACES = np.iinfo(np.int32).max  # that are numbered in four bytes
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Weights of up to 1,024 classes by feature, as `kernels.scores` describes; bias (width,), -inf beyond the classes."""
-
-    start: NDArray[Any]
-    slots: NDArray[np.uint16]
-    weights: NDArray[np.float32]
-    bias: NDArray[np.float32]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes it holds."""
-        return self.start.nbytes + self.slots.nbytes + self.weights.nbytes + self.bias.nbytes
 
 
 def tile_width(n_classes: int) -> int:

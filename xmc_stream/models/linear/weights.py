@@ -24,7 +24,7 @@ from xmc_stream.store.nodes import understood
 class Unit(NamedTuple):
     """Classes [first, last) that are solved, kept and written as one; first is a multiple of UNIT.
 
-    A wide one has several times UNIT classes, few of them with positives: see `jobs.units`.
+    A wide one has several times UNIT classes, few of them with positives: see `models.linear.units`.
     """
 
     first: int

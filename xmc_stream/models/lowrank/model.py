@@ -43,7 +43,7 @@ class CheckFactorsJob:
 class LowRankModel(LowRankFactors, Model):
     """A model of factors W and H."""
 
-    kind = "low_rank"
+    kind = "low-rank"
 
     def _more(self) -> str:
         return f", rank {self.rank}"
@@ -54,7 +54,7 @@ class LowRankModel(LowRankFactors, Model):
                 update(factor.read(start, min(start + UNIT, factor.n)).data)
 
     def factors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """W (D x r) and H (K x r), in memory: the scores of x are x W H^T.
+        """Both factors in memory, float32 arrays: W (D x rank) and H (K x rank). The scores of x are x W H^T.
 
         W has a last row for the bias, if there is one.
         """

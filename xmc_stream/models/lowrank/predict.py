@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.figures import sort_rows
@@ -113,17 +113,17 @@ class ScoreJob:
                 last = min(first + BLOCK, self.stop)
                 mine, pairs = slice(first - self.start, last - self.start), self._filtered(first, last)
                 for low, tile in self._tiles(model, self.scores.read(first, last)):
-                    fold_top_k(tile, low, *pairs, labels[mine], best[mine])
+                    fold_top_k(tile, low, pairs, labels[mine], best[mine])
         write_predictions(Path(self.out), self.start, labels, best)
         return {"bytes_read": 0, "row_blocks": -(-(self.stop - self.start) // BLOCK)}
 
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Final scores by tiles of classes, see `lowrank.tiles`."""
+        """Final scores by tiles of classes, see `models.lowrank.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
             calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile
 
-    def _filtered(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def _filtered(self, first: int, last: int) -> Labels:
         return filter_pairs([matrix.block(first, last) for matrix in filter_matrix(self.filtered)])
 
 
@@ -160,7 +160,7 @@ class ScoreFiguresJob(ScoreJob):
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
         y_indptr, y_indices = y.indptr, y.indices
-        if len(pairs[0]):
+        if len(pairs.indptr):
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
         positives = np.empty(len(y_indices), np.float32)
         for low, tile in self._tiles(model, a):
@@ -171,7 +171,7 @@ class ScoreFiguresJob(ScoreJob):
         sort_rows(y_indptr, positives)
         above = np.zeros(last - first, np.int64)
         for low, tile in self._tiles(model, a):
-            fold_top_k(tile, low, *pairs, labels, best)  # which bars pairs in the tile
+            fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
             fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
 from xmc_stream.kernels.figures import sort_rows
 from xmc_stream.kernels.lines import aligned_zeros
@@ -159,7 +160,7 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
         lines, y = scores.read(first, last)[held], Y.gather(first + np.flatnonzero(held))
         best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
         for low, tile in tiles(lines, labels):
-            fold_top_k(tile, low, *_NOTHING, best, at)
+            fold_top_k(tile, low, _NOTHING, best, at)
         for i in range(len(lines)):
             hits += np.cumsum(np.isin(best[i], y.indices[y.indptr[i] : y.indptr[i + 1]]))
         n += len(lines)
@@ -169,7 +170,7 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
     return {**figures, **({"auc": auc} if criterion == "auc" else {})}
 
 
-_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)  # pairs that are barred
+_NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that are barred
 
 
 def tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
