@@ -23,7 +23,7 @@ STEP = 10_000
 @click.option("--seed", default=0, show_default=True)
 def main(n: int, seed: int) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from test_fuzz_parser import fuzz
+    from helpers.parser_fuzz import fuzz
 
     began = time.perf_counter()
     n_good = 0

@@ -1,4 +1,4 @@
-"""Commands on spoilt stores (tests/spoilt_stores.py), as many as one likes.
+"""Commands on spoilt stores (tests/helpers/spoilt_stores.py), as many as one likes.
 
     python benchmarks/hostile_stores.py 1000 --seed 7
     NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(mktemp -d) python benchmarks/hostile_stores.py 1000
@@ -6,7 +6,7 @@
 Bits flip, files are cut, lost and exchanged; values, arrays, matrices and descriptions of datasets, models, predictions and
 unfinished runs are replaced, mostly with checksums and seal made anew. Each command must end with exit code 0, or with 1
 and one line, in little memory and time. The second command compiles code that checks every index. What fails is printed;
-`python tests/spoilt_stores.py FOLDER SEED SEED+1` does it again, with SHOW=1 each command and what it says.
+in tests/, `python -m helpers.spoilt_stores FOLDER SEED SEED+1` does it again, with SHOW=1 each command and what it says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import click
 @click.option("--seed", default=0, show_default=True)
 def main(n: int, seed: int) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from spoilt_stores import fuzz_in
+    from helpers.spoilt_stores import fuzz_in
 
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hypothesis
 import pytest
+
+pytest.register_assert_rewrite("helpers")
+
+from helpers.commands import cli_command  # noqa: E402
+from helpers.forked import forked_command  # noqa: E402
+from helpers.tools import load_tool  # noqa: E402
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
 hypothesis.settings.load_profile("any machine")
@@ -22,23 +25,11 @@ hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or the commands that tests interrupt would inherit it
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def load_tool(name: str) -> ModuleType:
-    """A script of tools/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
-    if getattr(session.config.option, "numprocesses", None):
+    compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+    if compiles and getattr(session.config.option, "numprocesses", None):
         from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
         from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -98,15 +89,31 @@ def cli() -> Callable[..., Any]:
     """Runs the command line in a child process: the JSON object it prints, or with fails=True its one line on stderr."""
 
     def run(*arguments: Any, fails: bool = False) -> Any:
-        command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments)]
-        done = subprocess.run(command + ([] if fails else ["--json"]), capture_output=True, text=True, check=False)
-        if fails:
-            assert done.returncode == 1, done.stderr
-            assert done.stdout == ""
-            lines = done.stderr.strip().splitlines()
-            assert len(lines) == 1, done.stderr
-            return lines[0]
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        command = cli_command(*arguments, *([] if fails else ["--json"]))
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return answer(done.returncode, done.stdout, done.stderr, fails)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def commands() -> Callable[..., Any]:
+    """As `cli`, in a process forked from one that has loaded the library: for tests of what a command does, not holds."""
+
+    def run(*arguments: Any, fails: bool = False) -> Any:
+        with forked_command(*arguments, *([] if fails else ["--json"])) as command:
+            code = command.wait()
+            return answer(code, command.stdout, command.stderr, fails)
+
+    return run
+
+
+def answer(code: int | None, out: str, said: str, fails: bool) -> Any:
+    """What a command printed, or its one line where it is to fail."""
+    if fails:
+        assert (code, out) == (1, ""), said
+        lines = said.strip().splitlines()
+        assert len(lines) == 1, said
+        return lines[0]
+    assert code == 0, said
+    return json.loads(out)

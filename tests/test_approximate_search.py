@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from test_resume import kill_when, train
-from test_training import TIGHT, dense_weights, problem
+from helpers.problems import TIGHT, dense_weights, problem
+from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
@@ -23,6 +23,7 @@ BOTH = {**DELTA, **MIN_VALUE}
 EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta", "min_value", "both"])
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
     cuts = Cuts(classes=300, rows=240, solve_rows=400, leg=130)
@@ -33,6 +34,7 @@ def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: P
         assert pieces.report_[name] == whole.report_[name]
 
 
+@pytest.mark.slow
 @EACH
 def test_approximation_changes_the_model_and_saves_work(
     small: Path, trained: Path, tmp_path: Path, change: dict[str, Any]
@@ -51,6 +53,7 @@ def multiply_adds(data: Path, model: xs.Model) -> int:
     return int(dataset.feature_counts() @ np.diff(model.to_scipy().tocsr().indptr))
 
 
+@pytest.mark.slow
 def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
     # nothing is that small: every search is rough in name, and takes what an exact one does
     clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")
@@ -63,6 +66,7 @@ def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Pat
     assert none.report_["search_work"] == last < none.report_["search_work_exact"]
 
 
+@pytest.mark.slow
 def test_searches_that_leave_nothing_out_change_nothing(small: Path, tmp_path: Path) -> None:
     exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact").model_
     for n, change in enumerate([{"delta": 1e-6}, {"min_value": 1e-30}]):
@@ -146,6 +150,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return xs.load_model(path).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", ["cut/1/rough", "search/2/rough/", "search/3/"])
 def test_killed_at_any_stage_ends_with_the_same_model(small: Path, tmp_path: Path, whole: str, ready: str) -> None:
     model = tmp_path / "m"
@@ -155,6 +160,7 @@ def test_killed_at_any_stage_ends_with_the_same_model(small: Path, tmp_path: Pat
     assert xs.load_model(model).digest() == whole
 
 
+@pytest.mark.slow
 def test_killed_around_the_change_to_exact_searches(small: Path, tmp_path: Path) -> None:
     more = [word for name in ("tol=0.5", "min_value=1e30", "max_rounds=none") for word in ("--set", name)]
     train(small, tmp_path / "whole", more=more)
@@ -170,6 +176,7 @@ def test_killed_around_the_change_to_exact_searches(small: Path, tmp_path: Path)
         shutil.rmtree(tmp_path / "m")
 
 
+@pytest.mark.slow
 def test_accuracy_stays(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train_set, test = (xs.open_dataset(path) for path in real("rcv1_topics"))
     clf = xs.PPDSparse(delta=2, min_value=0.1, memory_limit="2GB").fit(train_set, model=tmp_path / "m")
@@ -187,6 +194,7 @@ def test_bad_options_are_named_and_options_at_zero_are_not_told(name: str) -> No
     assert xs.PPDSparse(**{name: 1}).parameters().to_dict()[name] == 1.0
 
 
+@pytest.mark.slow
 def test_small_weights_are_left_out_of_the_model_and_counted_in_its_figures() -> None:
     X, Y = problem(k=5)
     Y = sp.csr_matrix(sp.hstack([Y, sp.csr_matrix((Y.shape[0], 1))]))

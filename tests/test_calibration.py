@@ -152,6 +152,7 @@ def expected_of(path: Path, data: Path, about: dict[str, Any], raw: NDArray[np.f
     return np.array(columns).T
 
 
+@pytest.mark.slow
 def test_predictions_and_figures_are_those_of_calibrated_scores(
     parts: tuple[Path, Path, Path], model: Path, tmp_path: Path
 ) -> None:
@@ -185,17 +186,17 @@ def test_calibrated_predictions_do_not_depend_on_cuts(parts: tuple[Path, Path, P
 
 
 def test_it_is_part_of_the_model_sealed_shown_and_undone(
-    parts: tuple[Path, Path, Path], model: Path, cli: Callable[..., Any]
+    parts: tuple[Path, Path, Path], model: Path, commands: Callable[..., Any]
 ) -> None:
     plain = xs.load_model(parts[2])
     assert xs.verify(model, LIMIT)["sound"]
-    assert cli("info", model)["calibration"] == ABOUT
+    assert commands("info", model)["calibration"] == ABOUT
     assert xs.load_model(model).digest() != plain.digest()
     again = {**ABOUT, "gain": 1.0}  # figures are no part of what the model is
     digest = xs.load_model(model).digest()
     xs.load_model(model).set_calibration(again)
     assert xs.load_model(model).digest() == digest
-    cli("calibrate", model, "--remove")
+    commands("calibrate", model, "--remove")
     assert xs.verify(model, LIMIT)["sound"]
     assert xs.load_model(model).digest() == plain.digest()
     labels, scores = (a.tolist() for a in xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT))
@@ -248,8 +249,9 @@ def test_export_tells_how_scores_come_about(parts: tuple[Path, Path, Path], mode
         assert "slope" not in file
 
 
+@pytest.mark.slow
 def test_calibrating_twice_says_the_same_for_any_limit(
-    parts: tuple[Path, Path, Path], tmp_path: Path, cli: Callable[..., Any]
+    parts: tuple[Path, Path, Path], tmp_path: Path, commands: Callable[..., Any]
 ) -> None:
     _, held, plain = parts
     path = tmp_path / "m"
@@ -258,7 +260,7 @@ def test_calibrating_twice_says_the_same_for_any_limit(
     calibrated_by_hand(path)  # what is learned does not depend on a calibration that stands
     assert xs.calibrate(path, held, execution=Execution("3GB", 2, cuts=Cuts(rows=11))) == first
     assert xs.load_model(path).attributes["calibration"] == json.loads(json.dumps(first))
-    told = cli("calibrate", path, held, "--scores-of", plain, "--memory-limit", "512MB")
+    told = commands("calibrate", path, held, "--scores-of", plain, "--memory-limit", "512MB")
     assert told == {"model": str(path), **json.loads(json.dumps(first))}
     xs.uncalibrate(path)
     assert "calibration" not in xs.load_model(path).attributes
@@ -286,6 +288,7 @@ def test_rows_that_cannot_tell_are_refused(parts: tuple[Path, Path, Path], tmp_p
         xs.LEML(observed="given").fit(small, model=tmp_path / "m", calibrate=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PDSparse", "LEML"])
 def test_models_of_other_kinds(kind: str, parts: tuple[Path, Path, Path], tmp_path: Path) -> None:
     part, held, _ = parts
@@ -308,8 +311,9 @@ def test_models_of_other_kinds(kind: str, parts: tuple[Path, Path, Path], tmp_pa
 # ---- with training
 
 
+@pytest.mark.slow
 def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
-    small: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Any]
+    small: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Callable[..., Any]
 ) -> None:
     whole = xs.PPDSparse(memory_limit="2GB", seed=3).fit(small, model=tmp_path / "a", calibrate=0.2)
     about = whole.report_["calibration"]
@@ -329,10 +333,10 @@ def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
     # done: nothing is done again
     done = xs.PPDSparse(memory_limit="2GB", seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
     assert done.report_["calibration"] == again.model_.attributes["calibration"]
-    figures = cli("train", small, tmp_path / "c", "--calibrate", "0.2", "--seed", "3", "--memory-limit", "2GB")
+    figures = commands("train", small, tmp_path / "c", "--calibrate", "0.2", "--seed", "3", "--memory-limit", "2GB")
     assert figures["calibration"] == json.loads(json.dumps(about))
     assert xs.load_model(tmp_path / "c").digest() == whole.model_.digest()
-    told = cli("calibrate", trained, fails=True)
+    told = commands("calibrate", trained, fails=True)
     assert "give either the held-out rows" in told
 
 
@@ -345,6 +349,7 @@ def test_too_few_rows_are_refused_before_training(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_rare_and_frequent_labels_of_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("yeast_seq_GO")
     fitted = xs.PPDSparse(memory_limit="2GB", max_rounds=1).fit(train, model=tmp_path / "m", calibrate=0.1)

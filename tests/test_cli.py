@@ -24,7 +24,7 @@ CONVERT_KEYS = "dataset n_samples n_features n_labels nnz_features nnz_labels by
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A small learnable set as text: train.txt.gz and train-test.txt.gz."""
-    from conftest import load_tool
+    from helpers.tools import load_tool
 
     path = tmp_path_factory.mktemp("texts") / "train.txt.gz"
     load_tool("make_synthetic").make_synthetic(
@@ -33,6 +33,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path, path.with_name("train-test.txt.gz")
 
 
+@pytest.mark.slow
 def test_the_main_job(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]) -> None:
     train, test, model, pred = (tmp_path / name for name in ("train.xmc", "test.xmc", "m.model", "pred.zarr"))
     converted = cli("convert", texts[0], train, "--normalize", "l2", "--memory-limit", "512MB")
@@ -58,6 +59,7 @@ def test_the_main_job(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..
         assert len(told["digest"]) == 64
 
 
+@pytest.mark.slow
 def test_predictions_as_npz_and_text_are_those_of_the_store(
     small: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -76,6 +78,7 @@ def test_predictions_as_npz_and_text_are_those_of_the_store(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "p.npz", "p.txt", "p.zarr"]
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_say_what_to_do(
     small: Path, texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -98,12 +101,14 @@ def test_errors_are_one_line_and_say_what_to_do(
     assert not (tmp_path / "bad.xmc").exists()
 
 
+@pytest.mark.slow
 def test_a_truncated_gzip_is_reported(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]) -> None:
     broken = tmp_path / "broken.txt.gz"
     broken.write_bytes(gzip.compress(gzip.decompress(texts[0].read_bytes()))[:-200])
     assert str(broken) in cli("convert", broken, tmp_path / "x.xmc", fails=True)
 
 
+@pytest.mark.slow
 def test_info_answers_fast(small: Path, cli: Callable[..., Any]) -> None:
     cli("info", small)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import environment
+from helpers.conversions import TEXT, dense, opened, refused, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_convert import TEXT, dense, environment, opened, refused, write
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.lines.compression import Decompressing
@@ -212,6 +213,7 @@ LARGER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LARGER)
 def test_a_window_is_planned_as_large_as_the_file_says(tmp_path: Path, kind: str) -> None:
     for log in (10, 20, 22, 24, 26):
@@ -261,6 +263,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 @pytest.mark.parametrize("kind", LARGER)

@@ -8,59 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import environment
+from helpers.conversions import TEXT, X, Y, dense, opened, refused, write
 from scipy import sparse
 
-import xmc_stream
 from xmc_stream.convert import convert, convert_report
-from xmc_stream.convert.formats.xmlrepo import XMLRepoText
 from xmc_stream.convert.lines import files as text_module
 from xmc_stream.convert.lines.parser import Parser
-from xmc_stream.convert.options import Options
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
-from xmc_stream.store.dataset import Dataset, open_dataset
-
-TEXT = b"5 4 3\n0,2 3:0.5 0:-2\n 1:3\n1\n\n2 0:1 1:2 2:2 3:0\n"
-X = np.array([[-2, 0, 0, 0.5], [0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 2, 2, 0]], np.float32)
-Y = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 1]])
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
-def dense(dataset: Dataset) -> tuple[Any, Any]:
-    """X and Y, by rows; Y by columns must agree."""
-    n, (x, y) = dataset.n_samples, (dataset.X_rows(), dataset.Y_rows())
-    a, b, c = x.block(0, n), y.block(0, n), dataset.Y_columns().block(0, dataset.n_labels)
-    assert b.data is None
-    X = sparse.csr_array((a.values, a.indices, a.indptr), shape=(n, dataset.n_features))
-    Y = sparse.csr_array((np.ones(len(b.indices), int), b.indices, b.indptr), shape=(n, dataset.n_labels))
-    columns = sparse.csc_array((np.ones(len(c.indices), int), c.indices, c.indptr), shape=Y.shape)
-    assert (columns.toarray() == Y.toarray()).all()
-    assert (dataset.feature_counts() == np.bincount(a.indices, minlength=dataset.n_features)).all()
-    assert (dataset.label_counts() == Y.toarray().sum(0)).all()
-    return X.toarray(), Y.toarray()
-
-
-def opened(paths: list[Path], *labels: Path) -> XMLRepoText:
-    """The source of these files, whose headers are read."""
-    return XMLRepoText(paths, Options(labels=labels), None)
-
-
-def refused(target: Path, *args: Any, kind: type[Exception] = InputError, **options: Any) -> str:
-    """The message of a conversion that fails; nothing is left of it."""
-    before = sorted(target.parent.iterdir())
-    with pytest.raises(kind) as caught:
-        convert(*args, target, **options)
-    assert sorted(target.parent.iterdir()) == before
-    message = str(caught.value)
-    assert message.isprintable(), "more than one line"
-    return message
+from xmc_stream.store.dataset import open_dataset
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -272,6 +231,7 @@ def test_sizes_of_a_header_that_no_memory_holds_are_refused(tmp_path: Path) -> N
     assert "counts of 100000000000000 features" in message
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
     code = f"from xmc_stream.convert import convert_report as c; print(c('/dev/stdin', {str(tmp_path / 'd.xmc')!r})[1])"
     for content in (TEXT, gzip.compress(TEXT)):
@@ -287,11 +247,7 @@ def test_progress_is_quiet_without_a_terminal(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, in which a child finds the library."""
-    return {**os.environ, "PYTHONPATH": str(Path(xmc_stream.__file__).parents[1])}
-
-
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, xmc_stream.convert; print([m for m in ('numba', 'dask', 'zarr', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=True)
@@ -306,6 +262,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) -> None:

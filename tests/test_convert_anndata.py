@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.anndata_files import annotated
 from scipy import sparse
 
 from xmc_stream.convert import convert
@@ -41,20 +42,6 @@ def matrices() -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(4)
     X = sparse.csr_matrix(np.where(rng.random((N, D)) < 0.4, rng.normal(size=(N, D)), 0).astype(np.float32))
     return X, sparse.csr_matrix((rng.random((N, 5)) < 0.3).astype(np.int8)), rng.integers(0, 4, N)
-
-
-def annotated(ad: Any, X: Any, y: Any, names: str = "defghi", first: int = 0, **more: Any) -> Any:
-    """An AnnData with classes as category, string and integer."""
-    import pandas as pd
-
-    words = np.array(["red", "green", "blue", "ash tree"])[y]
-    numbers = np.array([30, 4, 200, -1])[y]
-    obs = pd.DataFrame(
-        {"kind": pd.Categorical(words, ["red", "green", "blue", "ash tree"]), "word": words, "number": numbers},
-        index=[f"cell {i}" for i in range(X.shape[0])],
-    )
-    var = pd.DataFrame(index=[f"gene {first + j}" for j in range(X.shape[1])])
-    return ad.AnnData(X, obs=obs, var=var, **more)
 
 
 def write(data: Any, path: Path) -> Path:
@@ -166,6 +153,7 @@ def test_missing_classes_are_rows_without_labels(tmp_path: Path, ad: Any) -> Non
         assert dataset.n_labels == 3
 
 
+@pytest.mark.slow
 def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> None:
     X, _, y = matrices()
     paths = [
@@ -183,6 +171,7 @@ def test_labels_from_another_file_and_several_files(tmp_path: Path, ad: Any) -> 
         convert([whole, other], tmp_path / "f.xmc", label_key="kind")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import h5py
 
@@ -270,6 +259,7 @@ def test_damaged_files_end_in_one_line_or_a_dataset(tmp_path: Path, ad: Any) -> 
     assert 0 < refused < 60
 
 
+@pytest.mark.slow
 def test_reading_does_not_load_anndata(tmp_path: Path, ad: Any) -> None:
     X, _, y = matrices()
     path = write(annotated(ad, X, y), tmp_path / "a.h5ad")

@@ -15,9 +15,10 @@ import distributed
 import numpy as np
 import pytest
 import zarr
+from helpers.commands import environment
+from helpers.conversions import BOM, INPUTS, TEXT, X, Y, cut_into, dense, files_of, lines_of, refused, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_convert import TEXT, X, Y, dense, environment, refused, write
 
 from xmc_stream.convert import convert, convert_report, run
 from xmc_stream.convert.lines import files as text_module
@@ -25,45 +26,10 @@ from xmc_stream.convert.lines.files import Buffers, TextRange, ranges
 from xmc_stream.store import assembly
 from xmc_stream.store.dataset import open_dataset
 
-BOM = b"\xef\xbb\xbf"
 rng = np.random.default_rng(5)
 
 
-def lines_of(n: int, base: int = 0) -> list[bytes]:
-    """Rows of 40 features and 9 labels, some empty, some long."""
-    rows = []
-    for i in range(n):
-        pairs = [b"%d:%d.%d" % (j + base, i, j) for j in range(0, 40, 1 + i % 17)] if i % 11 else []
-        rows.append((b"%d,%d " % (i % 4 + base, 5 + i % 4 + base) if i % 7 else b" ") + b" ".join(pairs))
-    return rows
-
-
-INPUTS = {
-    "xmlrepo": b"\n".join([b"60 40 9", *lines_of(60), b""]),
-    "no last newline": b"\n".join([b"60 40 9", *lines_of(60)]),
-    "windows": BOM + b"\r\n".join([b"60 40 9", *lines_of(60), b""]),
-    "libsvm": BOM + b"\n".join([b"# made", *lines_of(60, 1), b"# end"]),
-    "header alone": b"0 40 9",
-    "no rows": b"0 40 9\r\n",
-    "empty rows": b"30 4 2\n" + b"\n" * 30,
-    "jsonl": b"".join(
-        json.dumps({"text": f"w{i % 5} w{i % 7} " * (i % 9 + 1), "labels": [f"l{i % 3}"]}).encode() + b"\n"
-        for i in range(60)
-    ),
-}
-
-
-def cut_into(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    """Cut files into parts of so many bytes."""
-    monkeypatch.setattr(text_module, "_PART", part)
-    monkeypatch.setattr(text_module, "_PARTS", 10**6)
-
-
-def files_of(dataset: Path) -> dict[str, bytes]:
-    """Every file under a dataset."""
-    return {str(file.relative_to(dataset)): file.read_bytes() for file in dataset.rglob("*") if file.is_file()}
-
-
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([b"", b"a", b"\r", b"1,2 3:4", b"x" * 30]), max_size=12),
     st.booleans(), st.booleans(), st.lists(st.integers(0, 200), max_size=6), st.integers(2, 40),
@@ -142,6 +108,7 @@ def test_threads_and_limits_change_nothing(tmp_path: Path, monkeypatch: pytest.M
         assert files_of(tmp_path / "d.xmc") == expected
 
 
+@pytest.mark.slow
 def test_two_worker_processes_give_the_same_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {name: write(tmp_path / name, INPUTS[name]) for name in ("libsvm", "jsonl")}
     bad = write(tmp_path / "bad", INPUTS["xmlrepo"] + b"0 x\n")
@@ -160,7 +127,10 @@ def test_two_worker_processes_give_the_same_dataset(tmp_path: Path, monkeypatch:
     assert message.startswith(f"{bad}:62: 'x' is not a feature id:value")
 
 
-def test_several_files_are_one_set(tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_several_files_are_one_set(
+    tmp_path: Path, commands: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = lines_of(60)
     whole = convert(write(tmp_path / "a", INPUTS["xmlrepo"]), tmp_path / "whole.xmc")
     cuts = [0, 20, 20, 60]
@@ -175,7 +145,7 @@ def test_several_files_are_one_set(tmp_path: Path, cli: Callable[..., Any], monk
     assert dataset.attributes["source"] == ["part0", "part1", "part2"]
     assert dataset.attributes["source_format"] == "XMLRepo text, gzip"
     assert figures["bytes_in"] == sum(path.stat().st_size for path in paths)
-    assert cli("convert", *paths, tmp_path / "e.xmc")["n_samples"] == 60
+    assert commands("convert", *paths, tmp_path / "e.xmc")["n_samples"] == 60
     assert open_dataset(tmp_path / "e.xmc").fingerprint == whole.fingerprint
     other = write(tmp_path / "other", b"1 41 9\n0 1:1\n")
     message = refused(tmp_path / "f.xmc", [*paths, other])
@@ -221,6 +191,7 @@ def piped(content: bytes | Path, *arguments: Any) -> subprocess.CompletedProcess
         return subprocess.run(command, stdin=file, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("xmlrepo", "file"), ("libsvm", "packed"), ("jsonl", "plain")])
 def test_standard_input_is_read_once(tmp_path: Path, name: str, kind: str) -> None:
     path = write(tmp_path / "a", INPUTS[name])
@@ -233,6 +204,7 @@ def test_standard_input_is_read_once(tmp_path: Path, name: str, kind: str) -> No
     assert open_dataset(tmp_path / "d").fingerprint == whole.fingerprint
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_standard_input_is_said(tmp_path: Path) -> None:
     for content, what in (
         (b"", b"standard input:1: the format is not recognised, it is empty"),
@@ -246,6 +218,7 @@ def test_what_is_wrong_in_standard_input_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_offsets_beyond_an_int32(tmp_path: Path) -> None:
     """Entries are counted, and a text is read, beyond 2^31: sums of row lengths, and byte ranges of a file with a hole."""
     assembly.begin(tmp_path / "d")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_convert import TEXT, environment, refused, write
-from test_convert_parts import INPUTS, cut_into, files_of
+from helpers.commands import environment
+from helpers.conversions import INPUTS, TEXT, cut_into, files_of, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.jobs import PartJob
@@ -97,6 +97,7 @@ def killed(source: Path, target: Path, when: str, key: str) -> None:
     assert done.returncode == -9, (done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "when", "key"),
     [
@@ -124,6 +125,7 @@ def test_a_killed_conversion_goes_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "d.xmc", "whole.xmc"]
 
 
+@pytest.mark.slow
 def test_what_has_its_name_already_is_not_made_again(source: Path, tmp_path: Path, parts_read: list[int]) -> None:
     target = tmp_path / "d.xmc"
     killed(source, target, "behind", "whole")
@@ -136,6 +138,7 @@ def test_what_has_its_name_already_is_not_made_again(source: Path, tmp_path: Pat
     assert not work.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", ["nothing", "pieces", "ledger", "folder"])
 def test_killed_when_it_has_its_name_it_is_done(
     source: Path, tmp_path: Path, removed: str, parts_read: list[int]
@@ -173,6 +176,7 @@ def test_what_came_of_a_conversion_is_not_taken_for_it(source: Path, tmp_path: P
         assert "exists: give another name, or --overwrite" in refused(tmp_path / name, source)
 
 
+@pytest.mark.slow
 def test_what_is_read_once_is_never_the_same_again(tmp_path: Path) -> None:
     pipe, target = tmp_path / "pipe", tmp_path / "d.xmc"
     os.mkfifo(pipe)
@@ -192,6 +196,7 @@ def test_a_mask_that_a_kill_left_out_is_stored_by_the_same_command(source: Path,
     assert "exists" in refused(target, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["normalize", "base", "content", "time"])
 def test_another_input_or_option_begins_anew(source: Path, tmp_path: Path, how: str, parts_read: list[int]) -> None:
     target = tmp_path / "d.xmc"
@@ -209,6 +214,7 @@ def test_another_input_or_option_begins_anew(source: Path, tmp_path: Path, how: 
     assert not (tmp_path / "d.xmc.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_piece_is_found_and_the_next_command_begins_anew(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "d.xmc"
     killed(source, target, "behind", "read/00003")
@@ -224,6 +230,7 @@ def test_a_damaged_piece_is_found_and_the_next_command_begins_anew(source: Path,
     assert dataset.n_samples == 59
 
 
+@pytest.mark.slow
 def test_bad_input_after_a_kill_leaves_nothing(source: Path, tmp_path: Path) -> None:
     write(source, INPUTS["libsvm"] + b"\nx\n")
     killed(source, tmp_path / "d.xmc", "behind", "read/00003")
@@ -232,6 +239,7 @@ def test_bad_input_after_a_kill_leaves_nothing(source: Path, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "d.xmc"
     for limit, begun in ((100, False), (20_000, True)):  # the first part; a chunk of the dataset, 64 KiB
@@ -253,6 +261,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_of_two_conversions_to_one_target_the_second_is_refused(tmp_path: Path) -> None:
     target, pipe = tmp_path / "d.xmc", tmp_path / "pipe"
     other = write(tmp_path / "a", TEXT)
@@ -274,6 +283,7 @@ def test_of_two_conversions_to_one_target_the_second_is_refused(tmp_path: Path) 
     assert not (tmp_path / "d.xmc.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_pipe_that_was_refused_is_read_from_its_beginning_the_next_time(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

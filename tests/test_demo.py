@@ -180,32 +180,37 @@ def test_equal_source_gives_equal_files(packages: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_too_little_source_is_one_clear_error(tmp_path: Path) -> None:
     write(tmp_path / "few", {"m.py": documented("a", "b", "c")})
     for source, message in (("few", "3 docstrings"), ("none", "is not a folder")):
         command = [sys.executable, "-m", "xmc_stream.cli", "demo", tmp_path / "out", "--source", tmp_path / source]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 1
+        assert done.stdout.startswith("The task: ")
         assert message in done.stderr
         assert "--source" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
-def test_the_command(packages: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_the_command_where_an_earlier_demo_was(packages: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     folder = tmp_path / "the demo"
-    figures = cli("demo", folder, "--source", packages)
+    prepare_folder(folder)
+    write_text_set(read_samples([packages]), folder)
+    text = gzip.decompress((folder / "train.jsonl.gz").read_bytes())
+    (folder / "own.txt").write_text("mine")
+    (folder / "train.xmc").mkdir()
+    (folder / "train.xmc" / "zarr.json").write_text("damaged")
+    command = [sys.executable, "-m", "xmc_stream.cli", "demo", folder, "--source", packages, "--json"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    figures, told = json.loads(done.stdout), done.stderr
     assert set(FIGURES.split()) <= set(figures)
     assert figures["n_samples"] == figures["n_test"] > 10
     assert figures["P@1"] > figures["P@1_most_frequent"] + 20
     assert figures["P@5"] <= figures["P@5_at_best"] <= 100
-    assert cli("evaluate", folder / "predictions.zarr", folder / "test.xmc")["P@5"] == figures["P@5"]
-
-    text = gzip.decompress((folder / "train.jsonl.gz").read_bytes())
-    (folder / "own.txt").write_text("mine")
-    (folder / "train.xmc" / "zarr.json").write_text("damaged")
-    command = [sys.executable, "-m", "xmc_stream.cli", "demo", folder, "--source", packages]
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert commands("evaluate", folder / "predictions.zarr", folder / "test.xmc")["P@5"] == figures["P@5"]
     steps = [line.split()[2] for line in told.splitlines() if line.startswith("$ xmc-stream")]
     assert steps[:7] == ["convert", "convert", "plan", "train", "predict", "evaluate", "info"]
     assert f"P@1      {figures['P@1']:6.2f}" in told
@@ -217,12 +222,13 @@ def test_the_command(packages: Path, tmp_path: Path, cli: Callable[..., Any]) ->
     assert (folder / "own.txt").read_text() == "mine"
 
 
-def test_a_folder_of_something_else_is_left_alone(packages: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_a_folder_of_something_else_is_left_alone(packages: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
     (tmp_path / "train.jsonl.gz").write_text("mine")
-    assert "earlier demo" in cli("demo", tmp_path, "--source", packages, fails=True)
+    assert "earlier demo" in commands("demo", tmp_path, "--source", packages, fails=True)
     (tmp_path / "README.txt").write_text("mine too")
-    assert "earlier demo" in cli("demo", tmp_path, "--source", packages, fails=True)
-    assert "is a file" in cli("demo", tmp_path / "README.txt", "--source", packages, fails=True)
+    assert "earlier demo" in commands("demo", tmp_path, "--source", packages, fails=True)
+    assert "is a file" in commands("demo", tmp_path / "README.txt", "--source", packages, fails=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.txt", "train.jsonl.gz"]
 
 
@@ -245,6 +251,7 @@ def test_a_step_that_fails_is_named(tmp_path: Path) -> None:
         run_step("convert nothing.txt x.xmc", tmp_path, told)
 
 
+@pytest.mark.slow
 def test_this_environment_gives_an_extreme_set(tmp_path: Path) -> None:
     samples = read_samples(source_folders())
     sizes = write_text_set(samples, tmp_path)

@@ -15,9 +15,9 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from helpers.problems import LIMIT, overlapping
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
-from test_pdsparse import LIMIT, problem
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, StoreError
@@ -41,7 +41,7 @@ def test_parameters_are_kept_as_given_until_fit_checks_them(kind: Any) -> None:
     assert clf.set_params(lam=0.5, seed=3) is clf
     assert (clf.lam, clf.seed, clf.C) == (0.5, 3, "much")
     with pytest.raises(InputError, match=f"'C' parameter of {kind.__name__}"):
-        clf.fit(*problem())
+        clf.fit(*overlapping())
     with pytest.raises(InputError, match=f"{kind.__name__} has no parameter 'lamda': it has lam, "):
         clf.set_params(lamda=1)
 
@@ -50,15 +50,15 @@ def test_parameters_are_kept_as_given_until_fit_checks_them(kind: Any) -> None:
 def test_a_clone_has_the_parameters_and_nothing_learned(kind: Any) -> None:
     clf = kind(lam=0.05, C=2.0, seed=5, memory_limit=LIMIT, threads=1)
     before = clf.get_params()
-    clf.fit(*problem())
+    clf.fit(*overlapping())
     assert clf.get_params() == before
     copy = clone(clf)
     assert copy.get_params() == before
     assert not hasattr(copy, "model_")
     with pytest.raises(InputError, match=f"this {kind.__name__} is not fitted yet"):
-        copy.predict_topk(problem()[0])
-    assert copy.fit(*problem()).model_.digest() == clf.model_.digest()
-    assert copy.set_params(lam=0.5).fit(*problem()).model_.digest() != clf.model_.digest()
+        copy.predict_topk(overlapping()[0])
+    assert copy.fit(*overlapping()).model_.digest() == clf.model_.digest()
+    assert copy.set_params(lam=0.5).fit(*overlapping()).model_.digest() != clf.model_.digest()
 
 
 @pytest.mark.parametrize("lam", [(0.05, 1.0), [0.05, 1.0]])
@@ -68,7 +68,7 @@ def test_several_lam_survive_a_clone_and_are_one_parameter_of_a_grid(lam: Any) -
     assert copy.lam == lam
     assert type(copy.lam) is type(lam)
     assert copy.parameters() == clf.parameters()
-    fitted = copy.fit(*problem(n=200))
+    fitted = copy.fit(*overlapping(n=200))
     assert copy.lam == lam
     assert {done["lam"] for done in fitted.report_["history"]} == set(lam)
     assert fitted.report_["lam"] in lam
@@ -93,7 +93,7 @@ COPIES = pytest.mark.parametrize("copied", [through_pickle, through_joblib, lamb
 @COPIES
 @pytest.mark.parametrize("kind", [xs.PPDSparse, xs.LEML])
 def test_a_copy_of_a_fitted_estimator_brings_its_temporary_model_along(kind: Any, copied: Any, tmp_path: Path) -> None:
-    X, Y = problem()
+    X, Y = overlapping()
     clf = kind(memory_limit=LIMIT, **({"rank": 4} if kind is xs.LEML else {})).fit(X, Y)
     labels, scores = clf.predict_topk(X, 3)
     digest, folder, params = clf.model_.digest(), clf.model_.path, clf.get_params()
@@ -114,7 +114,7 @@ def test_a_copy_of_a_fitted_estimator_brings_its_temporary_model_along(kind: Any
 
 def test_temporary_folders_go_with_what_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    X, Y = problem()
+    X, Y = overlapping()
     clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y)
     assert len(list(tmp_path.glob("xmc_stream-*"))) == 1  # of the model: that of the data has gone
     first = clf.model_.path
@@ -134,7 +134,7 @@ def test_temporary_folders_go_with_what_uses_them(tmp_path: Path, monkeypatch: p
 
 @COPIES
 def test_a_copy_of_an_estimator_with_a_model_of_its_own_place_refers_to_it(copied: Any, tmp_path: Path) -> None:
-    X, Y = problem()
+    X, Y = overlapping()
     clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y, model=tmp_path / "m")
     copy = copied(clf, tmp_path)
     assert copy.model_.path == tmp_path / "m"
@@ -143,7 +143,7 @@ def test_a_copy_of_an_estimator_with_a_model_of_its_own_place_refers_to_it(copie
 
 
 def test_a_model_that_is_gone_is_named_when_its_pickle_is_made_or_read(tmp_path: Path) -> None:
-    X, Y = problem()
+    X, Y = overlapping()
     clf = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y, model=tmp_path / "m")
     parcel = pickle.dumps(clf)
     (tmp_path / "m").rename(tmp_path / "other")

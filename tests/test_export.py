@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.matrices import finite, matrices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
@@ -19,28 +20,11 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.format import VALUE_BYTES, write_integer, write_value
 from xmc_stream.store.dataset import Dataset, new_dataset
 
-finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-
 
 def store(path: Path, X: Any, Y: Any) -> Dataset:
     with new_dataset(path, X.shape[1], Y.shape[1], {"source": "made up"}, overwrite=True) as writer:
         writer.append(X.indptr.astype(np.int64), X.indices, X.data, Y.indptr.astype(np.int64), Y.indices)
     return Dataset(path)
-
-
-@st.composite
-def matrices(draw: st.DrawFn) -> tuple[Any, Any]:
-    """X with any finite values, stored zeros among them, and Y; rows and columns may be empty."""
-    n, d, k = draw(st.integers(1, 8)), draw(st.integers(1, 12)), draw(st.integers(1, 6))
-    parts = []
-    for width in (d, k):
-        rows = draw(st.lists(st.sets(st.integers(0, width - 1), max_size=5), min_size=n, max_size=n))
-        indices = np.array([j for row in rows for j in sorted(row)], np.int32)
-        indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-        parts.append((indices, indptr, (n, width)))
-    (xi, xp, x_shape), (yi, yp, y_shape) = parts
-    data = np.array(draw(st.lists(finite, min_size=len(xi), max_size=len(xi))), np.float32)
-    return sp.csr_matrix((data, xi, xp), x_shape), sp.csr_matrix((np.ones(len(yi), np.float32), yi, yp), y_shape)
 
 
 @settings(max_examples=12, deadline=None)
@@ -103,8 +87,9 @@ def test_libsvm_text_converts_to_the_same_data(tmp_path: Path) -> None:
     assert back.fingerprint == dataset.fingerprint
 
 
-def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    cli("export", trained, tmp_path / "w.npz")
+@pytest.mark.slow
+def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
+    commands("export", trained, tmp_path / "w.npz")
     model = xs.load_model(trained)
     weights = sp.load_npz(tmp_path / "w.npz")
     assert weights.format == "csc"
@@ -115,13 +100,13 @@ def test_a_model_comes_out_as_a_matrix_and_a_bias(trained: Path, tmp_path: Path,
         export(trained, tmp_path / "w.txt")
 
 
-def test_the_command(small: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    told = cli("export", small, tmp_path / "a.txt.gz", "--memory-limit", "512MB")
+def test_the_command(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
+    told = commands("export", small, tmp_path / "a.txt.gz", "--memory-limit", "512MB")
     assert told["peak_rss"] < 512e6
     assert told["n_samples"] == 1500
     export(small, tmp_path / "b.txt.gz")
     assert (tmp_path / "a.txt.gz").read_bytes() == (tmp_path / "b.txt.gz").read_bytes()
-    assert "--overwrite" in cli("export", small, tmp_path / "a.txt.gz", fails=True)
+    assert "--overwrite" in commands("export", small, tmp_path / "a.txt.gz", fails=True)
     export(small, tmp_path / "a.txt.gz", overwrite=True)
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(InputError, match="exists"):

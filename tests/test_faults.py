@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse
-from conftest import load_tool
-from test_resume import SETTINGS, command, kill_when
+from helpers.commands import cli_command, one_line, start, wait_until
+from helpers.damage import flip
+from helpers.tools import load_tool
+from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
@@ -41,30 +42,6 @@ SECONDS = 8  # that an interrupted command may take where other tests run beside
 FAST: dict[str, Any] = {"memory_limit": "3GB", "threads": 2}
 
 
-def cli_command(*arguments: Any) -> list[str]:
-    return [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments)]
-
-
-@contextmanager
-def start(*arguments: Any, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command in a child process, which ends with the block."""
-    with subprocess.Popen(
-        cli_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    ) as run:
-        try:
-            yield run
-        finally:
-            run.kill()
-
-
-def wait_until(run: subprocess.Popen[str] | None, ready: Callable[[], bool], seconds: float = 100) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it took too long"
-        assert run is None or run.poll() is None, run.communicate()
-        time.sleep(0.01)
-
-
 def interrupt(run: subprocess.Popen[str], number: int) -> str:
     """Send the signal: the one line that the command ends with, within seconds, by the exit code of the signal."""
     run.send_signal(number)
@@ -76,22 +53,6 @@ def interrupt(run: subprocess.Popen[str], number: int) -> str:
     assert len(lines) == 1, said
     assert f"interrupted by {signal.Signals(number).name}" in lines[0]
     return lines[0]
-
-
-def one_line(*arguments: Any) -> str:
-    """What a command that fails says."""
-    done = subprocess.run(cli_command(*arguments), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, ""), done
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
-    assert len(lines) == 1, done.stderr
-    [line] = lines
-    return line
-
-
-def flip(path: Path, at: int = 100) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 8
-    path.write_bytes(content)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +100,7 @@ with Signals("ended by {}"):
 """
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_callback_that_swallows_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, check=False, timeout=60
@@ -146,6 +108,7 @@ def test_a_signal_in_a_callback_that_swallows_it() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "put away\n", "ended by SIGINT\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_was_stopped_for_long_goes_on(small: Path, tmp_path: Path) -> None:
     events = tmp_path / "m.partial" / "events.jsonl"
     environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1s"}  # where it heeds that, five minutes
@@ -159,6 +122,7 @@ def test_a_process_that_was_stopped_for_long_goes_on(small: Path, tmp_path: Path
     assert str(tmp_path / "m") in out
 
 
+@pytest.mark.slow
 def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     work = tmp_path / "m.partial"
@@ -188,6 +152,7 @@ def test_sigterm_in_an_endless_kernel_and_what_then_is_refused(noise: Path, smal
         xs.PPDSparse(**options).fit(test_set, model=model)
 
 
+@pytest.mark.slow
 def test_sigterm_where_the_main_thread_is_in_a_kernel(noise: Path, tmp_path: Path) -> None:
     """The plan's probe solves a class in it, here for ever."""
     with start("train", noise, tmp_path / "m", *ENDLESS, "--set", "epochs=100000000") as run:
@@ -196,6 +161,7 @@ def test_sigterm_where_the_main_thread_is_in_a_kernel(noise: Path, tmp_path: Pat
         interrupt(run, signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_the_lock_goes_with_a_killed_process(noise: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "m.partial" / "ledger.jsonl"
     with start("train", noise, tmp_path / "m", *ENDLESS) as run:
@@ -209,9 +175,10 @@ def test_the_lock_goes_with_a_killed_process(noise: Path, tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.slow
 def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
     model, ledger = tmp_path / "m", tmp_path / "m.partial" / "ledger.jsonl"
-    with start(*command(small, model, "1GB", 1)[3:]) as run:
+    with start(*words(small, model, "1GB", 1)) as run:
         wait_until(run, lambda: ledger.exists() and b"solve/1/" in ledger.read_bytes())
         interrupt(run, signal.SIGINT)
     done = set(read_ledger(ledger)[0])
@@ -256,12 +223,14 @@ print(under_way, fit("m") == whole, runner._jobs_under_way(str(folder / "m.parti
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_leaves_its_kernels_and_the_next_one_waits_for_them(noise: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", FIT, str(noise), str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines() == ["True", "1 True 0"], done
 
 
+@pytest.mark.slow
 def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
     """Its jobs end with their kernel, at the latest; the next session does not write beside them."""
     options = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
@@ -288,6 +257,7 @@ def test_sigterm_of_a_cluster_s_client(noise: Path, tmp_path: Path) -> None:
     assert not {event["process"] for event in jobs} & clients  # a worker's memory is its own
 
 
+@pytest.mark.slow
 def test_interrupted_conversion_from_a_pipe(tmp_path: Path) -> None:
     with start("convert", "-", tmp_path / "d.xmc", stdin=subprocess.PIPE) as run:
         assert run.stdin is not None
@@ -319,6 +289,7 @@ def many(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["predict", "evaluate"])
 def test_interrupted_prediction_leaves_nothing(trained: Path, many: Path, tmp_path: Path, what: str) -> None:
     temporary = tmp_path / "tmp"
@@ -349,12 +320,13 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[str], None]]]:
         subprocess.run(["umount", "-l", path], check=True)
 
 
+@pytest.mark.slow
 def test_training_on_a_full_disk(small: Path, disk: tuple[Path, Callable[[str], None]], whole: str) -> None:
     path, resize = disk
     model = path / "m"
     for size in ("400k", "5m"):
         resize(size)
-        line = one_line(*command(small, model, "1GB", 2)[3:-1])
+        line = one_line(*words(small, model, "1GB", 2))
         assert "No space left on device" in line
         assert str(path) in line
         assert "make room there and give the same command again" in line
@@ -379,6 +351,7 @@ def fill(path: Path) -> Path:
     return filler
 
 
+@pytest.mark.slow
 def test_a_ledger_line_that_does_not_fit(disk: tuple[Path, Callable[[str], None]]) -> None:
     path, _ = disk
     with Ledger(path / "ledger.jsonl", {"seed": 0}) as ledger:
@@ -394,6 +367,7 @@ def test_a_ledger_line_that_does_not_fit(disk: tuple[Path, Callable[[str], None]
     assert list(kept) == ["identity", *(f"job/{i}" for i in range(added)), "behind"]
 
 
+@pytest.mark.slow
 def test_an_event_log_that_does_not_fit_ends_nothing(disk: tuple[Path, Callable[[str], None]]) -> None:
     path, _ = disk
     log = EventLog(path / "events.jsonl", 10**9)
@@ -408,6 +382,7 @@ def test_an_event_log_that_does_not_fit_ends_nothing(disk: tuple[Path, Callable[
     assert jobs == [*(f"job/{i}" for i in range(len(jobs) - 1)), "behind"]
 
 
+@pytest.mark.slow
 def test_conversion_to_a_full_disk(tmp_path: Path, disk: tuple[Path, Callable[[str], None]]) -> None:
     path, resize = disk
     source = tmp_path / "train.txt"
@@ -424,6 +399,7 @@ def test_conversion_to_a_full_disk(tmp_path: Path, disk: tuple[Path, Callable[[s
     assert converted.fingerprint == xs.convert(source, tmp_path / "whole.xmc").fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["p", "p.txt"])
 def test_predictions_to_a_full_disk(
     trained: Path, small: Path, disk: tuple[Path, Callable[[str], None]], name: str
@@ -447,6 +423,7 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 5)
 
 
+@pytest.mark.slow
 def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: Path, whole: str) -> None:
     model, data = tmp_path / "m", tmp_path / "copy.xmc"
     assert kill_when(small, model, "solve/1/", 0.0, threads=1)
@@ -474,6 +451,7 @@ def test_damage_between_sessions_is_found_and_made_again(small: Path, tmp_path: 
     assert "solve/0/0" not in jobs
 
 
+@pytest.mark.slow
 def test_damage_of_what_cannot_be_made_again(small: Path, tmp_path: Path) -> None:
     model, work = tmp_path / "m", tmp_path / "m.partial"
     assert kill_when(small, model, "search/2/", 0.0)
@@ -556,6 +534,7 @@ SHIM(preadv64v2, (int fd, const struct iovec *to, int n, off64_t at, int flags),
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["--check", "--no-check"])
 def test_a_read_error_names_the_file_and_the_run_goes_on(
     small: Path, tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, check: str
@@ -570,7 +549,7 @@ def test_a_read_error_names_the_file_and_the_run_goes_on(
     with monkeypatch.context() as environment:
         environment.setenv("LD_PRELOAD", str(tmp_path / "shim.so"))
         environment.setenv("UNREADABLE", str(chunk))
-        line = one_line(*command(small, model, "1GB", 2)[3:-1], check)
+        line = one_line(*words(small, model, "1GB", 2), check)
     assert f"{chunk} " in line
     assert "cannot be read" in line
     assert slow_fit(small, model).model_.digest() == whole
@@ -603,6 +582,7 @@ print(clf.report_["resumed"], clf.model_.digest())
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_comes_near_its_limit_ends_and_goes_on(small: Path, tmp_path: Path, whole: str) -> None:
     arguments = [sys.executable, "-c", CROWDED, str(small), str(tmp_path / "m")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rankings import FULL, every_score, only, pairs_csr
+from helpers.tiles import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,7 +22,6 @@ from reference import calibration as calibration_twin
 from reference import figures as twin
 from reference import scores as score_twin
 from sklearn.metrics import f1_score, hamming_loss, roc_auc_score
-from test_kernels_scores import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -37,14 +38,8 @@ from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
 from xmc_stream.store.dataset import new_dataset
 from xmc_stream.store.model import UNIT, begin_model, finish_model
 
-FULL = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int32)
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")
-
-
-def pairs_csr(rows: Sequence[set[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    indices = [label for row in rows for label in sorted(row)]
-    return np.cumsum([0, *map(len, rows)]), np.array(indices, np.int32)
 
 
 @st.composite
@@ -83,6 +78,7 @@ def counted(
     return positives, above, predicted, labels
 
 
+@pytest.mark.slow
 @given(problems(), st.booleans(), st.data())
 @settings(deadline=None)
 def test_counts_over_tiles_are_those_of_all_scores(problem: Any, calibrated: bool, data: st.DataObject) -> None:
@@ -138,18 +134,6 @@ def test_label_figures_are_the_same_bits_for_any_blocks(counts: Any, data: st.Da
 # ---- of a model
 
 
-def dense(model: xs.Model, dataset: xs.Dataset) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Every score, by ranking all labels, and Y; -1e6 stands for the -inf of labels without training rows."""
-    labels, ranked = model.predict_topk(dataset, model.n_labels, Execution("4GB"))
-    scores = np.full(ranked.shape, -1e6, np.float32)
-    rows, ranks = np.nonzero(labels >= 0)
-    scores[rows, labels[rows, ranks]] = ranked[rows, ranks]
-    block = dataset.Y_rows().block(0, dataset.n_samples)
-    Y = np.zeros(scores.shape, np.bool_)
-    Y[np.repeat(np.arange(block.n), np.diff(block.indptr)), block.indices] = True
-    return scores, Y
-
-
 def by_sklearn(scores: NDArray[np.float32], Y: NDArray[np.bool_], threshold: float) -> dict[str, float]:
     P, present = scores.astype(np.float64) > threshold, Y.any(axis=0)
     both = Y.any(axis=1) & ~Y.all(axis=1)
@@ -162,13 +146,9 @@ def by_sklearn(scores: NDArray[np.float32], Y: NDArray[np.bool_], threshold: flo
     }
 
 
-def only(figures: dict[str, Any]) -> dict[str, float]:
-    return {name: figures[name] for name in FULL}
-
-
 def test_figures_of_a_model_are_those_of_scikit_learn(small: Path, trained: Path) -> None:
     test = xs.open_dataset(small.with_name("small-test.xmc"))
-    scores, Y = dense(xs.load_model(trained), test)
+    scores, Y = every_score(xs.load_model(trained), test)
     for threshold in (0.0, -0.6):
         got = xs.evaluate(trained, test, execution=Execution("2GB"), threshold=threshold)
         assert only(got) == pytest.approx(by_sklearn(scores, Y, threshold), rel=1e-9)
@@ -176,17 +156,18 @@ def test_figures_of_a_model_are_those_of_scikit_learn(small: Path, trained: Path
         assert got["macro_F1"] > 0
 
 
+@pytest.mark.slow
 def test_figures_of_bibtex_are_those_of_scikit_learn(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = (xs.open_dataset(path) for path in real("bibtex"))
     clf = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "m")
     got = xs.evaluate(tmp_path / "m", test, execution=Execution("2GB"))
-    assert only(got) == pytest.approx(by_sklearn(*dense(clf.model_, test), 0.0), rel=1e-9)
+    assert only(got) == pytest.approx(by_sklearn(*every_score(clf.model_, test), 0.0), rel=1e-9)
     assert got["average_auc"] > 0.9
 
 
 def test_a_threshold_between_two_float32_is_not_rounded_up(small: Path, trained: Path) -> None:
     test = xs.open_dataset(small.with_name("small-test.xmc"))
-    scores, Y = dense(xs.load_model(trained), test)
+    scores, Y = every_score(xs.load_model(trained), test)
     score = float(scores[scores > -0.5].min())
     just_below = score - 1e-12 * abs(score)  # rounds to the score itself
     for threshold in (score, just_below, 1e300):
@@ -275,6 +256,7 @@ def child(*arguments: object) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @on_linux
 def test_evaluating_a_model_keeps_its_limit(many_labels: tuple[Path, Path], small: Path, trained: Path) -> None:
     xs.evaluate(trained, xs.open_dataset(small), execution=Execution("2GB"))  # compiles what the child loads
@@ -298,6 +280,7 @@ def test_evaluating_a_model_keeps_its_limit(many_labels: tuple[Path, Path], smal
     assert figures["average_auc"] == pytest.approx(auc.mean(), rel=1e-12)
 
 
+@pytest.mark.slow
 @on_linux
 def test_evaluating_predictions_keeps_its_limit_and_refuses_one_that_cannot_work(
     many_labels: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rankings import every_score, only, pairs_csr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import figures as twin
 from reference import metrics as ranking_twin
-from test_figures import dense, only, pairs_csr
 
 import xmc_stream as xs
 from xmc_stream.convert.formats.pairs import store_pairs
@@ -143,6 +143,7 @@ print(json.dumps(peak_resident() - before))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")
 def test_storing_pairs_takes_what_was_planned(tmp_path: Path) -> None:
     n = 1_000_000
@@ -212,9 +213,10 @@ def test_barred_labels_make_room_for_others(problem: Any, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
+@pytest.mark.slow
 def test_every_figure_is_that_of_data_without_the_pairs(problem: Any, tmp_path: Path) -> None:
     path, test, file, pairs = problem
-    scores, Y = dense(xs.load_model(path), test)
+    scores, Y = every_score(xs.load_model(path), test)
     for row, label in pairs:
         scores[row, label], Y[row, label] = -np.inf, False
     true = [set(np.flatnonzero(y).tolist()) for y in Y]
@@ -254,14 +256,16 @@ def test_predictions_that_the_filter_leaves_too_short_are_refused(small: Path, t
         xs.evaluate(tmp_path / "p", test, ks=(1, 3), filter=file)
 
 
-def test_a_bad_filter_ends_each_command_in_one_line(problem: Any, tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_a_bad_filter_ends_each_command_in_one_line(problem: Any, tmp_path: Path, commands: Callable[..., Any]) -> None:
     path, test, file, _ = problem
     bad = tmp_path / "bad.txt"
     bad.write_text("0 1\n300 1\n")
     out = tmp_path / "p"
-    assert f"{bad}:2: row 300 is not below 300" in cli("predict", path, test.path, out, "--filter", bad, fails=True)
+    assert f"{bad}:2: row 300 is not below 300" in commands(
+        "predict", path, test.path, out, "--filter", bad, fails=True
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
-    assert f"{bad}:2: row 300" in cli("evaluate", path, test.path, "--filter", bad, fails=True)
-    cli("predict", path, test.path, out, "--filter", file, "-k", 3)
-    figures = cli("evaluate", out, test.path, "--filter", file, "-k", 3)
+    assert f"{bad}:2: row 300" in commands("evaluate", path, test.path, "--filter", bad, fails=True)
+    commands("predict", path, test.path, out, "--filter", file, "-k", 3)
+    figures = commands("evaluate", out, test.path, "--filter", file, "-k", 3)
     assert figures == xs.evaluate(out, test, ks=(3,), filter=file)

@@ -23,10 +23,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
+from helpers.damage import damage
+from helpers.parser_fuzz import N_FEATURES, N_LABELS, good_line, mutated
 from reference import parse as twin
 from scipy import sparse
-from test_fuzz_parser import N_FEATURES, N_LABELS, good_line, mutated
-from test_verify import damage
 
 from xmc_stream.convert import convert
 from xmc_stream.convert.formats.registry import formats
@@ -581,5 +582,6 @@ def fuzz(n: int, seed: int) -> int:
     return n_good
 
 
+@pytest.mark.slow
 def test_mutated_inputs() -> None:
     assert fuzz(600, seed=1) > 180

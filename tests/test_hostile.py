@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from helpers.tools import ROOT
 from scipy import sparse
 
 from xmc_stream.convert import convert, convert_report
@@ -279,6 +279,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
@@ -384,13 +385,14 @@ def test_other_files_given_by_mistake(refused: Callable[..., str], content: byte
     assert len(message) < 500
 
 
-def test_a_bad_line_of_a_large_file_is_one_line_too(tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_a_bad_line_of_a_large_file_is_one_line_too(tmp_path: Path, commands: Callable[..., Any]) -> None:
     """Parts of large files are read by several threads."""
     path = tmp_path / "a.txt"
     line = b"1,2 " + b" ".join(b"%d:0.5" % j for j in range(1000)) + b"\n"
     n = 35 * 10**6 // len(line)
     path.write_bytes(b"%d 1000 9\n" % n + line * (n - 1) + b"1,2 5:x\n")
-    message = cli("convert", path, tmp_path / "d.xmc", "--threads", 2, fails=True)
+    message = commands("convert", path, tmp_path / "d.xmc", "--threads", 2, fails=True)
     assert message.startswith(f"xmc-stream: {path}:{n + 1}: value 'x' of feature 5")
     assert list(tmp_path.iterdir()) == [path]
 
@@ -421,10 +423,11 @@ def test_nothing_but_bad_rows(refused: Callable[..., str]) -> None:
     assert "no other row is sound" in message
 
 
-def test_the_command_says_what_it_left_out(tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_the_command_says_what_it_left_out(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"4 9 4\n0 1:1\n1 2:nan\n1 2:2\n2,3 3:3 3:1\n")
-    line = cli("convert", path, tmp_path / "d.xmc", fails=True)
+    line = commands("convert", path, tmp_path / "d.xmc", fails=True)
     assert line == f"xmc-stream: {path}:3: value 'nan' of feature 2 is not a finite decimal number: correct the line"
     command = [sys.executable, "-m", "xmc_stream.cli", "convert", path, tmp_path / "d.xmc"]
     command += ["--on-error=skip", "--duplicates=sum"]
@@ -463,21 +466,24 @@ def test_the_28_unlabeled_rows_of_eurlex_4k(made: Callable[..., Dataset]) -> Non
     assert dataset.label_counts().sum() == 2 * (560 - 28)
 
 
-def test_a_test_file_with_a_feature_id_above_the_training_headers_d(tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_a_test_file_with_a_feature_id_above_the_training_headers_d(
+    tmp_path: Path, commands: Callable[..., Any]
+) -> None:
     train, test = tmp_path / "train.txt", tmp_path / "test.txt"
     train.write_bytes(HEADER + ROWS)
     test.write_bytes(b"2 12 4\n1 8:1 0:2\n3 0:1 11:5\n")  # its own header knows the id
-    cli("convert", train, tmp_path / "train.xmc")
+    commands("convert", train, tmp_path / "train.xmc")
     arguments = "convert", test, tmp_path / "test.xmc", "--like", tmp_path / "train.xmc"
-    line = cli(*arguments, fails=True)
+    line = commands(*arguments, fails=True)
     assert line.startswith(f"xmc-stream: {test}:3: feature id 11 is not below D = 9, which comes from --like ")
     assert "--unseen=drop" in line
     assert not (tmp_path / "test.xmc").exists()
-    cli(*arguments, "--unseen", "drop")
+    commands(*arguments, "--unseen", "drop")
     dataset = open_dataset(tmp_path / "test.xmc")
     assert rows(dataset) == [([1], {0: 2, 8: 1}), ([3], {0: 1})]
     assert (dataset.n_features, dataset.attributes["dropped_features"]) == (9, 1)
-    assert cli("info", tmp_path / "test.xmc")["dropped_features"] == 1
+    assert commands("info", tmp_path / "test.xmc")["dropped_features"] == 1
 
 
 # --- bases of ids

@@ -70,8 +70,8 @@ def test_of_many_rows_some_are_looked_at(dataset: Dataset, monkeypatch: pytest.M
     assert figures["label_frequency"] == everything["label_frequency"]
 
 
-def test_the_command_prints_all_of_it(dataset: Dataset, cli: Callable[..., Any]) -> None:
-    told = cli("info", dataset.path)
+def test_the_command_prints_all_of_it(dataset: Dataset, commands: Callable[..., Any]) -> None:
+    told = commands("info", dataset.path)
     assert told["kind"] == "dataset"
     assert len(told["skipped_rows"]) == 12
     command = [sys.executable, "-m", "xmc_stream.cli", "info", str(dataset.path)]
@@ -91,10 +91,10 @@ def test_nothing_heavy_is_loaded(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize(("n", "d", "k"), [(0, 3, 2), (4, 0, 0)])
-def test_an_empty_set_has_figures_too(tmp_path: Path, n: int, d: int, k: int, cli: Callable[..., Any]) -> None:
+def test_an_empty_set_has_figures_too(tmp_path: Path, n: int, d: int, k: int, commands: Callable[..., Any]) -> None:
     with new_dataset(tmp_path / "d.xmc", d, k, {}) as writer:
         none = np.zeros(n + 1, np.int64)
         writer.append(none, np.empty(0, np.int32), np.empty(0, np.float32), none, np.empty(0, np.int32))
-    told = cli("info", tmp_path / "d.xmc")
+    told = commands("info", tmp_path / "d.xmc")
     assert told["density"] == told["head_share"] == 0
     assert told["rows_without_labels"] == n

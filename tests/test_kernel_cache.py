@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import xmc_stream
 
 COMPILE = """
@@ -21,6 +23,7 @@ assert counts.tolist() == [0, 2, 1, 0]
 TYPES = ("int32", "int64", "uint8", "uint16")
 
 
+@pytest.mark.slow
 def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     running = [subprocess.Popen([sys.executable, "-c", COMPILE, name], env=environment) for name in TYPES]
@@ -37,6 +40,7 @@ print(np.packbits(out).tobytes().hex())
 """
 
 
+@pytest.mark.slow
 def test_code_is_compiled_anew_when_the_source_of_another_kernel_has_changed(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(
@@ -63,6 +67,7 @@ def test_code_is_compiled_anew_when_the_source_of_another_kernel_has_changed(tmp
     assert drawn() != before
 
 
+@pytest.mark.slow
 def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     command = [

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_verify import damage
+from helpers.damage import damage
+from helpers.forked import Forked
 
+from xmc_stream.convert import convert_report, run
+from xmc_stream.convert.lines import files as text
 from xmc_stream.store.dataset import open_dataset
 
 N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
@@ -24,19 +26,14 @@ N_ROWS = 4000
 FORMATS = ("xmlrepo", "libsvm", "jsonl")
 WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000}  # bytes of a part
 
-# parts are small so that there are many, and jobs run on threads as those of a large file do
-CHILD = """
-import sys
-from xmc_stream.convert import convert_report, run
-from xmc_stream.convert.lines import files as text
-text._PART, run._SMALL = int(sys.argv[3]), int(sys.argv[4])
-import xmc_stream.convert.tfidf.records, xmc_stream.datasets.verify, xmc_stream.engine.runner
-import xmc_stream.store.dataset
-convert_report(sys.argv[1] + ".few", sys.argv[2] + ".few", memory_limit="2GB", overwrite=True)  # loads all code
-print("begun", flush=True)
-dataset, figures = convert_report(sys.argv[1], sys.argv[2], threads=2, memory_limit="2GB")
-print(dataset.fingerprint, figures["resumed"], flush=True)
-"""
+
+def converts(source: str, target: str, part: int, small: int) -> None:
+    """What a child does. Parts are small so that there are many, and jobs run on threads as those of a large file do."""
+    text._PART, run._SMALL = part, small
+    convert_report(source + ".few", target + ".few", memory_limit="2GB", overwrite=True)  # loads all code
+    print("begun", flush=True)
+    dataset, figures = convert_report(source, target, threads=2, memory_limit="2GB")
+    print(dataset.fingerprint, figures["resumed"], flush=True)
 
 
 def write_input(path: Path, format: str, n_rows: int) -> None:
@@ -55,24 +52,22 @@ def write_input(path: Path, format: str, n_rows: int) -> None:
                 file.write(",".join(map(str, labels)) + f" {pairs}\n")
 
 
-def start(source: Path, target: Path, small: int) -> subprocess.Popen[str]:
+@contextmanager
+def started(source: Path, target: Path, small: int) -> Iterator[Forked]:
     """A child that converts, when it has loaded what it needs."""
-    command = [sys.executable, "-c", CHILD, source, target, WORK[source.name], small]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "begun\n"
-    return child
+    with Forked(converts, str(source), str(target), WORK[source.name], small) as child:
+        assert child.wait_until(lambda: child.stdout.startswith("begun\n")), child.stderr
+        yield child
 
 
-def finished(child: subprocess.Popen[str]) -> tuple[str, bool]:
+def finished(child: Forked) -> tuple[str, bool]:
     """The fingerprint that a child prints, and whether it went on from where another one was."""
-    said, _ = child.communicate()
-    assert child.returncode == 0
-    fingerprint, resumed = said.split()
+    assert child.wait() == 0, child.stderr
+    _, fingerprint, resumed = child.stdout.split()
     return fingerprint, resumed == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(5)
@@ -80,10 +75,10 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     for format in FORMATS:
         write_input(tmp_path / format, format, N_ROWS)
         write_input(tmp_path / f"{format}.few", format, 5)
-        child = start(tmp_path / format, tmp_path / f"{format}.xmc", 0)
-        began = time.perf_counter()
-        undisturbed[format], resumed = finished(child)
-        seconds[format] = time.perf_counter() - began
+        with started(tmp_path / format, tmp_path / f"{format}.xmc", 0) as child:
+            began = time.perf_counter()
+            undisturbed[format], resumed = finished(child)
+            seconds[format] = time.perf_counter() - began
         assert not resumed
         assert open_dataset(tmp_path / f"{format}.xmc").n_samples == N_ROWS
     n_killed = n_resumed = 0
@@ -91,20 +86,18 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         format, small = FORMATS[kill % len(FORMATS)], rng.choice([0, 2**25])
         target = tmp_path / f"{kill}.xmc"
         for _ in range(rng.choice([1, 1, 2])):
-            child = start(tmp_path / format, target, small)
-            try:
+            with started(tmp_path / format, target, small) as child:
                 child.wait(rng.uniform(0, seconds[format]))
-            except subprocess.TimeoutExpired:
-                child.send_signal(signal.SIGKILL)
-            child.communicate()
-            n_killed += child.returncode != 0
+                child.kill()
+                n_killed += child.poll() != 0
             if target.exists():
                 assert open_dataset(target).fingerprint == undisturbed[format], kill
                 assert damage(target) == [], kill
                 break
         if target.exists() and not target.with_name(target.name + ".partial").exists():
             continue  # it was done before it could be killed
-        fingerprint, resumed = finished(start(tmp_path / format, target, small))
+        with started(tmp_path / format, target, small) as child:
+            fingerprint, resumed = finished(child)
         assert fingerprint == undisturbed[format], kill
         assert damage(target) == [], kill
         assert not target.with_name(target.name + ".partial").exists()

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from helpers.tools import ROOT
 
 import xmc_stream as xs
 
@@ -27,6 +27,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("kills")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 def test_every_killed_command_ends_as_the_undisturbed_one(tmp_path: Path, kills: ModuleType) -> None:
     done = kills.campaign(tmp_path / "kills", N_KILLS, 3, SHAPE)
@@ -44,6 +45,7 @@ def pd_sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return importlib.import_module("kills").steps(folder, SHAPE, ["max_passes=8"], False, "pdsparse", ["train"])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
 @pytest.mark.parametrize(("phase", "seconds"), [("pass", 0.2), ("weights", 0.0)])
 def test_pd_sparse_killed_ends_as_the_undisturbed_run(

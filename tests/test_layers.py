@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,12 +22,23 @@ def test_imports_point_downwards_only() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_no_test_module_imports_another() -> None:
+    """What two of them use is in helpers/."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not [name for name in names if name.startswith(("test_", "conftest"))], path
+
+
 def test_importing_loads_no_heavy_package() -> None:
     heavy = "numba", "dask", "distributed", "zarr", "scipy", "numpy"
     code = f"import sys, xmc_stream; print([name for name in {heavy} if name in sys.modules])"
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.slow
 def test_every_public_name_can_be_reached_in_any_order() -> None:
     run_python("import xmc_stream as xs; xs.PPDSparse; assert callable(xs.convert)")
     run_python("import xmc_stream.convert.formats.xmlrepo, xmc_stream as xs; assert callable(xs.convert)")

@@ -211,6 +211,7 @@ def test_the_objective_is_that_of_the_factors_and_never_rises(loss: str, given: 
     assert len(steps) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_all_pairs_and_a_mask_of_all_pairs_give_the_same(loss: str, tmp_path: Path) -> None:
     X, Y = problem()
@@ -271,12 +272,14 @@ def test_with_the_identity_held_the_w_step_is_ridge_regression() -> None:
     np.testing.assert_allclose(w, twin.ridge(dense, targets, 0.7), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_at_full_rank_it_comes_to_the_least_trace_norm(tmp_path: Path) -> None:
     X, Y = problem(n=40, d=8, k=5)
     clf = fit(X, Y, tmp_path, rank=8, lam=0.5, alternations=200)
     assert clf.report_["objective"] == pytest.approx(twin.trace_norm(X.toarray(), Y.toarray(), 0.5, 2000), rel=2e-4)
 
 
+@pytest.mark.slow
 def test_a_label_without_pairs_and_rows_held_out_are_not_learned_from(tmp_path: Path) -> None:
     X, Y = problem(n=300)
     mask = np.random.default_rng(4).random((300, 6)) < 0.6
@@ -336,6 +339,7 @@ def test_the_scale_of_lam_is_that_of_chance(given: bool, tmp_path: Path) -> None
     assert LEMLParameters(lam=3.0).lam_for(7.0) == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: Path) -> None:
     """From where it began: with one alternation that is a run with nothing held out. Held-out rows then count."""
@@ -366,6 +370,7 @@ def test_the_best_alternation_is_done_again_with_all_rows(loss: str, tmp_path: P
     assert (X @ W @ H[2])[only_held].mean() > (X @ V @ G[2])[only_held].mean()
 
 
+@pytest.mark.slow
 def test_rows_held_out_tell_when_to_stop_by_their_auc(tmp_path: Path) -> None:
     """The best alternation by AUC is kept, and the figure is that of `evaluate` on just these rows."""
     X, Y = problem(n=3000, k=30)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +13,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
@@ -93,6 +89,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
 def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +106,7 @@ def test_the_model_is_the_same_for_any_cut_and_any_interruption(
     assert digest(several_blocks, tmp_path / "apart", p, [2], apart) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS[2:], ids=lambda p: f"{p.loss}-{p.observed}")
 def test_two_worker_processes_give_the_same_model(
     p: LEMLParameters, several_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +134,7 @@ def jobs_of(model: Path) -> list[dict[str, Any]]:
     return [job for job in jobs if not job["job"].startswith("check")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", VARIANTS, ids=lambda p: f"{p.loss}-{p.observed}")
 @pytest.mark.parametrize("small", [False, True])
 def test_the_sums_of_a_run_are_those_of_its_event_log(
@@ -237,9 +236,10 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
         LEMLParameters.of(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "until"),
-    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2"], '"w/2"')],
+    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
@@ -248,14 +248,9 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
     options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
     options += ["--memory-limit", "600MB", "--json"]
     whole = cli("train", several_blocks, tmp_path / "whole", *options)
-    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(several_blocks), str(tmp_path / "killed"), *options]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ledger = tmp_path / "killed.partial" / "ledger.jsonl"
-    end = time.monotonic() + 120
-    while time.monotonic() < end and not (ledger.exists() and until in ledger.read_text()):
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    with forked_command("train", several_blocks, tmp_path / "killed", *options) as run:
+        assert run.wait_until(lambda: ledger.exists() and until in ledger.read_text())
     assert not (tmp_path / "killed").exists()
     options[options.index("600MB")] = "1GB"
     resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
@@ -272,6 +267,7 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
     )  # rows without labels count 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
     [("bibtex", (62.3, 37.7, 27.7)), ("rcv1_topics", (94.7, 70.5, 49.0))],

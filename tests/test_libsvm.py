@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.conversions import dense, refused, write
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
-from test_convert import dense, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.formats.libsvm import recognises
@@ -80,6 +80,7 @@ def test_one_set_in_any_number_of_files_and_parts(
     assert several.attributes["source"] == ["b", "c", "d"]
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     text = dumped(np.random.default_rng(3), 30, False, False)
     os.mkfifo(tmp_path / "pipe")
@@ -232,11 +233,11 @@ def test_what_is_recognised(head: bytes, known: bool) -> None:
     assert recognises(Path("a"), head[: 2**16]) == known
 
 
-def test_the_command_says_what_it_decided(tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_the_command_says_what_it_decided(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = write(tmp_path / "a", b"# x\n1 1:1\n2 1:1 1:2\n3 3:1 1:x\n")
-    figures = cli("convert", path, tmp_path / "d.xmc", "--duplicates", "sum", "--on-error", "skip", "--zero-based")
+    figures = commands("convert", path, tmp_path / "d.xmc", "--duplicates", "sum", "--on-error", "skip", "--zero-based")
     assert figures["said"] == "libsvm text, 2 rows, feature ids from 0, label ids from 1"
     assert (figures["n_features"], figures["n_labels"]) == (2, 2)
-    assert cli("info", tmp_path / "d.xmc")["skipped"] == 1
-    message = cli("convert", path, tmp_path / "e.xmc", fails=True)
+    assert commands("info", tmp_path / "d.xmc")["skipped"] == 1
+    message = commands("convert", path, tmp_path / "e.xmc", fails=True)
     assert message.startswith(f"xmc-stream: {path}:3: feature 1 stands twice in the row")

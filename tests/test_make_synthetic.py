@@ -129,6 +129,7 @@ def test_threads_do_not_show(tmp_path: Path, name: str, monkeypatch: pytest.Monk
     assert contents[0] == contents[1] == contents[2]
 
 
+@pytest.mark.slow
 def test_a_logical_store_is_its_rows_repeated_on_the_disk_of_one(tmp_path: Path) -> None:
     sizes = {"n_features": 3000, "n_labels": 50, "features_per_sample": 300}
     done: dict[str, Any] = {}
@@ -207,6 +208,7 @@ def test_extreme_lengths(tmp_path: Path, per_sample: int, n_features: int) -> No
     assert (data.label_counts() == 200).all()
 
 
+@pytest.mark.slow
 def test_a_linear_model_learns(tmp_path: Path) -> None:
     path = tool.make_synthetic(tmp_path / "a.xmc", n_samples=3000, n_test_samples=1000, **SMALL)
     X, Y = dense(open_dataset(path))
@@ -251,6 +253,7 @@ def test_what_exists_stays_unless_told(tmp_path: Path) -> None:
         tool.make_synthetic((tmp_path / "a.xmc").rename(tmp_path / "b.txt"), n_samples=20, overwrite=True, **SMALL)
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

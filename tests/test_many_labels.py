@@ -59,6 +59,7 @@ print(json.dumps([figures, peak_resident()]))
 """
 
 
+@pytest.mark.slow
 @on_linux
 def test_propensities_of_three_million_labels_are_planned(millions: tuple[Path, Path], cli: Callable[..., Any]) -> None:
     command = [sys.executable, "-c", CHILD, *map(str, millions), "280MB"]

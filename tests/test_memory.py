@@ -187,6 +187,7 @@ print(json.dumps([before, after, peak, int(line.split()[1]) * 1024]))
 """
 
 
+@pytest.mark.slow
 @on_linux
 def test_the_peak_is_the_kernels_and_stays_when_memory_is_freed() -> None:
     before, after, peak, kernel = child(PEAK)
@@ -209,6 +210,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @on_linux
 def test_freed_buffers_are_given_back_at_once() -> None:
     assert child(FREED, "return") < 4 * MIB
@@ -247,6 +249,7 @@ print(json.dumps([quiet, crowded, message, gone, guard.peak - start, peak_reside
 """
 
 
+@pytest.mark.slow
 @on_linux
 def test_the_guard_samples_records_the_peak_and_ends_a_run_at_the_limit_only() -> None:
     quiet, crowded, message, gone, peak, kernel = child(GUARD)
@@ -316,6 +319,7 @@ print(json.dumps([growth, len(block.indices) * matrix.entry_bytes, right]))
 )
 
 
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_streaming_a_store_takes_a_block_and_not_the_store(large: Path, cache: str) -> None:
@@ -326,6 +330,7 @@ def test_streaming_a_store_takes_a_block_and_not_the_store(large: Path, cache: s
     assert growth < 40 * MB
 
 
+@pytest.mark.slow
 @on_linux
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_gathering_random_rows_takes_their_bytes_and_not_the_pages_around(large: Path, cache: str) -> None:

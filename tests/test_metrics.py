@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rankings import arrays, measured, problems
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import metrics as twin
 
 from xmc_stream.errors import InputError
 from xmc_stream.metrics import PROPENSITY_PRESETS, RankingMetrics, inverse_propensity
-
-Block = tuple[list[list[int]], list[set[int]]]
 
 # Four rows over labels 0..3 with 1/p = 1, 2, 4, 8; the hits are
 #   row 0, y = {0, 2}:       ranks 1 and 3
@@ -30,34 +29,6 @@ PREDICTED = [[2, 1, 0], [0, 1, -1], [3, 1, 2], [3, 0, -1]]
 TRUE = [{0, 2}, {1}, set(), {0, 1, 2, 3}]
 INVERSE = [1.0, 2.0, 4.0, 8.0]
 LOG = 1 / math.log2(3)  # the discount of rank 2; that of rank 1 is 1, that of rank 3 is 1/2
-
-
-def arrays(predicted: list[list[int]], true: list[set[int]], width: int) -> tuple[Any, Any, Any]:
-    """The arguments of update: labels, y_indptr, y_indices."""
-    labels = np.array(predicted, dtype=np.int64).reshape(len(predicted), width)
-    indptr = np.cumsum([0, *map(len, true)])
-    indices = np.array([label for y in true for label in sorted(y)], dtype=np.int32)
-    return labels, indptr, indices
-
-
-def measured(predicted: list[list[int]], true: list[set[int]], width: int, ks: Any, inverse: Any) -> RankingMetrics:
-    metrics = RankingMetrics(ks, inverse)
-    metrics.update(*arrays(predicted, true, width))
-    return metrics
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[Block, int, list[int], list[float]]:
-    """Rows of predictions padded with -1 and of true labels, their width, the ks, and 1/p with ties."""
-    n_labels = draw(st.integers(1, 8))
-    width = draw(st.integers(1, 6))
-    label = st.integers(0, n_labels - 1)
-    ranking = st.lists(label, unique=True, max_size=min(width, n_labels)).map(lambda r: r + [-1] * (width - len(r)))
-    rows = draw(st.lists(st.tuples(ranking, st.sets(label)), max_size=9))
-    ks = draw(st.lists(st.integers(1, width), min_size=1, unique=True))
-    weight = st.one_of(st.sampled_from([1.0, 2.5]), st.floats(1.0, 100.0))
-    inverse = draw(st.lists(weight, min_size=n_labels, max_size=n_labels))
-    return ([r for r, _ in rows], [y for _, y in rows]), width, ks, inverse
 
 
 @given(problems(), st.booleans())

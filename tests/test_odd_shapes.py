@@ -50,6 +50,7 @@ def odd_set(n: int, d: int, k: int, kind: str) -> tuple[Any, Any]:
     return sp.csr_matrix(X), sp.csr_matrix(Y.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(ESTIMATORS)), ids=lambda number: str(ESTIMATORS[number]))
 def test_every_estimator_trains_on_odd_shapes(number: int) -> None:
     name, options = ESTIMATORS[number]

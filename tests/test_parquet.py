@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import text_files
+from helpers import text_files
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError

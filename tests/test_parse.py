@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.parsing import NAME, agree, bits, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsing import NAME, agree, bits, read
 from reference import parse as twin
 
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, Parser, bom_length

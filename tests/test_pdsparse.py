@@ -6,9 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.damage import flip
+from helpers.forked import forked_command
+from helpers.problems import LIMIT, overlapping
 from reference import frank_wolfe as twin
-from test_faults import flip
 
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
@@ -39,24 +38,10 @@ from xmc_stream.methods.pdsparse.state import stored_tables
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
-LIMIT = "4GB"  # bounds the whole process of the tests
-
-
-def problem(n: int = 80, d: int = 15, k: int = 5, single: bool = False, seed: int = 0) -> tuple[Any, Any]:
-    """Classes that overlap, rows of length one."""
-    rng = np.random.default_rng(seed)
-    X = sp.random(n, d, 0.5, format="csr", dtype=np.float32, random_state=seed)
-    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
-    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
-    Y = scores > np.quantile(scores, 0.7, axis=0)
-    if single:
-        Y = np.arange(k) == scores.argmax(axis=1)[:, None]
-    return X, sp.csr_matrix(Y.astype(np.float32))
-
 
 @pytest.mark.parametrize("single", [False, True])
 def test_objective_and_gap_are_those_of_the_weights(single: bool) -> None:
-    X, Y = problem(single=single)
+    X, Y = overlapping(single=single)
     clf = xs.PDSparse(lam=0.05, held_out=0.0, tol=1e-9, max_passes=60, memory_limit=LIMIT).fit(X, Y)
     W = clf.model_.to_scipy().toarray().astype(np.float64)
     primal = twin.primal(X.toarray(), Y.toarray() > 0, W, 0.05, 1.0)
@@ -69,9 +54,10 @@ def test_objective_and_gap_are_those_of_the_weights(single: bool) -> None:
     assert np.array_equal(clf.model_.bias(), np.where(learned, 0.0, -np.inf))  # none is never predicted
 
 
+@pytest.mark.slow
 def test_a_refit_learns_from_the_rows_held_out_as_from_the_others() -> None:
     """On a small set it comes as near to the optimum as a run that holds no rows out; what it held out counts in full."""
-    X, Y = problem(n=400)
+    X, Y = overlapping(n=400)
     fits = {
         held: xs.PDSparse(lam=0.1, held_out=held, max_passes=25, tol=0.0, memory_limit=LIMIT).fit(X, Y).report_
         for held in (0.0, 0.3)
@@ -159,6 +145,7 @@ def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparsePar
     raise AssertionError("it was cut before the end")
 
 
+@pytest.mark.slow
 def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups: Path, tmp_path: Path) -> None:
     dataset = Dataset(several_groups)
     wide, narrow = 2**30, 80 * MIB
@@ -169,6 +156,7 @@ def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups
     assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 12) == whole
 
 
+@pytest.mark.slow
 def test_tables_and_short_stretches_give_the_same_model(
     several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +210,7 @@ def test_rows_that_cannot_be_learned_from_are_counted_and_histories_tell(several
     assert not list(tmp_path.glob("m/state*"))
 
 
+@pytest.mark.slow
 def test_a_post_solve_keeps_the_support(several_groups: Path, tmp_path: Path) -> None:
     plain, again = (
         xs.PDSparse(lam=0.3, max_passes=2, post_solve=post, memory_limit=LIMIT).fit(several_groups, model=tmp_path / str(post))
@@ -234,9 +223,10 @@ def test_a_post_solve_keeps_the_support(several_groups: Path, tmp_path: Path) ->
     assert all(b["dual"] <= a["dual"] + 1e-6 for a, b in itertools.pairwise(post))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"parts": 3}, {"rate": 3}, {"parts": 2, "rate": 0}])
 def test_approximate_searches_come_to_the_same_objective(options: dict[str, int], tmp_path: Path) -> None:
-    X, Y = problem(n=60, d=12, k=8, seed=5)
+    X, Y = overlapping(n=60, d=12, k=8, seed=5)
     both = [
         xs.PDSparse(lam=0.05, held_out=0.0, tol=0.0, max_passes=50, memory_limit=LIMIT, **o).fit(X, Y).report_
         for o in ({}, options)
@@ -287,17 +277,14 @@ def kill_in(data: Path, model: Path, ready: str, options: Sequence[str]) -> Path
     work = model.with_name(model.name + ".partial")
     ledger = work / "ledger.jsonl"
     before = ledger.stat().st_size if ledger.exists() else 0
-    command = [sys.executable, "-m", "xmc_stream.cli", "train", str(data), str(model), *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-        end = time.monotonic() + 120
-        while time.monotonic() < end and not (ledger.exists() and ready in ledger.read_text()[before:]):
-            time.sleep(0.005)
-        child.kill()
+    with forked_command("train", data, model, *options) as run:
+        run.wait_until(lambda: ledger.exists() and ready in ledger.read_text()[before:])
     assert not model.exists()
     assert ready in ledger.read_text()[before:]
     return work
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_model(
     several_groups: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
@@ -328,6 +315,7 @@ def two(several_groups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return whole, kill_in(several_groups, folder / "m", "pass/1/2/", command)
 
 
+@pytest.mark.slow
 def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for kind, arrays in (
@@ -354,6 +342,7 @@ def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_
             file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damaged_passes_are_made_again(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -438,6 +427,7 @@ def test_where_it_goes_back_to(tmp_path: Path) -> None:
     assert back((1, 3)) == ((1, 1), keys[7:], ["dual-1-2", "dual-1-3"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_makes_passes_again_goes_on(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path
 ) -> None:
@@ -450,6 +440,7 @@ def test_a_run_that_is_killed_while_it_makes_passes_again_goes_on(
     assert xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m").model_.digest() == whole
 
 
+@pytest.mark.slow
 def test_half_of_a_folder_that_was_being_removed_is_passed_over(
     two: tuple[str, Path], several_groups: Path, tmp_path: Path
 ) -> None:
@@ -464,6 +455,7 @@ def test_half_of_a_folder_that_was_being_removed_is_passed_over(
     assert "again" not in {event["event"] for event in read_events(tmp_path / "m" / "events.jsonl")}
 
 
+@pytest.mark.slow
 def test_accuracy_on_real_data(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = real("rcv1_multiclass_sub")
     clf = xs.PDSparse(memory_limit=LIMIT).fit(train, model=tmp_path / "m")

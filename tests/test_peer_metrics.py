@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.rankings import every_score, measured, problems
 from hypothesis import given
 from numpy.typing import NDArray
-from test_figures import dense
-from test_metrics import measured, problems
 
 import xmc_stream as xs
 from xmc_stream.metrics import PROPENSITY_PRESETS, inverse_propensity
@@ -88,7 +87,7 @@ def compare(train: xs.Dataset, test: xs.Dataset, model: Path, folder: Path, thre
     expected = ranking_figures(labels.tolist(), true, KS, inverse)
     stored = xs.evaluate(folder / "p", test, train)
     of_model = xs.evaluate(model, test, train, execution=execution, threshold=threshold)
-    expected |= figures_of_scores(dense(xs.load_model(model), test)[0], true, threshold)
+    expected |= figures_of_scores(every_score(xs.load_model(model), test)[0], true, threshold)
     for got in (stored, of_model):
         assert {name: got[name] for name in expected if name in got} == pytest.approx(
             {name: value for name, value in expected.items() if name in got}, rel=1e-9

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, load_tool
+from helpers.tools import ROOT, load_tool
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.svm import LinearSVC
 
@@ -47,6 +47,7 @@ def precision(scores: np.ndarray, truth: np.ndarray, k: int) -> float:
     return 100 * float(np.take_along_axis(truth, top, axis=1).mean())
 
 
+@pytest.mark.slow
 def test_every_program_is_judged_alike_and_what_is_missing_or_fails_is_named(data: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "log.jsonl"
     options = ["made", "--repeats", "1", "--ours", "refused: --set lam=-1", "--log", str(log_path)]

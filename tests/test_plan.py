@@ -30,6 +30,7 @@ from xmc_stream.store.dataset import Dataset
 Cli = Callable[..., Any]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "threads"), [("512MB", 1), ("1GB", 2)])
 def test_what_is_foreseen_of_training_and_prediction_comes_true(
     small: Path, cli: Cli, tmp_path: Path, limit: str, threads: int
@@ -50,6 +51,7 @@ def test_what_is_foreseen_of_training_and_prediction_comes_true(
     assert not {path.name for path in tmp_path.iterdir()} - {"m", "p"}  # a plan leaves nothing
 
 
+@pytest.mark.slow
 def test_the_short_form_plans_training_and_other_commands_are_refused(small: Path, cli: Cli) -> None:
     long = cli("plan", "train", small, "model", "--set", "max_rounds=2", "--memory-limit", "1GB")
     short = cli("plan", small, "--set", "max_rounds=2", "--memory-limit", "1GB")
@@ -58,6 +60,7 @@ def test_the_short_form_plans_training_and_other_commands_are_refused(small: Pat
     assert "No such option" in cli("plan", "train", small, "model", "--nonsense", fails=True)
 
 
+@pytest.mark.slow
 def test_a_limit_that_cannot_work_is_answered_with_one_that_does(small: Path, cli: Cli, tmp_path: Path) -> None:
     refused = cli("plan", small, "--memory-limit", "150MB", "--threads", 1)
     assert not refused["fits"]
@@ -66,6 +69,7 @@ def test_a_limit_that_cannot_work_is_answered_with_one_that_does(small: Path, cl
     assert cli("train", small, tmp_path / "m", "--memory-limit", enough, "--threads", 1)["peak_rss"] <= enough
 
 
+@pytest.mark.slow
 def test_conversion_is_foreseen(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [" ".join([f"{rng.integers(50)}", *(f"{j}:{rng.random():.4f}" for j in range(30))]) for _ in range(3000)]

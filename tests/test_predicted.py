@@ -44,9 +44,10 @@ def test_labels_of_lines_in_blocks(tmp_path: Path, times: int) -> None:
     assert np.array_equal(read(tmp_path / "p.txt"), np.tile(LABELS, (times, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_filter", [False, True])
 def test_every_form_gives_the_figures_of_the_store(
-    small: Path, trained: Path, tmp_path: Path, cli: Callable[..., Any], with_filter: bool
+    small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any], with_filter: bool
 ) -> None:
     model, test = xs.load_model(trained), xs.open_dataset(small.with_name("small-test.xmc"))
     pairs = tmp_path / "filter.txt"
@@ -59,11 +60,11 @@ def test_every_form_gives_the_figures_of_the_store(
         figures.append(xs.evaluate(path, test, xs.open_dataset(small), execution=Execution("2GB"), filter=filtered))
     assert figures[0] == figures[1] == figures[2]
     assert figures[0]["P@1"] > 0
-    told = cli("evaluate", path, test.path, "--train", small, *(["--filter", pairs] if with_filter else []))
+    told = commands("evaluate", path, test.path, "--train", small, *(["--filter", pairs] if with_filter else []))
     assert told == figures[0]
-    assert cli("plan", "evaluate", path, test.path)["fits"]
+    assert commands("plan", "evaluate", path, test.path)["fits"]
     xs.predict(model, test, tmp_path / "p.jsonl", 6, Execution("2GB"))
-    said = cli("evaluate", tmp_path / "p.jsonl", test.path, fails=True)
+    said = commands("evaluate", tmp_path / "p.jsonl", test.path, fails=True)
     assert "p.jsonl holds names of labels, for people to read: predict to a .npz or .txt file" in said
 
 

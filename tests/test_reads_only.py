@@ -96,6 +96,7 @@ def found(job: SearchJob) -> list[NDArray[np.generic]]:
     return [*blocks, *(f.of_classes(name, 0, n) for name in ("counts", "losses", "best"))]
 
 
+@pytest.mark.slow
 def test_a_search_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, tmp_path: Path) -> None:
     checked = []
     for n, job in enumerate(search_jobs(chunked, tmp_path / "work")):
@@ -115,6 +116,7 @@ def test_a_search_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, tmp_p
     assert len(checked) >= 4
 
 
+@pytest.mark.slow
 def test_a_predict_job_needs_the_chunks_of_its_rows_alone(chunked: Dataset, trained: Path, tmp_path: Path) -> None:
     model, n = LinearModel(trained), chunked.n_samples
     out = begin_predictions(tmp_path / "whole", n, model.n_labels, 5)

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked import forked_command
+from helpers.trainings import kill_when, train, words
 
 import xmc_stream as xs
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import ResumeError, StoreError
-
-# enough rounds and epochs to be caught in; seconds of work
-SETTINGS = ["--set", "epochs=20", "--set", "last_epochs=40"]
-
-
-def command(data: Path, model: Path, limit: str, threads: int, more: Sequence[Any] = ()) -> list[str]:
-    arguments = [data, model, "--memory-limit", limit, "--threads", threads, *SETTINGS, *more, "--json"]
-    return [sys.executable, "-m", "xmc_stream.cli", "train", *map(str, arguments)]
-
-
-def train(data: Path, model: Path, limit: str = "1GB", threads: int = 2, more: Sequence[Any] = ()) -> dict[str, Any]:
-    done = subprocess.run(command(data, model, limit, threads, more), capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def kill_when(
-    data: Path,
-    model: Path,
-    ready: str,
-    delay: float,
-    limit: str = "1GB",
-    threads: int = 2,
-    more: Sequence[Any] = (),
-) -> bool:
-    """Start training and kill it once `ready` stands in the ledger and `delay` seconds more; False if it ended first."""
-    ledger = model.with_name(model.name + ".partial") / "ledger.jsonl"
-    with subprocess.Popen(
-        command(data, model, limit, threads, more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as run:
-        while run.poll() is None and not (ledger.exists() and ready in ledger.read_text(errors="replace")):
-            time.sleep(0.002)
-        time.sleep(delay)
-        if run.poll() is not None:
-            return False
-        run.send_signal(signal.SIGKILL)
-        run.wait()
-    return not model.exists()
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +25,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, d
     return xs.load_model(path).digest(), figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", ["check/", "solve/0/0", "cut/1", "search/1/", "search/2/", "solve/2/"])
 def test_killed_at_any_stage_ends_with_the_same_model(
     small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]], ready: str
@@ -79,21 +39,21 @@ def test_killed_at_any_stage_ends_with_the_same_model(
     assert not model.with_name("m.partial").exists()
 
 
+@pytest.mark.slow
 def test_killed_while_units_are_finalised(small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]]) -> None:
     """The kill comes when the first unit is written and no line of the ledger names it yet, or the second is not."""
     model = tmp_path / "m"
     unit = model.with_name("m.partial") / "units" / "00000"
-    with subprocess.Popen(command(small, model, "1GB", 1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as run:
-        while run.poll() is None and not unit.exists() and not unit.with_name("00000.partial").exists():
-            time.sleep(0.0005)
-        os.kill(run.pid, signal.SIGKILL)
-        run.wait()
+    with forked_command(*words(small, model, "1GB", 1)) as run:
+        run.wait_until(lambda: unit.exists() or unit.with_name("00000.partial").exists())
+        run.kill()
     assert not model.exists()
     figures = train(small, model, limit="600MB", threads=2)
     assert figures["resumed"]
     assert xs.load_model(model).digest() == whole[0]
 
 
+@pytest.mark.slow
 def test_killed_twice_and_continued_under_other_limits(
     small: Path, tmp_path: Path, whole: tuple[str, dict[str, Any]]
 ) -> None:
@@ -104,6 +64,7 @@ def test_killed_twice_and_continued_under_other_limits(
     assert xs.load_model(model).digest() == whole[0]
 
 
+@pytest.mark.slow
 def test_finished_jobs_are_not_done_again(small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, "search/2/", 0.0)
@@ -115,6 +76,7 @@ def test_finished_jobs_are_not_done_again(small: Path, tmp_path: Path) -> None:
     assert not [job for job in after[len(before) :] if job.startswith(("solve/0/", "solve/1/", "search/1/"))]
 
 
+@pytest.mark.slow
 def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, "solve/0/0", 0.0)
@@ -129,6 +91,7 @@ def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) 
 IDENTITY = {"seed": 0, "environment": {"numpy": "1"}}
 
 
+@pytest.mark.slow
 def test_ledger_drops_a_line_cut_short_and_refuses_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, IDENTITY) as ledger:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.matrices import matrices
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_export import matrices
 
 import xmc_stream as xs
 from xmc_stream.datasets.export import export

@@ -54,6 +54,7 @@ def test_which_classes_go_on_does_not_depend_on_the_cut(
     assert [cut.report_[name] for name in names] == [gone_on.report_[name] for name in names]
 
 
+@pytest.mark.slow
 def test_rounds_that_are_not_worth_it_are_left_out(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     data, _ = real("bibtex")
     report = xs.PPDSparse(memory_limit="2GB").fit(data, model=tmp_path / "m").report_
@@ -61,6 +62,7 @@ def test_rounds_that_are_not_worth_it_are_left_out(real: Callable[[str], tuple[P
     assert report["duality_gap_mean"] < 0.02
 
 
+@pytest.mark.slow
 def test_without_a_cap_a_run_ends_where_it_makes_no_progress(tmp_path: Path, cli: Callable[..., Any]) -> None:
     rng = np.random.default_rng(1)
     X = rng.integers(0, 16, size=(1500, 16)).astype(np.float32)  # far from length one

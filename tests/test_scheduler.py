@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import load_tool
-from test_faults import start, wait_until
+from helpers.commands import start, wait_until
+from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
 
+# a client tries for so long to reach a scheduler that is gone; by default for 30 seconds
+SOON = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
 SETTINGS = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
 
 
@@ -59,6 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) -> None:
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     events = tmp_path / "m.partial" / "events.jsonl"
@@ -131,6 +135,7 @@ except XmcStreamError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "book", "number"),
     [
@@ -148,10 +153,14 @@ def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_predictions_that_were_begun_are_gone(data: Path, tmp_path: Path) -> None:
     xs.PPDSparse(memory_limit="3GB", max_rounds=1).fit(data, model=tmp_path / "m")
     command = ("predict", tmp_path / "m", data, tmp_path / "p.npz", "-k", 1000)
-    with cluster(tmp_path / "cluster") as (scheduler, address), start(*command, "--scheduler", address) as run:
+    with (
+        cluster(tmp_path / "cluster") as (scheduler, address),
+        start(*command, "--scheduler", address, env={**os.environ, **SOON}) as run,
+    ):
         wait_until(run, (tmp_path / "p.npz.store.partial").exists)
         scheduler.kill()
         assert run.wait(60) == 1

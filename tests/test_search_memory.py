@@ -50,6 +50,7 @@ def searched(data: Dataset, work: Path, leg: int) -> tuple[int, int, int]:
     return peak, sum(search_needs(plan, pieces, data.n_features, N).values()), found
 
 
+@pytest.mark.slow
 def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset, tmp_path: Path) -> None:
     whole, planned, found = searched(heavy, tmp_path / "whole", 0)
     assert whole <= planned

@@ -90,8 +90,8 @@ def test_the_parts_are_the_whole_and_labels_keep_their_shares(tmp_path: Path) ->
     assert xs.verify(train.path)["damage"] == xs.verify(valid.path)["damage"] == []
 
 
-def test_the_cut_is_up_to_the_seed_alone(small: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    told = cli("split", small, tmp_path / "a-t", tmp_path / "a-v", "--memory-limit", "512MB")
+def test_the_cut_is_up_to_the_seed_alone(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
+    told = commands("split", small, tmp_path / "a-t", tmp_path / "a-v", "--memory-limit", "512MB")
     assert told["n_train"] + told["n_valid"] == 1500
     assert told["peak_rss"] < 512e6
     for name, seed in (("b", 0), ("c", 1)):
@@ -137,10 +137,11 @@ def test_listed_rows_are_the_validation_set(small: Path, tmp_path: Path) -> None
     assert not (tmp_path / "t2").exists()
 
 
-def test_what_cannot_be_is_refused(small: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    assert "--fraction" in cli("split", small, tmp_path / "t", tmp_path / "v", "--fraction", 1, fails=True)
+@pytest.mark.slow
+def test_what_cannot_be_is_refused(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
+    assert "--fraction" in commands("split", small, tmp_path / "t", tmp_path / "v", "--fraction", 1, fails=True)
     (tmp_path / "v").mkdir()
-    assert "exists" in cli("split", small, tmp_path / "t", tmp_path / "v", fails=True)
+    assert "exists" in commands("split", small, tmp_path / "t", tmp_path / "v", fails=True)
     with pytest.raises(InputError, match="not a dataset"):
         xs.split(small, tmp_path / "t", tmp_path / "v", overwrite=True)
     with pytest.raises(InputError, match="three different"):

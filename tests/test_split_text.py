@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.conversions import TEXT, X, Y, dense, opened, refused, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import parse as twin
-from test_convert import TEXT, X, Y, dense, opened, refused, write
 
 from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.lines import files as text_module
@@ -48,13 +48,14 @@ def test_two_texts_come_back_from_the_store(tmp_path: Path, pair: tuple[Path, Pa
     assert dataset.fingerprint == convert(write(tmp_path / "a.txt", TEXT), tmp_path / "one.xmc").fingerprint
 
 
+@pytest.mark.slow
 def test_the_labels_beside_the_features_are_taken_and_named(
-    tmp_path: Path, pair: tuple[Path, Path], cli: Callable[..., Any]
+    tmp_path: Path, pair: tuple[Path, Path], commands: Callable[..., Any]
 ) -> None:
-    cli("convert", pair[0], tmp_path / "d.xmc")
-    assert cli("info", tmp_path / "d.xmc")["source_labels"] == "trn_X_Y.txt"
+    commands("convert", pair[0], tmp_path / "d.xmc")
+    assert commands("info", tmp_path / "d.xmc")["source_labels"] == "trn_X_Y.txt"
     pair[1].unlink()
-    message = cli("convert", pair[0], tmp_path / "e.xmc", fails=True)
+    message = commands("convert", pair[0], tmp_path / "e.xmc", fails=True)
     assert f"{pair[0]} holds features alone, and there is no trn_X_Y.txt beside it" in message
     assert "--labels" in message
     for suffix, pack in ((".xz", lzma.compress), (".bz2", bz2.compress), (".gz", gzip.compress)):
@@ -246,6 +247,7 @@ def test_a_line_longer_than_memory_allows_is_refused(
     assert convert(tmp_path / "x", tmp_path / "d.xmc", labels=tmp_path / "y", memory_limit="4GB").n_samples == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lzma.compress])
 def test_two_pipes_are_read_like_files(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     contents = {tmp_path / "x": pack(FEATURES), tmp_path / "y": pack(LABELS)}

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import spoilt_stores
-from spoiling import note_crcs, seal_again, values_of, write_chunk
+from helpers import spoilt_stores
+from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 
 CASES = 30
 
 
+@pytest.mark.slow
 def test_stores_spoilt_by_chance(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(spoilt_stores.__file__)), str(tmp_path / "stores"), "0", str(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "helpers.spoilt_stores", str(tmp_path / "stores"), "0", str(CASES)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == f"{CASES} cases, 0 failures\n"
 
@@ -51,6 +52,7 @@ def flipped(file: Path, at: int, bit: int) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-check",), ("--solver=pdsparse",), ("--solver=leml", "--set", "rank=2")])
 def test_a_bit_of_indptr(data: Path, options: tuple[str, ...]) -> None:
     """The probe of the plan once read whatever it pointed to."""
@@ -64,6 +66,7 @@ def test_a_bit_of_indptr(data: Path, options: tuple[str, ...]) -> None:
         assert "damaged" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -81,6 +84,7 @@ def test_a_description(data: Path, file: str, old: str, new: str) -> None:
     assert str(data / Path(file).parent) in line
 
 
+@pytest.mark.slow
 def test_values_that_no_text_has(data: Path) -> None:
     file = data / "X/rows/data/c/0"
     values = values_of(file)
@@ -91,6 +95,7 @@ def test_values_that_no_text_has(data: Path) -> None:
     assert "not finite" in line
 
 
+@pytest.mark.slow
 def test_a_weight_of_a_feature_that_is_not(data: Path, cli: Callable[..., Any]) -> None:
     model = data.with_name("m")
     cli("train", data, model, "--memory-limit", "1GB")
@@ -106,6 +111,7 @@ def test_a_weight_of_a_feature_that_is_not(data: Path, cli: Callable[..., Any]) 
             assert "units/00000/weights" in line
 
 
+@pytest.mark.slow
 def test_a_model_of_low_rank_is_no_warm_start(data: Path, cli: Callable[..., Any]) -> None:
     model = data.with_name("m")
     cli("train", data, model, "--solver=leml", "--set", "rank=2", "--memory-limit", "1GB")
@@ -115,6 +121,7 @@ def test_a_model_of_low_rank_is_no_warm_start(data: Path, cli: Callable[..., Any
     assert "low-rank" in refused("train", data, data.with_name("n"), "--warm-start", model)
 
 
+@pytest.mark.slow
 def test_a_receipt_that_no_job_gives(data: Path) -> None:
     """With a checksum of its own: what cannot be gone on from is said in one line."""
     import zlib

@@ -95,6 +95,7 @@ def digest(data: Path, path: Path, threads: int = 1, cuts: Cuts | None = None, *
 STREAMED = Cuts(solve_rows=60)  # no large class fits a batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_streamed_classes_end_the_same(data: Path, tmp_path: Path, watch: Watch, name: str) -> None:
     expected = digest(data, tmp_path / "held", **SETTINGS[name])
@@ -103,6 +104,7 @@ def test_streamed_classes_end_the_same(data: Path, tmp_path: Path, watch: Watch,
     assert watch.memory > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
@@ -113,6 +115,7 @@ def test_a_class_that_exceeds_memory_ends_the_same(
     assert watch.disk > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_classes_whose_pairs_are_on_disk_end_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
@@ -174,6 +177,7 @@ def held(heavy: Path, tmp_path_factory: pytest.TempPathFactory, cli: Callable[..
     return xs.load_model(model).digest()
 
 
+@pytest.mark.slow
 def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
     heavy: Path, tmp_path: Path, cli: Callable[..., Any], held: str
 ) -> None:
@@ -220,6 +224,7 @@ def many_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_pairs_in_memory_are_those_of_one_turn(many_large: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
     """Classes go by turns, with a third of the pairs each: what one turn held is gone when the next one starts."""
     settings = ("--set", "max_rounds=1", "--set", "last_epochs=2", "--threads", "2")

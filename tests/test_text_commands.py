@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import text_files
+from helpers import text_files
 
 import xmc_stream as xs
 from xmc_stream.convert.formats.names import store_names
@@ -42,16 +42,16 @@ def trained_on_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_raw_text_in_and_names_out(trained_on_text: Path, cli: CLI, tmp_path: Path) -> None:
+def test_raw_text_in_and_names_out(trained_on_text: Path, commands: CLI, tmp_path: Path) -> None:
     test, model = trained_on_text / "test.jsonl", trained_on_text / "m.model"
-    cli("predict", model, test, tmp_path / "out.jsonl", "-k", 3)
+    commands("predict", model, test, tmp_path / "out.jsonl", "-k", 3)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     expected = labelled(100, 1)
     assert np.mean([row["labels"][0] in d["labels"] for row, d in zip(rows, expected, strict=True)]) > 0.9
     assert all(row["scores"] == sorted(row["scores"], reverse=True) and len(row["labels"]) == 3 for row in rows)
 
-    cli("convert", test, tmp_path / "test.xmc", "--like", model)
-    cli("predict", model, tmp_path / "test.xmc", tmp_path / "pred.txt", "-k", 3)
+    commands("convert", test, tmp_path / "test.xmc", "--like", model)
+    commands("predict", model, tmp_path / "test.xmc", tmp_path / "pred.txt", "-k", 3)
     names = xs.load_model(model).label_names()
     assert names is not None
     lines = (tmp_path / "pred.txt").read_text().splitlines()
@@ -60,7 +60,8 @@ def test_raw_text_in_and_names_out(trained_on_text: Path, cli: CLI, tmp_path: Pa
     assert not list(tmp_path.glob(".xmc_stream-*"))
 
 
-def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, cli: CLI, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, commands: CLI, tmp_path: Path) -> None:
     plain, strange = labelled(20, 2), labelled(20, 2)
     for document in plain:
         del document["labels"]
@@ -68,7 +69,7 @@ def test_labels_beside_raw_text_are_not_read(trained_on_text: Path, cli: CLI, tm
         document["labels"] = ["never seen"]
     for name, documents in (("plain", plain), ("strange", strange)):
         text_files.write_jsonl(tmp_path / f"{name}.jsonl", documents)
-        cli("predict", trained_on_text / "m.model", tmp_path / f"{name}.jsonl", tmp_path / f"{name}.txt")
+        commands("predict", trained_on_text / "m.model", tmp_path / f"{name}.jsonl", tmp_path / f"{name}.txt")
     assert (tmp_path / "plain.txt").read_text() == (tmp_path / "strange.txt").read_text()
 
 
@@ -109,6 +110,7 @@ def test_a_string_is_no_list_of_letters(trained_on_text: Path) -> None:
         TextOptions(text_fields="text")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None:
     """Killed in each of its phases in turn, it ends with the dataset of a run in one go."""
     source = text_files.write_jsonl(tmp_path / "in.jsonl", text_files.documents(300))
@@ -133,26 +135,27 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint
 
 
-def test_options_reach_the_vectorizer(cli: CLI, tmp_path: Path) -> None:
+def test_options_reach_the_vectorizer(commands: CLI, tmp_path: Path) -> None:
     source = text_files.write_jsonl(
         tmp_path / "in.jsonl", [{"words": "a-b c-d", "y": "p|q"}, {"words": "c-d", "y": "p"}]
     )
     options = (
         "--text-field words --label-field y --label-delimiter | --token-pattern [^\\s]+ --ngrams 1,2 --max-df 1".split()
     )
-    figures = cli("convert", source, tmp_path / "out.xmc", *options)
+    figures = commands("convert", source, tmp_path / "out.xmc", *options)
     dataset = xs.open_dataset(tmp_path / "out.xmc")
     assert list(dataset.feature_names() or ()) == ["a-b", "a-b c-d"]
     assert list(dataset.label_names() or ()) == ["p", "q"]
     assert "text of words, labels of y" in figures["said"]
-    cli("plan", "convert", source, tmp_path / "plan.xmc", *options)
-    line = cli("convert", source, tmp_path / "no.xmc", "--min-df", "x", fails=True)
+    commands("plan", "convert", source, tmp_path / "plan.xmc", *options)
+    line = commands("convert", source, tmp_path / "no.xmc", "--min-df", "x", fails=True)
     assert line.startswith("error: --min-df x") or "--min-df x" in line
 
 
-def test_a_model_of_numbers_refuses_raw_text(trained: Path, cli: CLI, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_model_of_numbers_refuses_raw_text(trained: Path, commands: CLI, tmp_path: Path) -> None:
     text = text_files.write_jsonl(tmp_path / "in.jsonl", [{"text": "words"}])
-    assert "was not made from text" in cli("predict", trained, text, tmp_path / "out.jsonl", fails=True)
+    assert "was not made from text" in commands("predict", trained, text, tmp_path / "out.jsonl", fails=True)
 
 
 def test_names_from_a_file(tmp_path: Path) -> None:
@@ -173,6 +176,7 @@ def test_names_from_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.slow
 def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xmc_stream.store import names as module
 
@@ -191,14 +195,15 @@ def test_names_are_read_by_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert names.take(ids[:0]) == []
 
 
-def test_a_vocabulary_that_memory_would_not_hold(cli: CLI, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_vocabulary_that_memory_would_not_hold(commands: CLI, tmp_path: Path) -> None:
     """A million and a half different words would take more than the limit as a Python dictionary alone."""
     n, step = 1_500_000, 500
     with open(tmp_path / "in.jsonl", "w") as file:
         for start in range(0, n, step):
             words = " ".join(f"{i * 2654435761 % 2**32:08x}" for i in range(start, start + step))
             file.write(f'{{"text": "{words}", "labels": ["label {start % 97}"]}}\n')
-    figures = cli("convert", tmp_path / "in.jsonl", tmp_path / "out.xmc", "--memory-limit", "512MB")
+    figures = commands("convert", tmp_path / "in.jsonl", tmp_path / "out.xmc", "--memory-limit", "512MB")
     assert (figures["n_features"], figures["n_labels"]) == (n, 97)
     assert figures["peak_rss"] < 512_000_000  # VmHWM of the process
     dataset = xs.open_dataset(tmp_path / "out.xmc")
@@ -209,14 +214,15 @@ def test_a_vocabulary_that_memory_would_not_hold(cli: CLI, tmp_path: Path) -> No
     assert (dataset.feature_counts() == 1).all()
 
 
-def test_names_of_labels_beside_the_input(cli: CLI, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_names_of_labels_beside_the_input(commands: CLI, tmp_path: Path) -> None:
     """The Extreme Classification Repository's form: trn.json has ids, lbl.json their titles."""
     rows = [{"title": f"about t{i}", "content": "", "target_ind": [i % 3]} for i in range(9)]
     train = text_files.write_jsonl(tmp_path / "trn.json", rows)
     titles = text_files.write_jsonl(tmp_path / "lbl.json", [{"uid": str(i), "title": f"Title {i}"} for i in range(4)])
     few = tmp_path / "few.txt"
     few.write_text("one\ntwo\n")
-    figures = cli("convert", train, tmp_path / "train.xmc", "--label-names", titles)
+    figures = commands("convert", train, tmp_path / "train.xmc", "--label-names", titles)
     assert figures["n_labels"] == 4
     assert list(xs.open_dataset(tmp_path / "train.xmc").label_names() or ()) == [f"Title {i}" for i in range(4)]
     with pytest.raises(InputError, match=r"few.txt:2: there are 2 names for 3 labels"):

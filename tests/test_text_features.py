@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import text_files
+from helpers import text_files
 from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer, TfidfVectorizer
 from sklearn.preprocessing import MultiLabelBinarizer
 

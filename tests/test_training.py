@@ -11,6 +11,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.problems import TIGHT, dense_weights, problem
 from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
@@ -21,21 +22,6 @@ from xmc_stream.models import Execution
 
 # limits are generous here, as they bound the whole process of the tests; small ones are tried in child processes by
 # test_resume.py and test_cli.py
-
-TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
-
-
-def problem(n: int = 60, d: int = 15, k: int = 4, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
-    """A small problem whose classes overlap, as float32 rows of length one."""
-    rng = np.random.default_rng(seed)
-    X = sp.random(n, d, 0.4, format="csr", dtype=np.float32, random_state=seed)
-    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
-    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
-    return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
-
-
-def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
-    return model.to_scipy().toarray(), model.bias()
 
 
 @pytest.mark.parametrize(("loss", "scale"), [("squared_hinge", 0.5), ("hinge", 1.0)])
@@ -69,12 +55,14 @@ def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
     assert clf.report_["n_open"] == 0
 
 
+@pytest.mark.slow
 def test_default_reaches_the_objective_of_the_peers(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
     clf = xs.PPDSparse(C=2.0, tol=1e-3, max_rounds=None, epochs=50, memory_limit="2GB").fit(train, model=tmp_path / "m")
     assert clf.report_["objective"] == pytest.approx(17863.149, rel=1e-5)  # their C = 1 has no half in its loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("bibtex", 63.6), ("20news_bydate", 84.5), ("rcv1_topics", 95.7)])
 def test_defaults_reach_the_accuracy_of_the_field(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str, least: float
@@ -85,6 +73,7 @@ def test_defaults_reach_the_accuracy_of_the_field(
     assert xs.evaluate(tmp_path / "p", test, train)["P@1"] >= least
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path) -> None:
     digests = {xs.load_model(trained).digest()}
     for n, (threads, limit, cuts) in enumerate(
@@ -102,6 +91,7 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     assert clf.report_["row_blocks"] >= 15
 
 
+@pytest.mark.slow
 def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_model(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +111,7 @@ def test_without_a_cap_on_rounds_searches_are_fewer_and_any_cut_gives_the_same_m
     assert report["objective"] == pytest.approx(plain["objective"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, _ = real("bibtex")
     whole = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "whole")
@@ -147,6 +138,7 @@ def test_a_whole_number_is_the_same_parameter_as_its_float(small: Path, tmp_path
     assert models[0].digest() == models[1].digest()
 
 
+@pytest.mark.slow
 def test_two_worker_processes_give_the_same_model(small: Path, tmp_path: Path) -> None:
     here = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here")
     with (
@@ -181,6 +173,7 @@ def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
     assert np.array_equal(from_scipy[0], labels)
 
 
+@pytest.mark.slow
 def test_a_learnable_set_is_learned(small: Path, tmp_path: Path) -> None:
     clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     test = xs.open_dataset(small.with_name("small-test.xmc"))

@@ -156,6 +156,7 @@ def test_wide_units_show_in_no_answer(sparse: Path, tmp_path: Path, plain: Any, 
     assert len(list((tmp_path / "wide" / "units").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_warm_start_from_units_cut_otherwise(sparse: Path, tmp_path: Path, plain: Any) -> None:
     more = scattered(tmp_path / "more.xmc", K, n=350, seed=1)
     models = {"wide": fitted(sparse, tmp_path / "wide").model_}

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.anndata_files import annotated
+from helpers.conversions import cut_into
 from scipy import sparse
-from test_convert_anndata import annotated
-from test_convert_parts import cut_into
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
@@ -104,11 +104,14 @@ def test_predictions_are_those_of_the_matrix(
     assert np.array_equal(got[1], expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["npy", "csr", "Xf"])
-def test_the_command_takes_features_alone(model: xs.Model, tmp_path: Path, form: str, cli: Callable[..., Any]) -> None:
+def test_the_command_takes_features_alone(
+    model: xs.Model, tmp_path: Path, form: str, commands: Callable[..., Any]
+) -> None:
     X = features(2)
     path = as_file(form, X, tmp_path)
-    told = cli("predict", model.path, path, tmp_path / "p.npz", "-k", 2)
+    told = commands("predict", model.path, path, tmp_path / "p.npz", "-k", 2)
     assert told["n_samples"] == N
     with np.load(tmp_path / "p.npz") as file:
         assert np.array_equal(file["labels"], model.predict_topk(X, 2)[0])

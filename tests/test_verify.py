@@ -14,26 +14,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from helpers.damage import damage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import check as twin
 
 import xmc_stream as xs
 from xmc_stream.datasets import check
-from xmc_stream.datasets.verify import StoreCheck
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
 from xmc_stream.store.dataset import Dataset, new_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter
-from xmc_stream.store.inventory import seal, take_inventory
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.nodes import Group
-
-
-def damage(path: Path) -> list[str]:
-    """What verify finds, without an engine."""
-    found: list[str] = run_here(StoreCheck(path, take_inventory(path), 12345).loop(), Notes())["damage"]
-    return found
 
 
 def make(path: Path, n: int = 60, d: int = 20, k: int = 9, seed: int = 0) -> Path:
@@ -269,9 +262,10 @@ def test_models_and_predictions_too(small: Path, trained: Path, tmp_path: Path) 
     assert damage(model)
 
 
-def test_the_command_ends_in_one_line_and_lists_all_in_json(tmp_path: Path, cli: Callable[..., Any]) -> None:
+@pytest.mark.slow
+def test_the_command_ends_in_one_line_and_lists_all_in_json(tmp_path: Path, commands: Callable[..., Any]) -> None:
     path = make(tmp_path / "d.xmc")
-    told = cli("verify", path, "--memory-limit", "512MB")
+    told = commands("verify", path, "--memory-limit", "512MB")
     assert told["sound"]
     assert told["peak_rss"] < 512e6
     for name in ("X/rows/indices/c/0", "X/columns/data/c/0"):

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.problems import TIGHT, dense_weights, problem
+from helpers.trainings import kill_when, train
 from reference import dcd as twin
 from sklearn.svm import LinearSVC
-from test_resume import kill_when, train
-from test_training import TIGHT, dense_weights, problem
 
 import xmc_stream as xs
 from xmc_stream.datasets.split import split
@@ -59,6 +59,7 @@ def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str) ->
         assert xs.PPDSparse(**one).fit(X, Y).report_["duality_gap_mean"] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
 def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str) -> None:
     X, Y = problem(n=150, d=20, k=3, seed=7)
@@ -78,6 +79,7 @@ def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str
     assert gaps[0] < gaps[1] / 2
 
 
+@pytest.mark.slow
 def test_bibtex_from_another_lam_takes_fewer_rounds(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     data, _ = real("bibtex")
     options = {"tol": 1e-2, "max_rounds": None, "epochs": 20, "memory_limit": "2GB"}
@@ -96,6 +98,7 @@ def other(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_any_cut_gives_the_same_model_and_the_start_is_told(
     small: Path, trained: Path, tmp_path: Path, other: Path
 ) -> None:
@@ -126,6 +129,7 @@ def whole(small: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return xs.load_model(path).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", ["start/0", "cut/0", "solve/0/0", "search/1/"])
 def test_killed_at_any_stage_ends_with_the_same_model(
     small: Path, tmp_path: Path, other: Path, whole: str, ready: str
@@ -138,6 +142,7 @@ def test_killed_at_any_stage_ends_with_the_same_model(
     assert xs.load_model(model).digest() == whole
 
 
+@pytest.mark.slow
 def test_another_start_is_refused(small: Path, tmp_path: Path, other: Path) -> None:
     clf = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m")
     with pytest.raises(ResumeError, match="warm_start"):
@@ -166,6 +171,7 @@ def test_classes_without_positives_drop_the_weights_they_had() -> None:
     assert clf.report_["n_empty"] == 1
 
 
+@pytest.mark.slow
 def test_dismec_is_liblinear_without_its_small_weights() -> None:
     X, Y = problem()
     settings: dict[str, Any] = {**TIGHT, "added": 60, "memory_limit": "2GB"}
@@ -184,11 +190,12 @@ def test_dismec_is_liblinear_without_its_small_weights() -> None:
     assert pruned.report_["params"]["prune"] == 0.01
 
 
+@pytest.mark.slow
 def test_dismec_on_the_command_line(
-    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, cli: Callable[..., Any]
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path, commands: Callable[..., Any]
 ) -> None:
     data, test = real("bibtex")
-    figures = cli("train", data, tmp_path / "m", "--solver", "dismec", "--set", "prune=0.02")
+    figures = commands("train", data, tmp_path / "m", "--solver", "dismec", "--set", "prune=0.02")
     wanted = {"lam": 0.0, "tau": 1.0, "C": 2.0, "prune": 0.02}
     assert {name: figures["params"][name] for name in wanted} == wanted
     assert xs.evaluate(tmp_path / "m", xs.open_dataset(test))["P@1"] == pytest.approx(63.7, abs=0.3)
@@ -204,6 +211,7 @@ def test_the_twin_agrees_that_these_alphas_are_optimal() -> None:
     assert abs(twin.gap(p, alpha)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "rounds"),
     [
@@ -229,6 +237,7 @@ def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
     assert warm["bytes_gathered"] < cold["bytes_gathered"]
 
 
+@pytest.mark.slow
 def test_a_start_from_fewer_rows_is_as_good_as_a_cold_one(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path
 ) -> None:

@@ -1,5 +1,7 @@
 """Stores spoilt by chance, and commands on them: what test_spoilt_stores.py runs a little of and benchmarks/ much.
 
+In tests/, `python -m helpers.spoilt_stores FOLDER SEED SEED+1` does some of them, with SHOW=1 each command and what it says.
+
 What is done to a store: bits flip, files are cut, lost or exchanged; and, as someone would who means harm, values, arrays
 and descriptions are replaced, with checksums and seal made anew, so that these do not tell. Whatever it is, a command
 ends with exit code 0, or with 1 and one line of ours; never by a signal or with a traceback, in little memory and time.
@@ -27,7 +29,8 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from spoiling import D, K, N, spoil
+
+from helpers.spoiling import D, K, N, spoil
 
 LIMIT, MOST = "600MB", 700_000_000  # given to commands, and what a process may come to hold
 SECONDS = 90  # of the processor

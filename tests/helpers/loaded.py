@@ -1,0 +1,16 @@
+"""What helpers.forked forks from: a process that has loaded the library and the kernels of a training, and began nothing."""
+
+from __future__ import annotations
+
+import pytest  # noqa: F401 (a child loads the main module of the process that starts it)
+
+import xmc_stream.cli
+import xmc_stream.convert.tfidf.records
+import xmc_stream.datasets.verify
+import xmc_stream.engine.runner
+import xmc_stream.training  # noqa: F401
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.warm import WarmUp
+
+WarmUp().run()
+WarmUp(PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()

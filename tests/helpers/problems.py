@@ -1,0 +1,40 @@
+"""Small problems to be learned, and dense weights of what was learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import xmc_stream as xs
+
+TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
+
+
+def problem(n: int = 60, d: int = 15, k: int = 4, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """A small problem whose classes overlap, as float32 rows of length one."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, d, 0.4, format="csr", dtype=np.float32, random_state=seed)
+    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
+    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
+    return X, sp.csr_matrix((scores > np.quantile(scores, 0.7, axis=0)).astype(np.float32))
+
+
+def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
+    return model.to_scipy().toarray(), model.bias()
+
+
+LIMIT = "4GB"  # bounds the whole process of the tests
+
+
+def overlapping(n: int = 80, d: int = 15, k: int = 5, single: bool = False, seed: int = 0) -> tuple[Any, Any]:
+    """Classes that overlap, rows of length one."""
+    rng = np.random.default_rng(seed)
+    X = sp.random(n, d, 0.5, format="csr", dtype=np.float32, random_state=seed)
+    X = sp.csr_matrix(X / np.maximum(np.sqrt(X.multiply(X).sum(axis=1)), 1e-6), dtype=np.float32)
+    scores = X @ rng.normal(size=(d, k)) + 0.3 * rng.normal(size=(n, k))
+    Y = scores > np.quantile(scores, 0.7, axis=0)
+    if single:
+        Y = np.arange(k) == scores.argmax(axis=1)[:, None]
+    return X, sp.csr_matrix(Y.astype(np.float32))
