@@ -129,6 +129,7 @@ def test_classes_whose_pairs_are_on_disk_end_the_same(
     assert watch.slabs > 0
 
 
+@pytest.mark.slow
 def test_a_group_that_exceeds_the_buffer_is_taken_in_parts(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
