@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.tiles import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -42,32 +43,11 @@ from xmc_stream.kernels.scores import (
     search,
 )
 from xmc_stream.models.linear import tiles
-from xmc_stream.models.linear.tiles import TileCache, make_tile, tile_bytes, tile_width
+from xmc_stream.models.linear.tiles import TileCache, tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
-SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not
 ANY = st.floats(-4, 4, width=32)
-
-
-def csr(dense: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """indptr, indices, data of the entries that are not zero."""
-    rows, columns = np.nonzero(dense)
-    indptr = np.searchsorted(rows, np.arange(len(dense) + 1))
-    return indptr.astype(np.int64), columns.astype(np.int32), dense[rows, columns].astype(np.float32)
-
-
-def tile_of(W: NDArray[np.float32], bias: NDArray[np.float32]) -> Tile:
-    return make_tile(*csr(W.T), bias, len(W))
-
-
-def rows_of(X: NDArray[np.float32]) -> list[list[tuple[int, float]]]:
-    return [[(j, float(x)) for j, x in enumerate(row) if x != 0] for row in X]
-
-
-def cut(draw: st.DrawFn, n: int) -> list[int]:
-    """0, some places between (equal ones too), n."""
-    return [0, *sorted(draw(st.lists(st.integers(0, n), max_size=3))), n]
 
 
 def best(
@@ -87,19 +67,6 @@ def best(
         )
         top_k(CSR(*csr(X)), classes, Ranking(labels, scores), Labels(np.empty(0, np.int64), np.empty(0, np.int32)))
     return labels, scores
-
-
-@st.composite
-def matrices(draw: st.DrawFn, element: st.SearchStrategy[float]) -> tuple[Any, Any, Any]:
-    """X (n, D), W (D, K) and the bias, mostly zeros."""
-    n, d, k = draw(st.integers(0, 8)), draw(st.integers(0, 6)), draw(st.integers(1, 70))
-    nothing = st.just(0.0)
-    X = draw(arrays.arrays(np.float32, (n, d), elements=element, fill=nothing))
-    W = draw(arrays.arrays(np.float32, (d, k), elements=element, fill=nothing))
-    if d and draw(st.booleans()):
-        W[draw(st.integers(0, d - 1))] += np.float32(1)  # a feature that most classes have
-    bias = draw(arrays.arrays(np.float32, k, elements=element, fill=nothing))
-    return X, W, bias + np.float32(0)  # no -0.0: no solver ends there
 
 
 def random_matrices(n: int, d: int, k: int, seed: int, share: float, whole: bool) -> tuple[Any, Any, Any]:
@@ -202,14 +169,6 @@ def test_top_k_where_rows_meet_few_weights(whole: bool) -> None:
     X, W, bias = random_matrices(40, 300, 500, 6, 0.03, whole)
     check_top_k(X, W, bias - 1, 5, [0, 30, 250, 500])
     check_top_k(X, W, bias, 5, [0, 250, 500])  # many labels tie with the worst of the best
-
-
-@st.composite
-def calibrations(draw: st.DrawFn, n: int) -> NDArray[np.float32]:
-    """Slopes, shifts, caps and tops of n classes; small whole numbers, so that calibrated scores tie."""
-    some = (st.integers(1, 3), st.integers(-2, 2), st.sampled_from([0.0, 1.0, np.inf]), st.integers(1, 3))
-    rows = [draw(st.lists(values.map(float), min_size=n, max_size=n)) for values in some]
-    return np.array(rows, np.float32)
 
 
 @given(matrices(SMALL), st.integers(1, 75), st.data())
