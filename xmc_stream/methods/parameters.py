@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
@@ -19,23 +20,23 @@ _RULE = "rule"
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(ABC):
     """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is 0, which is off."""
 
     help: str
     unsaid: bool = dataclasses.field(default=False, kw_only=True)
 
+    @abstractmethod
     def what(self) -> str:
         """Type and range, as one reads them behind `--set`."""
-        raise NotImplementedError
 
     def typed(self) -> str:
         """Type and range, as Python spells them."""
         return self.what().replace(" or none", " or None")
 
+    @abstractmethod
     def taken(self, value: Any) -> Any:
         """The value as it is kept. Raises ValueError where it may not be."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
