@@ -16,7 +16,7 @@ import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
-from xmc_stream.methods.contract import Figures, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.parameters import Number, Parameters, parameter
 from xmc_stream.methods.registry import register
 from xmc_stream.models.linear.tiles import TileSizes
@@ -75,7 +75,7 @@ class CentroidJob:
                 sizes.add(np.array([len(features)]), features)
                 writer.bias[c] = -0.5 * float(w @ w)
             nnz = writer.weights.nnz
-        return {"nnz": nnz, "runs": [astuple(run) for run in sizes.runs], "bytes_read": X.bytes_read}
+        return {"nnz": nnz, "tile_ranges": [astuple(span) for span in sizes.ranges], "bytes_read": X.bytes_read}
 
 
 @dataclass
@@ -116,7 +116,7 @@ class CentroidForecaster(Forecaster):
         """A class fits."""
         plan.refuse_unless({name: plan.threads * size for name, size in self._needs().items()}, "centroids")
 
-    def figures(self, plan: MemoryPlan) -> Figures:
+    def forecast(self, plan: MemoryPlan) -> Forecast:
         """A guess."""
         self.check(plan)
         n_bytes = 8 * self.dataset.X_rows().nnz
@@ -133,7 +133,7 @@ class CentroidMethod(Method):
     """Nearest centroids."""
 
     parameters = CentroidParameters
-    figures = ("rounds",)
+    reported = ("rounds",)
 
     def warm_up(self, task: Task) -> Job:
         """There are no kernels."""
@@ -143,7 +143,7 @@ class CentroidMethod(Method):
         """Without a probe."""
         return CentroidForecaster(task.dataset)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> CentroidRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> CentroidRun:
         """One phase."""
         return CentroidRun(task, work)
 
@@ -151,9 +151,9 @@ class CentroidMethod(Method):
         """Units."""
         return finalise_key(folder.name) if folder.parent.name == "units" else None
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
         """In words."""
-        return [f"{figures['nnz']} weights of centroids"]
+        return [f"{report['nnz']} weights of centroids"]
 
 
 @dataclass(frozen=True)

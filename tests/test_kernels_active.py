@@ -23,7 +23,7 @@ from xmc_stream.kernels.active import (
     drop_idle,
     mark,
     marked_rows,
-    merge_found,
+    merge_candidates,
     rank,
     set_signs,
     start_sets,
@@ -140,7 +140,9 @@ def test_the_best_of_all_jobs_join(problem: Any, index: Any) -> None:
     ptr, n = np.full(n_classes + 1, -1, np.int64), sum(map(len, expected))
     rows, alpha = np.full(n, -1, np.int64), np.full(n, np.nan)
     scratch = np.empty(np.diff(f_ptr).max(), np.float32)
-    merge_found(a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha)
+    merge_candidates(
+        a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha
+    )
     assert parts(ptr, rows, alpha) == [(list(of_class), list(of_class.values())) for of_class in expected]
 
 

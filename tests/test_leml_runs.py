@@ -23,7 +23,7 @@ from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
-from xmc_stream.methods.pdsparse.passes import LegJob
+from xmc_stream.methods.pdsparse.passes import SegmentJob
 from xmc_stream.models.lowrank.products import ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
@@ -190,14 +190,14 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
     options = {"LEML": {"rank": 7, "tol": 0.0}, "CPLST": {"rank": 7}, "PDSparse": {"lam": 0.3, "max_passes": 3}}
     with monkeypatch.context() as broken:
         broken.setattr("xmc_stream.models.lowrank.products.ProjectJob.run", failing_at(ProjectJob.run, "a/3"))
-        visit = LegJob.run
+        visit = SegmentJob.run
 
-        def third(job: LegJob) -> Receipt:
+        def third(job: SegmentJob) -> Receipt:
             if job.number == 2 and job.data.path == str(several_blocks):  # and not while kernels are loaded
                 raise JobError("no more")
             return visit(job)
 
-        broken.setattr("xmc_stream.methods.pdsparse.passes.LegJob.run", third)
+        broken.setattr("xmc_stream.methods.pdsparse.passes.SegmentJob.run", third)
         with pytest.raises(JobError, match="no more"):
             getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
     told = describe_unfinished(work)

@@ -85,7 +85,7 @@ def runs(lengths: list[int], repeats: list[int]) -> st.SearchStrategy[tuple[int,
 
 @st.composite
 def matrices(draw: st.DrawFn, dtypes: tuple[Any, ...] = (np.float32, np.float64, None)) -> Lines:
-    """Runs of lines of one length: many short ones, so that indptr has chunks too, and some that fill whole chunks."""
+    """ranges of lines of one length: many short ones, so that indptr has chunks too, and some that fill whole chunks."""
     short, middle = runs([0, 1, 3], [1, 40, 3000, 8192]), runs([17, 64, 250], [1, 10, 100])
     long = runs([2048, 4096, 16_384, 20_000, 40_000], [1, 2, 3])
     drawn = draw(st.lists(st.one_of(short, middle, long), max_size=5))

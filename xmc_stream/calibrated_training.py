@@ -44,19 +44,19 @@ def train_calibrated(
         model, figures = train(dataset, path, parameters, seed, execution, force=force, check=check)
         return model, {**figures, CALIBRATION: done}
     work = path.with_name(f"{path.name}.calibration")
-    part, held = work / "train.xmc", work / "held.xmc"
+    part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite or not _is_part(part, dataset, fraction, seed):
         remove(work)
         work.mkdir(parents=True)
-        split(dataset, part, held, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
+        split(dataset, part, held_out, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
         try:
-            refuse_few(open_dataset(held))
+            refuse_few(open_dataset(held_out))
         except InputError:
             remove(work)
             raise
     other, before = train(open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check)
     model, figures = train(dataset, path, parameters, seed, execution, overwrite, force, check)
-    about = calibrate(model, held, scores_of=other, execution=execution, check=check)
+    about = calibrate(model, held_out, scores_of=other, execution=execution, check=check)
     remove(work)
     return model, {
         **figures,

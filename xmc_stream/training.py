@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
-from xmc_stream.engine.runner import BESIDE, Engine, wait_for_interrupted
+from xmc_stream.engine.runner import UNKEPT, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
@@ -21,7 +21,7 @@ from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.planning import foreseen_figures, plan_line
+from xmc_stream.planning import plan_line, with_process
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
@@ -76,13 +76,13 @@ def _train(
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
-            held = engine.warm(method.warm_up(task))
-            plan = memory_plan(engine, limit, held, execution.cuts)
+            resident_bytes = engine.warm(method.warm_up(task))
+            plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
             forecaster = method.forecaster(task, plan, engine.once)
-            foreseen = forecaster.figures(plan)
+            foreseen = forecaster.forecast(plan)
             run = method.run(task, work, plan, ledger, foreseen)
             if execution.progress:
-                figures = foreseen_figures(foreseen, plan, held, peak_resident())
+                figures = with_process(foreseen, plan, resident_bytes, peak_resident())
                 print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
 
             checks = [
@@ -102,8 +102,8 @@ def _train(
                 result = engine.run(whole(), ledger)
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
-        beside = [receipt[BESIDE] for receipt in receipts if BESIDE in receipt]
-        receipts += beside
+        unkept = [receipt[UNKEPT] for receipt in receipts if UNKEPT in receipt]
+        receipts += unkept
         sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")}
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
@@ -207,7 +207,7 @@ def _report(
         "objective": a["objective"],
         "duality_gap": a["duality_gap"],
         "resumed": resumed,
-        **{name: a[name] for name in method.figures if name in a},
+        **{name: a[name] for name in method.reported if name in a},
         "bytes_streamed": totals["bytes_streamed"],
         "bytes_gathered": totals["bytes_gathered"],
         "solve_passes": totals["solve_passes"],

@@ -23,14 +23,14 @@ NOTED = {
 
 
 _READING = (  # how the input is read: options by the names of convert.Options, and of convert itself
-    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: told by its content]"),
+    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: recognised by its content]"),
     click.option(
         "--labels", type=PATH, multiple=True,
         help="The file of Y, when SOURCE is that of X alone; as many as there are SOURCEs. "
         "[default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
     ),
     click.option("--like", type=PATH, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
-    click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: told]"),
+    click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: recognised]"),
     click.option(
         "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
         help="A bad row: end, or leave it out, counted and listed in the dataset.",
@@ -89,7 +89,7 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     """Convert SOURCE (several are one set, in this order; - is standard input) to the dataset TARGET, once.
 
     \b
-    A SOURCE is one of these, told by its content; texts may be compressed by gzip, bzip2, xz or zstd:
+    A SOURCE is one of these, recognised by its content; texts may be compressed by gzip, bzip2, xz or zstd:
       XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
       libsvm text         `label,label feature:value ...` without a first line of sizes; ids from 0 or 1 are told apart

@@ -164,13 +164,13 @@ def export(
 
 def _history_line(done: dict[str, Any]) -> str:
     """A pass of PD-Sparse, or an alternation of LEML, for people."""
-    held = "".join(
+    held_out = "".join(
         f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
     )
     if "alternation" in done:
-        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held}"
+        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held_out}"
     return (
-        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held}, {done['nnz']:,} weights, "
+        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held_out}, {done['nnz']:,} weights, "
         f"{done['active_labels']:.3g} active labels a sample"
     )
 

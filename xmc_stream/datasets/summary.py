@@ -12,7 +12,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 
 _ALL = 1 << 20  # rows up to which the figures a row are of all rows
-_WINDOWS, _WINDOW = 128, 1 << 12  # runs of rows that are looked at where there are more, and rows of a run
+_WINDOWS, _WINDOW = 128, 1 << 12  # ranges of rows that are looked at where there are more, and rows of a run
 _QUANTILES = {"min": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "99%": 0.99, "max": 1.0}
 _HEAD = 100  # the head is one label in so many, at least one
 

@@ -1,4 +1,4 @@
-"""What evaluating a model of any kind counts: positives of labels in parts, and the figures made of them."""
+"""What evaluating a model of any kind counts: positives of labels in parts, and the metrics made of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.metrics import LabelFigures, average_auc
+from xmc_stream.metrics import LabelMetrics, average_auc
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread
@@ -46,13 +46,13 @@ def float32_below(threshold: float) -> np.float32:
     return nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-np.inf))
 
 
-def figures_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:
-    """The figures of all jobs together, from their receipts and files of counts."""
-    figures = LabelFigures()
+def metrics_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:
+    """The metrics of all jobs together, from their receipts and files of counts."""
+    metrics = LabelMetrics()
     for first in range(0, n_labels, _LABELS):
         total = np.zeros((3, min(_LABELS, n_labels - first)), np.int64)
         for path in counts:
             read_counts(path, first, total)
-        figures.update(*total)
+        metrics.update(*total)
     auc = average_auc(sum(receipt["auc"] for receipt in receipts), n_samples)
-    return {"average_auc": auc, **figures.result(n_samples)}
+    return {"average_auc": auc, **metrics.result(n_samples)}

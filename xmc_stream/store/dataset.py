@@ -359,7 +359,7 @@ class Dataset:
         """
         return max((int(counts.max()) for _, counts in self._positives()), default=0)
 
-    def positives_of_runs(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def positives_of_ranges(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Labels with positives, and positives, of each n consecutive labels. The last run may be shorter.
 
         Parameters

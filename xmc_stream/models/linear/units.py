@@ -22,7 +22,7 @@ _NOTE = "units"  # in a ledger, where a unit is wide
 
 def cut_units(dataset: Dataset) -> list[Unit]:
     """All classes in units: neighbours go together while few of their classes have positives, and few each."""
-    learned, positives = dataset.positives_of_runs(UNIT)
+    learned, positives = dataset.positives_of_ranges(UNIT)
     starts: list[int] = []
     room = n_learned = n_positives = 0  # of the last unit
     for number, (mine, sum_of_mine) in enumerate(zip(learned.tolist(), positives.tolist(), strict=True)):
@@ -34,9 +34,9 @@ def cut_units(dataset: Dataset) -> list[Unit]:
 
 
 def tiles_of(receipts: Iterable[Receipt]) -> list[list[Any]]:
-    """For a model's attributes: the runs of tiles that its units' receipts name, those of each UNIT classes by themselves."""
-    runs = (run for receipt in receipts for run in receipt["runs"])
-    return [list(some) for _, some in itertools.groupby(runs, lambda run: run[0] // UNIT)]
+    """For a model's attributes: the ranges of tiles that its units' receipts name, those of each UNIT classes by themselves."""
+    ranges = (span for receipt in receipts for span in receipt["tile_ranges"])
+    return [list(some) for _, some in itertools.groupby(ranges, lambda span: span[0] // UNIT)]
 
 
 def units_of_run(dataset: Dataset, ledger: Ledger) -> list[Unit]:
