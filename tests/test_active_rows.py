@@ -30,7 +30,9 @@ def active_sets(rng: np.random.Generator, n: int, k: int) -> list[ActiveSets]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 5), st.sampled_from([1, 7, 1000]), st.booleans())
-def test_spilled_rows_are_what_arrays_hold(seed: int, strip_bits: int, k: int, at_a_time: int, approximate: bool) -> None:
+def test_spilled_rows_are_what_arrays_hold(
+    seed: int, strip_bits: int, k: int, at_a_time: int, approximate: bool
+) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 200))
     sets = active_sets(rng, n, k)

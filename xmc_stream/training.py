@@ -107,12 +107,9 @@ def _train(
         sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")}
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
-            "solve_passes": sum(receipt.get("solve_passes", 0) for receipt in receipts),
             "bytes_read": sums["bytes_read"],
             "bytes_streamed": sums["bytes_read"] - sums["bytes_gathered"],
             "bytes_gathered": sums["bytes_gathered"],
-            "class_blocks": max((receipt.get("class_blocks", 0) for receipt in receipts), default=0),
-            "row_blocks": 0,
             "peak_rss": peak,
             **method.totals(ledger.items(), parameters),
         }
@@ -191,6 +188,7 @@ def _processor() -> str:
 def _report(
     method: Method, model: Model, limit: int, began: float, totals: dict[str, Any], resumed: bool
 ) -> dict[str, Any]:
+    """What `train` says of a training. totals: sums over its receipts, some of the method's own."""
     a = model.attributes
     return {
         "model": str(model.path),
@@ -198,22 +196,13 @@ def _report(
         "params": a["params"],
         "seed": a["seed"],
         "seconds": round(time.perf_counter() - began, 3),
-        "peak_rss": totals["peak_rss"],
         "memory_limit": limit,
-        "passes": totals["passes"],
-        "bytes_read": totals["bytes_read"],
         "nnz": a["nnz"],
         "model_bytes": folder_bytes(model.path),
         "objective": a["objective"],
         "duality_gap": a["duality_gap"],
         "resumed": resumed,
         **{name: a[name] for name in method.reported if name in a},
-        "bytes_streamed": totals["bytes_streamed"],
-        "bytes_gathered": totals["bytes_gathered"],
-        "solve_passes": totals["solve_passes"],
-        "class_blocks": totals["class_blocks"],
-        "row_blocks": totals["row_blocks"],
-        "search_work": totals.get("search_work"),
-        "search_work_exact": totals.get("search_work_exact"),
+        **totals,
         "warm_start": a.get("warm_start"),
     }

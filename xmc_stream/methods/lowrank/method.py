@@ -13,7 +13,7 @@ from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
-from xmc_stream.methods.lowrank.warm import WarmUp
+from xmc_stream.methods.lowrank.warm import LEMLWarmUp
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _LowRankMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train by LEML on a few rows."""
-        return WarmUp()
+        return LEMLWarmUp()
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """W steps can be done again; of factors only those that a run begins from."""

@@ -15,7 +15,7 @@ from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import PassProbe
 from xmc_stream.methods.pdsparse.plan import pass_needs, plan_pass
 from xmc_stream.methods.pdsparse.run import PDSparseRun, most_passes
-from xmc_stream.methods.pdsparse.warm import WarmUp
+from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 
 
@@ -61,7 +61,7 @@ class PDSparseMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
-        return WarmUp()
+        return PDSparseWarmUp()
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PassForecaster:
         """It probes when it is asked for a forecast."""

@@ -144,7 +144,7 @@ class PDSparseRun:
         max_bytes = max(16 * MIB, self.plan.budget // 2)
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
         d = self.dataset
-        units = units_of_run(d, self.ledger)
+        units = units_of_run(d, self.ledger, ("finalise",))
         jobs = [
             UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
         ]

@@ -16,7 +16,7 @@ from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameter
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import row_order
-from xmc_stream.methods.ppdsparse.warm import WarmUp
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -47,7 +47,7 @@ class PPDSparseMethod(Method):
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return WarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
@@ -83,17 +83,24 @@ class PPDSparseMethod(Method):
         return f"solve/{round_}/{name}" if before.exists() or (round_ == 0 and not warm_start) else None
 
     def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: PPDSparseParameters) -> dict[str, int]:
-        """Blocks of a pass; multiply-adds of all searches, and of as many exact ones, where searches are approximate."""
+        """Blocks of a search; passes of solves; multiply-adds of all searches, and of as many exact ones, if approximate."""
         blocks: dict[str, int] = {}
+        solve_passes = class_blocks = 0
         work = {"search": 0, "solve": 0}
         for key, receipt in receipts:
             kind = key.partition("/")[0]
+            solve_passes += receipt.get("solve_passes", 0)
+            class_blocks = max(class_blocks, receipt.get("class_blocks", 0))
             if kind == "search":
                 searched = key.rsplit("/", 1)[0]
                 blocks[searched] = blocks.get(searched, 0) + receipt["row_blocks"]
             if kind in work and not key.startswith("search/0/"):  # which a warm start begins with
                 work[kind] += receipt.get("work", 0)
-        sums = {"row_blocks": max(blocks.values(), default=0)}
+        sums = {
+            "solve_passes": solve_passes,
+            "class_blocks": class_blocks,
+            "row_blocks": max(blocks.values(), default=0),
+        }
         if parameters.approximate:
             sums |= {"search_work": work["search"], "search_work_exact": work["solve"]}
         return sums

@@ -155,7 +155,7 @@ class PPDSparseRun:
     @cached_property
     def units(self) -> list[Unit]:
         """What the classes are cut into."""
-        return units_of_run(self.dataset, self.ledger)
+        return units_of_run(self.dataset, self.ledger, ("start", "solve/0", "finalise"))
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""

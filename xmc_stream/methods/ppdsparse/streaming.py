@@ -182,7 +182,9 @@ class StreamSolver:
             self.v[c, features], bias[c] = values, b
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, slope, self.penalty.upper)
+            start_range(
+                *classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, slope, self.penalty.upper
+            )
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0

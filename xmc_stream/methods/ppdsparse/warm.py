@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import rows_on_disk
@@ -24,7 +24,7 @@ from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by.
@@ -35,18 +35,11 @@ class WarmUp:
     large: bool = False
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
+    def loads(self) -> str:
         p = self.parameters
-        load_once(self, f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}")
-        return {}
+        return f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             work = path / "model.partial"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.tiles import TileSizes
@@ -20,23 +20,16 @@ from xmc_stream.store.predictions import begin_predictions
 
 
 @dataclass(frozen=True)
-class LinearWarmUp:
+class LinearWarmUp(WarmUp):
     """Predict a few rows, or evaluate a model on them, which predicts them too."""
 
     evaluate: bool
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
-        load_once(self, f"linear prediction {self.evaluate}")
-        return {}
+    def loads(self) -> str:
+        return f"linear prediction {self.evaluate}"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")
