@@ -28,6 +28,8 @@ from xmc_stream.store.model import KIND, begin_model, finish_model, model_attrib
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 
+_RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+
 
 def train(
     dataset: Dataset,
@@ -40,7 +42,7 @@ def train(
     check: bool = True,
     warm_start: Model | None = None,
 ) -> tuple[Model, dict[str, Any]]:
-    """Train, or go on training, a model at `path`; returns it, opened, and the figures of the run."""
+    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run."""
     with writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"):
         return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start)
 
@@ -159,7 +161,8 @@ def _forget_damaged(
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:
     """What must be the same for a run to go on."""
-    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    packages: dict[str, Any] = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    packages["format of unfinished runs"] = _RUN_FORMAT
     dataset, mask = task.dataset, {}
     if method.reads_mask(task.parameters):
         mask = {"observed": dataset.observed_rows().fingerprint}
