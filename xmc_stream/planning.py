@@ -226,17 +226,17 @@ def _passes(forecast: Mapping[str, Any]) -> str:
     if blocks is None:
         again = forecast.get("tiles_made", 1)
         most = "at most " if forecast.get("at_most") else ""
-        return most + _number(forecast["passes"]) + (f", tiles made {again} times" if again > 1 else "")
+        return most + passes_in_words(forecast["passes"]) + (f", tiles made {again} times" if again > 1 else "")
     if not forecast["rounds_known"]:
-        return f"{_number(blocks[-1])} in each round, as many rounds as the tolerance takes"
+        return f"{passes_in_words(blocks[-1])} in each round, as many rounds as the tolerance takes"
     more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
     if forecast["solve_passes"]:
         more += f" and {forecast['solve_passes']} for large classes"
-    return _number(forecast["passes"]) + more
+    return passes_in_words(forecast["passes"]) + more
 
 
-def _number(passes: int) -> str:
-    return "1 pass over the data" if passes == 1 else f"{passes} passes over the data"
+def passes_in_words(passes: float) -> str:
+    return "1 pass over the data" if passes == 1 else f"{passes:g} passes over the data"
 
 
 def _duration(seconds: float) -> str:

@@ -115,6 +115,7 @@ def train(
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
     from xmc_stream.methods.registry import method_of
     from xmc_stream.models import Execution, load_model
+    from xmc_stream.planning import passes_in_words
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.nodes import understood
     from xmc_stream.training import train as train_model
@@ -142,7 +143,7 @@ def train(
             f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
             + (" (resumed)" if figures["resumed"] else ""),
             *method_of(parameters).summary(figures),
-            f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
+            f"{figures['seconds']:.1f} s, {passes_in_words(figures['passes'])}, {format_size(figures['bytes_read'])} "
             f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
             *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
         ])  # fmt: skip
