@@ -174,3 +174,27 @@ def test_estimators_show_every_parameter() -> None:
         text = kind.__doc__ or ""
         for name in kind().get_params():
             assert f"\n{name} : " in text, (kind, name)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_runs(small: Path, tmp_path: Path) -> None:
+    """The longest piece of code of docs/adding-a-method.md, in a module beside the commands, as the page says."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding-a-method.md").read_text(), re.DOTALL)
+    (tmp_path / "nearest_centroid.py").write_text(max(code, key=len))
+    program = tmp_path / "with_centroid.py"
+    program.write_text("import nearest_centroid\nfrom xmc_stream.cli import main\nmain()\n")
+
+    def example(*words: Any) -> dict[str, Any]:
+        command = [sys.executable, str(program), *map(str, words), "--json"]
+        report: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return report
+
+    foreseen = example("plan", "train", small, tmp_path / "m", "--solver", "centroid", "--memory-limit", "1GB")
+    report = example("train", small, tmp_path / "m", "--solver", "centroid", "--memory-limit", "1GB")
+    assert foreseen["passes"] == report["passes"]
+    W, bias = toy.centroids(small)
+    model = xs.load_model(tmp_path / "m")
+    np.testing.assert_allclose(model.to_scipy().toarray(), W, atol=1e-6)
+    learned = xs.open_dataset(small).label_counts() > 0  # the others are never predicted
+    np.testing.assert_allclose(model.bias(), np.where(learned, bias, -np.inf), atol=1e-5)
+    assert example("verify", tmp_path / "m")["sound"]

@@ -75,7 +75,7 @@ class Rows:
 
 
 class Held:
-    """A pair store in memory."""
+    """A store of active rows in memory."""
 
     def __init__(self, sets: ActiveSets, n_samples: int, strip_bits: int) -> None:
         self.n_classes = len(sets.ptr) - 1

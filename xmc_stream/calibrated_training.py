@@ -32,7 +32,7 @@ def train_calibrated(
     """Train on all rows as `train` does, and calibrate by a model of the same parameters that has not seen `fraction` of them.
 
     In `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
-    on from there. The figures are those of `train`, of both trainings where they are seconds and peak_rss, and what
+    on from there. The report is that of `train`, of both trainings where they are seconds and peak_rss, and what
     `calibrate` returns in `calibration`. Raises what these and `split` raise.
     """
     began = time.perf_counter()

@@ -4,7 +4,7 @@ This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and 
 all labels average AUC, Hamming loss and macro-F1; and leaving pairs of rows and labels out. It does not rank, read or
 print anything.
 
-Every sum is kept as a whole number of 2**-52, so addition is exact and a figure has the same bits however the rows were
+Every sum is kept as a whole number of 2**-52, so addition is exact and a metric has the same bits however the rows were
 cut into blocks and in whatever order the blocks were merged.
 """
 

@@ -1,4 +1,4 @@
-"""Training a model on disk: a solver's plan joined with an engine, a ledger, and what a run says of itself."""
+"""Training a model on disk: a method's plan joined with an engine, a ledger, and what a run says of itself."""
 
 from __future__ import annotations
 

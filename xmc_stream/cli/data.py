@@ -104,18 +104,18 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     """
     from xmc_stream.convert import convert_report
 
-    dataset, figures = convert_report(list(sources), target, progress=True, **reading(options))
+    dataset, report = convert_report(list(sources), target, progress=True, **reading(options))
     notes = [
         f"{dataset.attributes[name]:,} {words}"
         for name, words in NOTED.items()
         if isinstance(dataset.attributes.get(name), int) and dataset.attributes[name]
     ]
-    show(figures, as_json, [
-        f"{figures['said']}" + (" (resumed)" if figures["resumed"] else ""),
+    show(report, as_json, [
+        f"{report['said']}" + (" (resumed)" if report["resumed"] else ""),
         *notes,
-        f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
-        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
+        f"{dataset.path}: {report['n_samples']:,} samples, {report['n_features']:,} features, "
+        f"{report['n_labels']:,} labels, {report['nnz_features']:,} values, {report['nnz_labels']:,} positives"
         + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),
-        f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
-        f"peak memory {format_size(figures['peak_rss'])}",
+        f"{format_size(report['bytes_on_disk'])} on disk, {report['seconds']:.1f} s, "
+        f"peak memory {format_size(report['peak_rss'])}",
     ])  # fmt: skip

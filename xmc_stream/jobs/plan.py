@@ -18,8 +18,8 @@ MIB = 2**20
 class Cuts:
     """Upper bounds that only tests set, to cut small data into many pieces; 0 for none.
 
-    classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. interval: rows of a
-    interval of a search job.
+    classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. interval: rows of
+    an interval of a search job.
     """
 
     classes: int = 0

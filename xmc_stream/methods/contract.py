@@ -66,7 +66,7 @@ class Method(ABC):
         return self.parameters.solver
 
     def check(self, task: Task) -> None:
-        """Raise InputError where the task is none for this method."""
+        """Raise InputError for a task that this method cannot learn."""
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
 

@@ -84,7 +84,7 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns
 
 
 def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
-    """Cut the columns into as few runs as the threads and the limit let there be.
+    """Cut the columns into as few ranges as the threads and the limit let there be.
 
     Raises MemoryLimitError where not even single columns fit.
     """

@@ -143,7 +143,7 @@ class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in runs `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
+    columns in ranges `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
     from, None for 0. scratch: a folder.
     """
 

@@ -35,13 +35,13 @@ class AlternationForecaster(Forecaster):
         """By a probe of the first rows."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
         probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed))
-        passes, runs = most_passes(self.steps), len(sizes.cuts)
-        n_bytes = passes * dataset.X_rows().nnz * 8 * runs
+        passes, ranges = most_passes(self.steps), len(sizes.cuts)
+        n_bytes = passes * dataset.X_rows().nnz * 8 * ranges
         width = max(last - first for first, last in sizes.cuts)
         return {
             "passes": passes,
             "at_most": True,
-            "column_blocks": runs,
+            "column_blocks": ranges,
             "bytes_read": n_bytes,
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,

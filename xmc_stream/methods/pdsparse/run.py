@@ -230,8 +230,8 @@ class PDSparseRun:
                 remove(segments[-1].folder("tables"))
             segments.append(job)
             tables = str(job.folder("tables"))
-            for figure in (*_SUMS, "seconds"):
-                sums[figure] += known[figure]
+            for name in (*_SUMS, "seconds"):
+                sums[name] += known[name]
             sums["largest"] = max(sums["largest"], known["largest"])
             sums |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "n_held_out") if what in known}
         done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)

@@ -28,13 +28,13 @@ from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search
 PLACES = 1 << 19  # of v that are remembered for a row at a time, at most
-_RUN_BYTES, _RUN_BITS = 1 << 17, 7  # of a strip of rows, on average, and rows at most (log2)
+_STRIP_BYTES, _STRIP_BITS = 1 << 17, 7  # of a strip of rows, on average, and rows at most (log2)
 
 
 def strip_bits(n_samples: int, nnz: int) -> int:
     """Rows of a strip, log2: a matter of the data alone."""
     row_bytes = 8 * nnz // max(n_samples, 1)
-    return min(max(0, (_RUN_BYTES // max(row_bytes, 1)).bit_length() - 1), _RUN_BITS)
+    return min(max(0, (_STRIP_BYTES // max(row_bytes, 1)).bit_length() - 1), _STRIP_BITS)
 
 
 def n_groups(n_samples: int, nnz: int) -> int:

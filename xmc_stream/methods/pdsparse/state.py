@@ -159,7 +159,7 @@ def _damaged(path: Path) -> StoreError:
 def stored_tables(
     path: Path, n_features: int, n_labels: int, most: int
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Runs of features with about so many labels together: the first feature, counts, labels, values.
+    """Ranges of features with about so many labels together: the first feature, counts, labels, values.
 
     Raises StoreError where they are not those of so many features and labels.
     """

@@ -309,9 +309,9 @@ class PPDSparseForecaster(Forecaster):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
-                runs, spilled = sizes.room.together(active[chosen], epochs, self.X.nnz)
-                passes += len(runs) * (epochs + 2)
-                for begin, end in runs:
+                turns, spilled = sizes.room.together(active[chosen], epochs, self.X.nnz)
+                passes += len(turns) * (epochs + 2)
+                for begin, end in turns:
                     largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
         return streamed, passes, largest
 

@@ -76,8 +76,8 @@ class LargeClasses:
         """
         buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(BUFFERS)]
         kept = np.empty(len(classes), np.int64)
-        runs, spilled = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
-        for begin, end in runs:
+        turns, spilled = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
+        for begin, end in turns:
             mine = slice(begin, end)
             fits = self.room.bytes(n_active[mine], n_found[mine], spilled) <= self.room.classes
             with ExitStack() as stack:

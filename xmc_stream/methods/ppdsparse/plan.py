@@ -22,7 +22,7 @@ from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS
 from xmc_stream.models.linear.tiles import TileRange, widest
 
-PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _MERGING = 60  # bytes a row, while the active set of one class is put together
 SLICES = 2048  # ranges of rows for which a class on disk keeps where its active rows begin
 SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
@@ -79,13 +79,13 @@ class StreamRoom:
     ) -> int:
         """Of classes with so many active rows: v and the active rows, and what putting the largest together takes.
 
-        n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by runs.
+        n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by strips.
         """
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
         merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
         if not spilled:
             starts = 4 * (self.n_strips + 1) * len(n_active)
-            return v + starts + PAIR_BYTES * int(n_active.sum()) + merging
+            return v + starts + ACTIVE_BYTES * int(n_active.sum()) + merging
         active = float(n_active.sum())
         taken = max(active * self.share, SORTED, _GROUPS * active / SLICES)
         return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
@@ -93,7 +93,7 @@ class StreamRoom:
     def together(
         self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
     ) -> tuple[list[tuple[int, int]], bool]:
-        """ranges of classes that fit beside each other, a larger one by itself; whether their active rows go to disk.
+        """Ranges of classes that fit beside each other, a larger one by itself; whether their active rows go to disk.
 
         They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
         """

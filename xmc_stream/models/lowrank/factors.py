@@ -80,7 +80,7 @@ def new_factors(path: Path, names: Mapping[str, int]) -> Iterator[dict[str, Arra
 
 @dataclass(frozen=True)
 class Panels:
-    """Lines x columns, float32, in plain files of one run of columns each. cuts: these runs, in order."""
+    """Lines x columns, float32, in plain files of one range of columns each. cuts: these ranges, in order."""
 
     folder: str
     n: int
@@ -116,7 +116,7 @@ class Panels:
         self._file(cut).replace(to._file(cut))
 
     def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Lines of one run of columns, from `first` on, into an array of its own."""
+        """Lines of one range of columns, from `first` on, into an array of its own."""
         stop_if_unwanted()
         fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -2,7 +2,7 @@
 
 A job has a range of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
 any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
-once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each run of them.
+once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each range of them.
 """
 
 from __future__ import annotations
