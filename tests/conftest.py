@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
         ):  # fmt: skip
             job.run()
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """As `tmp_path`, on a disk also in the fast lane."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

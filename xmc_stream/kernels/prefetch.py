@@ -32,4 +32,5 @@ def _look(array: Any, index: Any) -> None:
     array.item(index)
 
 
-prefetch: Any = _look if config.DISABLE_JIT else intrinsic(_prefetch)
+_config: Any = config  # its types do not know DISABLE_JIT
+prefetch: Any = _look if _config.DISABLE_JIT else intrinsic(_prefetch)
