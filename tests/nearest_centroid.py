@@ -1,7 +1,4 @@
-"""A method of learning that the package does not know: what test_contract.py registers, also in processes of its own.
-
-`python tests/nearest_centroid.py COMMAND ...` is `xmc-stream COMMAND ...` with it.
-"""
+"""A method of learning that the package does not know: what test_contract.py registers, also in processes of its own."""
 
 from __future__ import annotations
 
@@ -182,10 +179,9 @@ def centroids(data: Path) -> tuple[Any, Any]:
     return W, -0.5 * np.square(W).sum(axis=0)
 
 
-if __name__ == "__main__":
-    import nearest_centroid  # by its own name, or jobs would belong to __main__
-
-    register(nearest_centroid.CentroidMethod())
+def command(*words: str) -> None:
+    """A command of xmc-stream that knows the method: for a process of its own."""
     from xmc_stream.cli import main
 
-    main()
+    register(CentroidMethod())
+    main(list(words))

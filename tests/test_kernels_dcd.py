@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler, unless_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import config
 from numpy.typing import NDArray
 from reference import dcd as twin
 from reference import permutation as orders
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encoun
 SEED, ROUND = 7, 2
 NEVER = RowOrder(1, 2**62, 0)  # no class is large
 LOSSES = ("squared_hinge", "hinge")
-compiled = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="takes minutes where nothing is compiled")
-LONGEST = 2_000 if config.DISABLE_JIT else 100_000
+LONGEST = unless_plain(100_000, 2_000)
 losses = pytest.mark.parametrize("loss", LOSSES)
 biases = pytest.mark.parametrize("bias", [True, False])
 lams = pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -91,13 +90,15 @@ def orders_of(n: int, n_keys: int) -> NDArray[np.int64]:
     return np.array([order(n, key_of(SEED, label, 0, 0)) for label in range(n_keys)])
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16, 37, pytest.param(64, marks=compiled), pytest.param(200, marks=compiled)])
+@pytest.mark.parametrize(
+    "n", [2, 4, 8, 16, 37, pytest.param(64, marks=needs_compiler), pytest.param(200, marks=needs_compiler)]
+)
 def test_every_item_is_as_likely_at_every_place(n: int) -> None:
     for at_place in orders_of(n, 200 * n).T:
         assert stats.chisquare(np.bincount(at_place, minlength=n)).pvalue > 1e-5
 
 
-@pytest.mark.parametrize("n", [3, 5, 9, 17, pytest.param(33, marks=compiled)])
+@pytest.mark.parametrize("n", [3, 5, 9, 17, pytest.param(33, marks=needs_compiler)])
 def test_items_are_spread_roughly_where_words_are_short_and_half_of_them_fall_outside(n: int) -> None:
     # a network of so few bits is not a perfect shuffle: of these n, the share of an item is up to 1.4 times its due
     for at_place in orders_of(n, 400 * n).T:
@@ -105,7 +106,7 @@ def test_items_are_spread_roughly_where_words_are_short_and_half_of_them_fall_ou
         assert 1 / 2 < shares.min() < shares.max() < 7 / 4
 
 
-@compiled
+@needs_compiler
 def test_what_comes_next_does_not_depend_on_what_came_first() -> None:
     first, second = orders_of(200, 80_000)[:, :2].T
     pairs = np.bincount(first * 200 + second, minlength=200 * 200)[~np.eye(200, dtype=bool).ravel()]

@@ -243,8 +243,9 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
-    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any],
+    commands: Callable[..., Any],
+) -> None:  # fmt: skip
     options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
     options += ["--memory-limit", "600MB", "--json"]
     whole = cli("train", several_blocks, tmp_path / "whole", *options)
@@ -253,15 +254,15 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
         assert run.wait_until(lambda: ledger.exists() and until in ledger.read_text())
     assert not (tmp_path / "killed").exists()
     options[options.index("600MB")] = "1GB"
-    resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
+    resumed = commands("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
     assert resumed["resumed"]
     assert not whole["resumed"]
     assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
     assert whole["peak_rss"] < 600e6
-    figures = cli("plan", "train", several_blocks, "x", *options)
+    figures = commands("plan", "train", several_blocks, "x", *options)
     assert figures["fits"]
     assert figures["peak_rss"] <= 10**9
-    assert cli("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
+    assert commands("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
     assert (
         cli("evaluate", tmp_path / "whole", several_blocks, "--memory-limit", "600MB")["average_auc"] > 0.3
     )  # rows without labels count 0
