@@ -12,6 +12,7 @@ import math
 import threading
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -153,7 +154,9 @@ class Engine:
                 "distributed.admin.log-length": 0,
                 "distributed.scheduler.worker-ttl": None,
             }
-            with dask.config.set(settings):
+            with dask.config.set(settings), warnings.catch_warnings():
+                # dask says so where a disk is slow for a second; nobody can do anything about it
+                warnings.filterwarnings("ignore", "Creating scratch directories", UserWarning)
                 self._cluster = distributed.LocalCluster(
                     n_workers=1,
                     threads_per_worker=self.threads,
