@@ -19,9 +19,9 @@ from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.figures import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
+from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
-from xmc_stream.models.linear.tiles import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset

@@ -17,7 +17,8 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
-from xmc_stream.models.linear.tiles import Run, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.models.cache import drop_tiles, shared_cache
+from xmc_stream.models.linear.tiles import Run, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
