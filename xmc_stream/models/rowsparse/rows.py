@@ -31,9 +31,11 @@ from xmc_stream.store.chunks import ChunkedArray, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import CHUNK_BYTES, StoredModel
 from xmc_stream.store.nodes import whole_of
+from xmc_stream.store.selection import read_selection, selected_of
 
 ROWS = "units/rows"  # where a model has them: with what is checked when a training goes on
-_ITEM = 4
+WINDOW = 1 << 19  # weights that are read at a time where all are
+_GATHERED = 1 << 14  # rows: of more, where each begins would take too much memory
 
 
 class RowsWriter:
@@ -102,31 +104,30 @@ class Rows:
             )
         return array
 
-    def read(self, first: int, last: int) -> NDArray[np.float32]:
-        """Rows [first, last) of those that are stored: (last - first, K)."""
-        return self.block(first, last, 0, self.n_labels)
+    def block(self, first: int, last: int, low: int = 0, high: int | None = None) -> NDArray[np.float32]:
+        """Classes [low, high), by default all, of rows [first, last) of those that are stored."""
+        high = self.n_labels if high is None else high
+        array, width = self._weights(), high - low
+        out = np.empty((last - first, width), np.float32)
+        for at in range(first, last, _GATHERED):
+            to = min(at + _GATHERED, last)
+            part = out[at - first : to - first].reshape(-1)
+            if width == self.n_labels:
+                array.read(at * width, to * width, part)
+            else:
+                starts = np.arange(at, to, dtype=np.int64) * self.n_labels + low
+                array.read_ranges(starts, np.full(to - at, width), part)
+            if not np.isfinite(part).all():
+                raise StoreError(
+                    f"{array.name} has values that are not finite: its training diverged, or it is damaged"
+                )
+        return out
 
-    def block(self, first: int, last: int, low: int, high: int) -> NDArray[np.float32]:
-        """Classes [low, high) of rows [first, last) of those that are stored."""
-        array, n, width = self._weights(), last - first, high - low
-        out = np.empty(n * width, np.float32)
-        if width == self.n_labels:
-            array.read(first * width, last * width, out)
-        else:
-            starts = np.arange(first, last, dtype=np.int64) * self.n_labels + low
-            array.read_ranges(starts, np.full(n, width), out)
-        if not np.isfinite(out).all():
-            raise StoreError(f"{array.name} has values that are not finite: its training diverged, or it is damaged")
-        return out.reshape(n, width)
-
-    def verify(self) -> int:
-        """Compare all chunks with their checksums; returns bytes. Raises StoreError naming a damaged one."""
-        n_bytes = 0
-        for array in (open_array(Path(self.path) / "features"), self._weights()):
-            for k in range(array.n_chunks):
-                array.verify_chunk(k)
-            n_bytes += array.n_chunks * array.chunk * array.dtype.itemsize
-        return n_bytes
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """All rows that are stored, some at a time: the first one's number, and these rows."""
+        height = max(1, WINDOW // max(self.n_labels, 1))
+        for first in range(0, self.n, height):
+            yield first, self.block(first, min(first + height, self.n))
 
 
 class RowSparseWeights(StoredModel):
@@ -140,3 +141,15 @@ class RowSparseWeights(StoredModel):
     def rows(self) -> Rows:
         """The rows of W that are stored."""
         return Rows(str(self.path / ROWS), self.n_selected, self.n_features, self.n_labels)
+
+    def selected_features(self) -> NDArray[np.int64]:
+        """Ascending ids in the data as they were converted, also where the model has selected features alone."""
+        features = self.rows.features()
+        selection = read_selection(self.path, self.attributes, self.n_features)
+        return features if selection is None else selection[features]
+
+    @property
+    def trained_on(self) -> int:
+        """Features of the data as they were converted."""
+        of = selected_of(self.attributes)
+        return self.n_features if of is None else of
