@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +11,31 @@ import numpy as np
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.models.rowsparse.rows import ROWS, new_rows
+from xmc_stream.models.rowsparse.rows import ROWS, RowsWriter, new_rows
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
+from xmc_stream.store.selection import SELECTED
 
 
-def written(path: Path, dataset: xs.Dataset, W: Any, step: int = 7, **more: Any) -> xs.Model:
-    """A model of W (D x K, dense), whose rows are given `step` at a time, as a training would leave it."""
-    work = path.with_name(path.name + ".partial")
+@contextmanager
+def finished(path: Path, dataset: xs.Dataset) -> Iterator[RowsWriter]:
+    """A model of the rows that the block writes, as a training would leave it."""
+    work, shape = path.with_name(path.name + ".partial"), (dataset.n_features, dataset.n_labels)
     begin_model(work)
-    with new_rows(work / ROWS, *W.shape) as writer:
-        for first in range(0, len(W), step):
-            writer.append(np.arange(first, min(first + step, len(W))), W[first : first + step])
-    made = {"nnz": writer.nnz, "n_selected": writer.n_selected, KIND: "row-sparse", "run": {}, **more}
+    with new_rows(work / ROWS, *shape) as writer:
+        yield writer
+    made = {"nnz": writer.nnz, "n_selected": writer.n_selected, KIND: "row-sparse", "run": {}}
+    taken = {name: dataset.attributes[name] for name in (SELECTED,) if name in dataset.attributes}
     copy_vocabulary(dataset.path, work)
     write_label_counts(work, dataset)
-    finish_model(work, path, model_attributes(dataset, "group-lasso", {}, 0, made))
+    finish_model(work, path, {**model_attributes(dataset, "group-lasso", {}, 0, made), **taken})
+
+
+def written(path: Path, dataset: xs.Dataset, W: Any, step: int = 7) -> xs.Model:
+    """A model of W (D x K, dense), whose rows are given `step` at a time."""
+    with finished(path, dataset) as writer:
+        for first in range(0, len(W), step):
+            writer.append(np.arange(first, min(first + step, len(W))), W[first : first + step])
     return xs.load_model(path)
 
 
