@@ -24,8 +24,7 @@ from xmc_stream.store.names import select_names
 from xmc_stream.store.selection import SELECTED, read_selection, selected_of, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
-_CHUNK_BYTES = 4 * MIB
-_WRITERS = 6 * _CHUNK_BYTES
+_WRITERS = 8 * MIB  # buffers of the files that are being written
 _OWN = ("format", "version", "n_features", "nnz_features", SEAL, SELECTED, "conversion")  # attributes not handed on
 
 
@@ -101,13 +100,11 @@ def select_features(
     ids = _ids(features, dataset)
     columns = _columns(ids, dataset)
     with writing(out, "give the same command again"), new_store(out, {}) as group:
-        writer = MatrixWriter(
-            group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)), chunk_bytes=_CHUNK_BYTES
-        )
+        writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
         statistics = group.create_group("statistics")
-        norms = ArrayWriter(statistics, "row_norms", np.float32, _CHUNK_BYTES)
+        norms = ArrayWriter(statistics, "row_norms", np.float32)
         _copy_columns(dataset, columns, writer, norms, x_bytes, progress)
-        counts = ArrayWriter(statistics, "feature_counts", np.int64, _CHUNK_BYTES)
+        counts = ArrayWriter(statistics, "feature_counts", np.int64)
         counts.append(dataset.feature_counts()[columns])
         for array in (writer, norms, counts):
             array.close()

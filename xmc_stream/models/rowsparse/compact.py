@@ -30,7 +30,7 @@ def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: 
     needs = {
         "selected features": 5 * 8 * model.n_selected,
         "rows": 2 * 4 * max(WINDOW, model.n_labels),
-        "writers": 4 * CHUNK_BYTES,
+        "writers": 2 * CHUNK_BYTES,
     }
     MemoryLimit.of(memory_limit).check(needs, "compacting a model")
     work = path.with_name(path.name + ".partial")
