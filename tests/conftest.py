@@ -36,10 +36,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from xmc_stream.methods.ppdsparse.warm import WarmUp
         from xmc_stream.models.linear.warm import LinearWarmUp
         from xmc_stream.models.lowrank.warm import ScoreWarmUp
+        from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
             WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
+            RowsWarmUp(),
         ):  # fmt: skip
             job.run()
 
