@@ -103,9 +103,8 @@ def select_features(
         writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
         statistics = group.create_group("statistics")
         norms = ArrayWriter(statistics, "row_norms", np.float32)
-        _copy_columns(dataset, columns, writer, norms, x_bytes, progress)
         counts = ArrayWriter(statistics, "feature_counts", np.int64)
-        counts.append(dataset.feature_counts()[columns])
+        counts.append(_copy_columns(dataset, columns, writer, norms, x_bytes, progress))
         for array in (writer, norms, counts):
             array.close()
         for name in ("Y", "observed", "statistics/label_counts"):
@@ -126,11 +125,13 @@ def select_features(
 
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
-    from xmc_stream.kernels.csr import row_norms
+    from xmc_stream.kernels.csr import count_indices, row_norms
     from xmc_stream.kernels.rowsparse import keep_selected
 
     ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
-    keep_selected(ends, np.empty(0, index_dtype(dataset.n_features)), none, ends[:0], ends)
+    indices = np.empty(0, index_dtype(dataset.n_features))
+    keep_selected(ends, indices, none, ends[:0], ends)
+    count_indices(indices, ends)
     row_norms(ends, none, none)
 
 
@@ -178,11 +179,12 @@ def _columns(ids: NDArray[np.int64], dataset: Dataset) -> NDArray[np.int64]:
 
 def _copy_columns(
     dataset: Dataset, columns: NDArray[np.int64], writer: MatrixWriter, norms: ArrayWriter, x_bytes: int, progress: bool
-) -> None:
-    """Write the entries of some columns of X, row by row, and the norms of what is left of the rows."""
-    from xmc_stream.kernels.csr import row_norms
+) -> NDArray[np.int64]:
+    """Write the entries of some columns of X, row by row, and the norms of what is left; returns entries of each column."""
+    from xmc_stream.kernels.csr import count_indices, row_norms
     from xmc_stream.kernels.rowsparse import keep_selected
 
+    counts = np.zeros(len(columns), np.int64)
     bar = tqdm(
         total=dataset.n_samples, unit="row", unit_scale=True, desc="select-features", delay=2,
         disable=None if progress else True,
@@ -191,11 +193,13 @@ def _copy_columns(
         for (x,) in stream((dataset.X_rows(),), x_bytes, 0, dataset.n_samples):
             ends, lengths = np.empty(x.n + 1, np.int64), np.empty(x.n, np.float32)
             keep_selected(x.indptr, x.indices, x.values, columns, ends)
-            kept = x.values[: ends[-1]]
-            writer.append(np.diff(ends), x.indices[: ends[-1]], kept)
+            places, kept = x.indices[: ends[-1]], x.values[: ends[-1]]
+            writer.append(np.diff(ends), places, kept)
+            count_indices(places, counts)
             row_norms(ends, kept, lengths)
             norms.append(lengths)
             bar.update(x.n)
+    return counts
 
 
 def _link(source: str, target: str) -> None:
