@@ -48,10 +48,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
         from xmc_stream.models.linear.warm import LinearWarmUp
         from xmc_stream.models.lowrank.warm import ScoreWarmUp
+        from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
             PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
+            RowsWarmUp(),
         ):  # fmt: skip
             job.run()
 
