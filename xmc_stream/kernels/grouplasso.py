@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.margins import LOGISTIC, Lines, Sums, add_entries, end_sums, move_entries
+from xmc_stream.kernels.permutation import mix
 
 SIGMA = 0.01
 MOST_TRIES = 30  # of the line search
 LEAST_CURVATURE = 1e-12
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Problem(NamedTuple):
@@ -43,15 +45,27 @@ class Problem(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """What is noted of each visit, (n,). violation: equation 9 before the step. norm: ||soft(g, lam1)|| before the step.
+    """What is noted of visits. violation (2,): the sum so far of equation 9 before each step, and the largest.
 
-    kept: whether W_j is not 0 after it. tries: of the line search, 0 where nothing moved.
+    active (n,): of each visit, whether W_j is not 0 after it or the feature violated before; kept (n,): whether W_j is not 0.
     """
 
     violation: NDArray[np.float64]
-    norm: NDArray[np.float64]
+    active: NDArray[np.bool_]
     kept: NDArray[np.bool_]
-    tries: NDArray[np.int8]
+
+
+class Step(NamedTuple):
+    """A step in the making. d (width,): the step, zeros behind K; v (width,): work space; noted (2,): equation 9, g.d + P."""
+
+    d: NDArray[np.float32]
+    v: NDArray[np.float64]
+    noted: NDArray[np.float64]
+
+
+def new_step(width: int) -> Step:
+    """Of so many places."""
+    return Step(np.zeros(width, np.float32), np.zeros(width), np.zeros(2))
 
 
 @inner_kernel
@@ -86,15 +100,15 @@ def prox(v: NDArray[np.float64], n: int, lam1: float, lam2: float, ridge: float)
 
 
 @inner_kernel
-def violation(w: NDArray[Any], g: NDArray[np.float64], n: int, lam1: float, lam2: float, ridge: float) -> tuple[float, float]:
-    """Equation 9 (for lam1 with soft(g, lam1) in the place of g), and the norm that it compares with lam2."""
+def violation(w: NDArray[Any], g: NDArray[np.float64], n: int, lam1: float, lam2: float, ridge: float) -> float:
+    """Equation 9; for lam1 with soft(g, lam1) in the place of g."""
     square, kept = 0.0, False
     for r in range(n):
         value = soft(g[r] + ridge * np.float64(w[r]), lam1)
         square += value * value
         kept = kept or w[r] != 0
     norm = math.sqrt(square)
-    return (abs(norm - lam2) if kept else max(norm - lam2, 0.0)), norm
+    return abs(norm - lam2) if kept else max(norm - lam2, 0.0)
 
 
 @inner_kernel
@@ -126,23 +140,78 @@ def direction(
     return linear + penalty(v, n, lam1, lam2, ridge) - penalty(w, n, lam1, lam2, ridge)
 
 
+@inner_kernel
+def _scaled(sums: Sums, problem: Problem) -> None:
+    """The gradient's row and the curvature, of what their entries gave."""
+    end_sums(sums)
+    g, h = sums.g, sums.h
+    unit = 1.0 / problem.n_samples
+    scale = unit if problem.loss == LOGISTIC else 2.0 * unit
+    for r in range(problem.n_labels):
+        g[r] *= scale
+        h[r] *= scale
+
+
+@inner_kernel
+def _propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
+    """The step of a feature whose entries are summed; square: sum_i x_ij^2."""
+    n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
+    _scaled(sums, problem)
+    step.noted[0] = violation(w, sums.g, n, lam1, lam2, ridge)
+    if problem.search:
+        length = curvature_of(sums.h, n)
+    else:
+        length = max(problem.curvature * square / problem.n_samples, LEAST_CURVATURE)
+    step.noted[1] = direction(w, sums.g, step.v, step.d, n, length, lam1, lam2, ridge)
+
+
+@inner_kernel
+def _falls(
+    w: NDArray[np.float32], above: float, tries: int, size: float, problem: Problem, sums: Sums, step: Step
+) -> bool:
+    """Whether F falls by enough, where the losses rise by `above` over their tangent; size: of the step, 1 at first."""
+    n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
+    if not problem.search or tries == MOST_TRIES:
+        return True
+    g, d, v = sums.g, step.d, step.v
+    change = above / problem.n_samples - penalty(w, n, lam1, lam2, ridge)
+    for r in range(n):
+        v[r] = np.float64(w[r]) + np.float64(d[r])
+        change += g[r] * np.float64(d[r])
+    return change + penalty(v, n, lam1, lam2, ridge) <= SIGMA * size * step.noted[1]
+
+
+@inner_kernel
+def _times(d: NDArray[np.float32], factor: np.float32) -> None:
+    for r in range(len(d)):
+        d[r] *= factor
+
+
+@inner_kernel
+def _note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited: Visited) -> None:
+    """Note visit number t, after its step."""
+    kept = False
+    for r in range(problem.n_labels):
+        kept = kept or w[r] != 0
+    of = step.noted[0]
+    visited.violation[0] += of
+    visited.violation[1] = max(visited.violation[1], of)
+    visited.kept[t] = kept
+    visited.active[t] = kept or of > 0.0
+
+
 @kernel
 def visit(
     order: NDArray[np.int64], columns: CSR, at: NDArray[np.int64], weights: NDArray[np.float32], problem: Problem,
-    lines: Lines, sums: Sums, d: NDArray[np.float32], visited: Visited,
-) -> int:  # fmt: skip
+    lines: Lines, sums: Sums, step: Step, visited: Visited,
+) -> None:  # fmt: skip
     """Visit columns order[0], order[1], ... of a block, whose rows of W are weights[at[column]].
 
-    lines, weights: changed in place. d (width,): zeros behind K. Returns how many entries were read, 0 .. 4 times each.
+    lines, weights: changed in place.
     """
-    loss, n, n_samples, lam1, lam2, ridge, search, curvature = problem
+    loss = problem.loss
     indptr, indices, data = columns
-    of_violation, of_norm, of_kept, of_tries = visited
-    g, h = sums.g, sums.h
-    v = np.empty(n)
-    unit = 1.0 / n_samples
-    scale = unit if loss == LOGISTIC else 2.0 * unit
-    work = 0
+    g, h, d = sums.g, sums.h, step.d
     for t in range(len(order)):
         j = order[t]
         begin, end = indptr[j], indptr[j + 1]
@@ -150,46 +219,62 @@ def visit(
         g[:] = 0.0
         h[:] = 0.0
         add_entries(loss, begin, end, begin, indices, data, lines, sums)
-        end_sums(sums)
-        work += end - begin
-        for r in range(n):
-            g[r] *= scale
-            h[r] *= scale
-        of_violation[t], of_norm[t] = violation(w, g, n, lam1, lam2, ridge)
-        if search:
-            length = curvature_of(h, n)
-        else:
-            square = 0.0
+        square = 0.0
+        if not problem.search:
             for p in range(begin, end):
                 square += np.float64(data[p]) * np.float64(data[p])
-            length = max(curvature * square * unit, LEAST_CURVATURE)
-        gain = direction(w, g, v, d, n, length, lam1, lam2, ridge)
-        tries = 0
-        if gain < 0.0:
-            linear = 0.0
-            for r in range(n):
-                linear += g[r] * np.float64(d[r])
-            step, before = 1.0, penalty(w, n, lam1, lam2, ridge)
-            while True:
-                tries += 1
-                above = unit * move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0)
-                work += end - begin
-                for r in range(n):
-                    v[r] = np.float64(w[r]) + np.float64(d[r])
-                change = step * linear + above + penalty(v, n, lam1, lam2, ridge) - before
-                if not search or tries == MOST_TRIES or change <= SIGMA * step * gain:
-                    break
-                for r in range(n):
-                    d[r] = -d[r]
+        _propose(w, square, problem, sums, step)
+        if step.noted[1] < 0.0:
+            tries, size = 1, 1.0
+            while not _falls(
+                w, move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0), tries, size, problem, sums, step
+            ):
+                _times(d, np.float32(-1.0))
                 move_entries(loss, begin, end, indices, data, d, lines, sums, 0.0)
-                work += end - begin
-                for r in range(n):
-                    d[r] *= np.float32(-0.5)
-                step *= 0.5
-            for r in range(n):
+                _times(d, np.float32(-0.5))
+                tries, size = tries + 1, 0.5 * size
+            for r in range(problem.n_labels):
                 w[r] += d[r]
-        kept = False
-        for r in range(n):
-            kept = kept or w[r] != 0
-        of_kept[t], of_tries[t] = kept, tries
-    return work
+        _note(w, t, problem, step, visited)
+
+
+@kernel
+def propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums, step: Step) -> None:
+    """`visit` of a column that is read in pieces: its step, once `margins.add_gradient` has seen all of them."""
+    _propose(w, square, problem, sums, step)
+
+
+@kernel
+def falls(
+    w: NDArray[np.float32], above: float, tries: int, size: float, problem: Problem, sums: Sums, step: Step
+) -> bool:
+    """`visit` of a column that is read in pieces: whether the step is taken, once `margins.move` has added it."""
+    return _falls(w, above, tries, size, problem, sums, step)
+
+
+@kernel
+def note(w: NDArray[np.float32], t: int, problem: Problem, step: Step, visited: Visited) -> None:
+    """`visit` of a column that is read in pieces: its end."""
+    _note(w, t, problem, step, visited)
+
+
+@kernel
+def add_squares(data: NDArray[np.float32], before: float) -> float:
+    """`before` and the sum of squares, value after value."""
+    for p in range(len(data)):
+        before += np.float64(data[p]) * np.float64(data[p])
+    return before
+
+
+@kernel
+def penalties(weights: NDArray[np.float32], problem: Problem, out: NDArray[np.float64]) -> None:
+    """P of each row of W."""
+    for j in range(len(weights)):
+        out[j] = penalty(weights[j], problem.n_labels, problem.lam1, problem.lam2, problem.ridge)
+
+
+@kernel
+def draw(n: int, key: np.uint64, out: NDArray[np.int64]) -> None:
+    """Numbers 0 .. n - 1, each drawn by itself."""
+    for t in range(len(out)):
+        out[t] = np.int64(mix(key + np.uint64(t) * _ODD) % np.uint64(n))
