@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
     from xmc_stream.datasets.export import export as export
+    from xmc_stream.datasets.select import select_features as select_features
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import CPLST as CPLST
@@ -50,6 +51,7 @@ _HOME = {
     "Dataset": "xmc_stream.store.dataset",
     "open_dataset": "xmc_stream.store.dataset",
     "export": "xmc_stream.datasets.export",
+    "select_features": "xmc_stream.datasets.select",
     "split": "xmc_stream.datasets.split",
     "verify": "xmc_stream.datasets.verify",
 }
@@ -69,6 +71,7 @@ __all__ = [
     "load_model",
     "open_dataset",
     "predict",
+    "select_features",
     "split",
     "uncalibrate",
     "verify",

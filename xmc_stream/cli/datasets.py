@@ -1,15 +1,16 @@
-"""Commands on finished stores: verify, info, split, export."""
+"""Commands on finished stores: verify, info, split, select-features, compact, export."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
-from xmc_stream.errors import StoreError
-from xmc_stream.memory import format_size
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.memory import format_size, peak_resident
 
 _SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
 
@@ -121,6 +122,70 @@ def split(
         f"{valid}: {figures['n_valid']:,} samples ({figures['share']:.2%}), with {figures['labels_in_valid']:,} of "
         f"{figures['labels_in_data']:,} labels",
         f"{figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@click.command("select-features")
+@click.argument("data", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--model", type=PATH, help="Take the features that this row-sparse model selects.")
+@click.option("--features", type=PATH, metavar="FILE", help="Or take these: numbers from 0, one a line.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def select_features(
+    data: Path, out: Path, model: Path | None, features: Path | None, overwrite: bool, memory_limit: str | None,
+    as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Make OUT, a dataset that has some features of the dataset DATA as its only columns.
+
+    Samples and labels stay as they are; the files of labels are shared with DATA. A compact model (see `compact`), or one
+    that is trained on OUT, predicts on such data.
+    """
+    from xmc_stream.datasets.select import select_features as select
+    from xmc_stream.models import load_model
+    from xmc_stream.store.encoding import folder_bytes
+
+    if (model is None) == (features is None):
+        raise InputError("give either --model, whose selected features are taken, or --features")
+    began = time.perf_counter()
+    chosen = features if model is None else load_model(model)
+    dataset = select(data, out, chosen, memory_limit=memory_limit, overwrite=overwrite, progress=True)
+    sizes = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "nnz_features")}
+    figures = {
+        "selected": str(out), **sizes, "of": dataset.attributes["selected_features"]["of"],
+        "bytes_of_x": folder_bytes(out / "X"), "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": peak_resident(),
+    }  # fmt: skip
+    show(figures, as_json, [
+        f"{out}: {figures['n_features']:,} features of {figures['of']:,}, {figures['nnz_features']:,} values of "
+        f"{figures['n_samples']:,} samples in {format_size(figures['bytes_of_x'])}",
+        f"{figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, as_json: bool, debug: bool) -> None:
+    """Make OUT, the row-sparse MODEL with the features that it selects as its only columns.
+
+    OUT predicts on what `select-features --model MODEL` makes of a dataset, and its scores are those of MODEL.
+    """
+    from xmc_stream.models import load_model
+    from xmc_stream.store.encoding import folder_bytes
+
+    small = load_model(model).compact(out, overwrite, memory_limit)
+    figures = {
+        "compact": str(out), "n_features": small.n_features, "of": small.attributes["selected_features"]["of"],
+        "n_labels": small.n_labels, "model_bytes": folder_bytes(out), "peak_rss": peak_resident(),
+    }  # fmt: skip
+    show(figures, as_json, [
+        f"{out}: {figures['n_features']:,} features of {figures['of']:,}, {format_size(figures['model_bytes'])}",
+        f"peak memory {format_size(figures['peak_rss'])}",
     ])  # fmt: skip
 
 

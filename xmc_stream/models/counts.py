@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.metrics import LabelFigures, average_auc
+from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.figures import sort_rows
+from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
+from xmc_stream.metrics import LabelFigures, auc_units, average_auc, leave_out_labels
+from xmc_stream.store.matrix import Block
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread
+HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
+
+
+def fold_figures(
+    tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, threshold: float,
+    labels: NDArray[np.int64], best: NDArray[np.float32], counts: NDArray[np.int32],
+) -> int:  # fmt: skip
+    """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
+
+    tiles: makes the scores of all rows of the block by runs of classes (first class, rows x classes), ascending; it is
+    called twice: for the scores of true labels, and for how many exceed them. pairs: are not true and score -inf.
+    """
+    y_indptr, y_indices = y.indptr, y.indices
+    if len(pairs.indptr):
+        y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
+    positives = np.empty(len(y_indices), np.float32)
+    for low, tile in tiles():
+        take_positives(tile, low, y_indptr, y_indices, positives)
+    least = float32_below(threshold)
+    count_indices(y_indices, counts[TRUE])
+    count_indices(y_indices[positives > least], counts[HITS])
+    sort_rows(y_indptr, positives)
+    above = np.zeros(y.n, np.int64)
+    for low, tile in tiles():
+        fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
+        fold_counts(tile, low, y_indptr, positives, least, counts[PREDICTED], above)
+    return auc_units(above, np.diff(y_indptr), counts.shape[1])
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:

@@ -17,6 +17,7 @@ from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publ
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
+from xmc_stream.store.selection import SELECTED
 
 FORMAT = "xmc_stream model"
 VERSION = 2
@@ -214,7 +215,7 @@ class StoredModel:
         dict
             Parameters, seed, warm start, shape and calibration, as far as the model has them.
         """
-        keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
+        keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start", SELECTED)
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         if self.calibrated:
             about = self.attributes[CALIBRATION]

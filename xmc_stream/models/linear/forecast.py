@@ -12,12 +12,12 @@ from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.linear.predict import (
     PredictPlan,
     PredictProbe,
-    check_features,
     plan_predict,
     predict_bytes,
     predict_needs,
 )
 from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.models.ranking import check_features
 from xmc_stream.store.dataset import Dataset
 
 

@@ -11,15 +11,23 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.errors import InputError, StoreError
+from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
-from xmc_stream.models.linear.tiles import Run, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.models.cache import drop_tiles, shared_cache
+from xmc_stream.models.linear.tiles import Run, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import (
+    RESULT_BYTES,
+    calibration_of,
+    check_features,
+    filter_matrix,
+    filter_pairs,
+    no_predictions,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -220,15 +228,6 @@ def _make_tile(model: LinearWeights, run: Run) -> Tile:
         )
     block = weights.block(mine.start, mine.stop)
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
-
-
-def check_features(model: LinearWeights, dataset: Dataset) -> None:
-    """Raise InputError where they do not match."""
-    if dataset.n_features != model.n_features:
-        raise InputError(
-            f"{dataset.path} has {dataset.n_features} features and the model {model.path} has "
-            f"{model.n_features}: convert the data again with --like and the training set"
-        )
 
 
 @dataclass

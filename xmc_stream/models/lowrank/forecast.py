@@ -9,6 +9,7 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.lowrank.factors import LowRankFactors
 from xmc_stream.models.lowrank.predict import ScorePlan, plan_scores, score_needs
+from xmc_stream.models.ranking import check_features
 from xmc_stream.store.dataset import Dataset
 
 # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
@@ -23,6 +24,9 @@ class ScoreForecaster(Forecaster):
     dataset: Dataset
     k: int
     evaluate: bool
+
+    def __post_init__(self) -> None:
+        check_features(self.model, self.dataset)
 
     @property
     def _of_labels(self) -> int:

@@ -13,26 +13,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
-from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.figures import sort_rows
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
-from xmc_stream.metrics import auc_units, leave_out_labels
-from xmc_stream.models.counts import COUNT_BYTES, figures_of, float32_below, write_counts
+from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.models.counts import COUNT_BYTES, figures_of, fold_figures, write_counts
 from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
-from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import (
+    RESULT_BYTES,
+    calibration_of,
+    check_features,
+    check_labels,
+    filter_matrix,
+    filter_pairs,
+    no_predictions,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
-
-_HITS, _PREDICTED, _TRUE = range(3)
 
 
 @dataclass(frozen=True)
@@ -159,21 +161,7 @@ class ScoreFiguresJob(ScoreJob):
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
-        y_indptr, y_indices = y.indptr, y.indices
-        if len(pairs.indptr):
-            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
-        positives = np.empty(len(y_indices), np.float32)
-        for low, tile in self._tiles(model, a):
-            take_positives(tile, low, y_indptr, y_indices, positives)
-        threshold = float32_below(self.threshold)
-        count_indices(y_indices, counts[_TRUE])
-        count_indices(y_indices[positives > threshold], counts[_HITS])
-        sort_rows(y_indptr, positives)
-        above = np.zeros(last - first, np.int64)
-        for low, tile in self._tiles(model, a):
-            fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
-            fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
-        return auc_units(above, np.diff(y_indptr), counts.shape[1])
+        return fold_figures(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
 
 
 @dataclass
@@ -191,15 +179,9 @@ class ScoreRun:
     raw: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        found, known = (self.dataset.n_features, self.dataset.n_labels), self.model.shape
-        for what, of_data, of_model in zip(("features", "labels"), found, known, strict=True):
-            if of_data != of_model and (what == "features" or self.folder):
-                raise InputError(
-                    f"{self.dataset.path} has {of_data} {what} and the model {self.model.path} has "
-                    f"{of_model}: convert the data again with --like and the training set"
-                )
-        if not np.isfinite(self.threshold):
-            raise InputError(f"threshold must be a finite number. Got {self.threshold}.")
+        check_features(self.model, self.dataset)
+        if self.folder:
+            check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
         """Two phases; returns bytes and row blocks, or the figures."""
