@@ -6,10 +6,8 @@ array is scratch: what a kill leaves of it is not looked at. Where a leg ends de
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +19,7 @@ from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan, width_of
 from xmc_stream.methods.grouplasso.solver import Descent, order_of, problem_of
 from xmc_stream.methods.grouplasso.state import ACTIVE, LISTED, Progress, State, as_progress, said_of, write_state
+from xmc_stream.models.rowsparse.rows import ROWS, new_rows
 from xmc_stream.store.dataset import Dataset
 
 LEG_WORK = 1 << 34  # entries times lines' width of a leg, about: some ten seconds, which a kill loses
@@ -92,12 +91,12 @@ class LegJob:
     @property
     def key(self) -> str:
         """Stage and leg."""
-        return f"descent/{self.stage.number}/{self.number}"
+        return f"leg/{self.stage.number}/{self.number}"
 
     @property
     def out(self) -> Path:
         """The state that it leaves."""
-        return Path(self.data.work) / "state" / f"descent-{self.stage.number}" / f"{self.number:06d}"
+        return Path(self.data.work) / "state" / f"stage-{self.stage.number}" / f"{self.number:06d}"
 
     def run(self) -> Receipt:
         """Sweep; the receipt has figures of the leg and how far the stage is."""
@@ -229,24 +228,9 @@ class ModelJob:
 
     def run(self) -> Receipt:
         """Copy."""
-        from xmc_stream.models.rowsparse.rows import ROWS, new_rows
-
         dataset = Dataset(self.data.path)
         state = State(Path(self.state), dataset.n_features, dataset.n_labels)
         with new_rows(Path(self.data.work) / ROWS, dataset.n_features, dataset.n_labels) as writer:
             for features, rows in state.rows():
                 writer.append(features, rows)
         return {"nnz": writer.nnz, "n_selected": writer.n_selected}
-
-
-def drop_scratch(data: Data) -> None:
-    """Remove what is never trusted."""
-    shutil.rmtree(data.scratch(""), ignore_errors=True)
-
-
-def figures_of(receipt: Receipt, lam: float) -> dict[str, Any]:
-    """Of a stage, for the model's attributes."""
-    return {
-        "lam": lam, "objective": receipt["objective"], "n_selected": receipt["n_selected"],
-        "passes": round(receipt["stage_passes"], 3),
-    }  # fmt: skip

@@ -43,7 +43,7 @@ def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int
 
 def order_of(features: NDArray[np.int64], draws: bool, seed: int, stage: int, sweep: int) -> NDArray[np.int64]:
     """The features in the order of a sweep: drawn with replacement, or each once."""
-    key = key_of(seed, FEATURE_ORDER, stage, sweep)
+    key = np.uint64(key_of(seed, FEATURE_ORDER, stage, sweep))
     at = np.empty(len(features), np.int64)
     if draws:
         draw(len(features), key, at)

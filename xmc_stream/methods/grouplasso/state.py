@@ -53,7 +53,7 @@ def write_state(
         pack.write("features", features)
         rows = PackedArrayWriter(pack, "rows", np.float32)
         for low in range(0, len(features), step):
-            rows.append(weights.take(features[low : low + step])[:, :n_labels])
+            rows.append(weights.take(features[low : low + step])[:, :n_labels].reshape(-1))
         rows.close()
         pack.write("flags", flags)
         pack.write("progress", np.frombuffer(json.dumps(dict(progress)).encode(), np.uint8))

@@ -1,0 +1,94 @@
+"""The group lasso's training: stage after stage (a value of lam, or the debiasing), each leg after leg; then the model.
+
+The loop is a generator, as that of `methods.ppdsparse.run`. All it decides comes from receipts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.jobs.check import SealJob, array_jobs
+from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.methods.grouplasso.descent import ColumnsJob, Data, LegJob, ModelJob, Stage
+from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.methods.grouplasso.plan import plan_descent
+from xmc_stream.store.chunks import plain_arrays
+from xmc_stream.store.dataset import Dataset
+
+
+def stages_of(p: GroupLassoParameters) -> list[Stage]:
+    """The stages of a run, in turn."""
+    stages = [Stage(number, lam) for number, lam in enumerate(p.lams)]
+    if p.debias is not None:
+        stages.append(Stage(len(stages), 0.0, True, p.debias))
+    return stages
+
+
+@dataclass
+class GroupLassoRun:
+    """A training run: what to learn from, where to, and within which memory; see `methods.ppdsparse.run.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: GroupLassoParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)
+        self._told = ""
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns figures of the model."""
+        p, d = self.parameters, self.dataset
+        yield Phase("columns", [ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))])
+        columns = d.path / "X" / "columns"
+        checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
+        yield Phase("check the columns", checks, kept=False)
+        state, first = "", -1.0
+        path: list[dict[str, Any]] = []
+        history: list[dict[str, Any]] = []
+        objective = 0.0
+        for stage in stages_of(p):
+            state, receipt = yield from self._stage(stage, state, first)
+            first = receipt["first"]
+            objective = objective if stage.debias else receipt["objective"]
+            path.append(
+                {
+                    **({"debias": stage.ridge} if stage.debias else {"lam": stage.lam}),
+                    "objective": receipt["objective"], "n_selected": receipt["n_selected"],
+                    "passes": round(receipt["stage_passes"], 3), "violation": receipt["violation"],
+                }
+            )  # fmt: skip
+            history += [{"stage": stage.number, **entry} for entry in receipt["history"]]
+        written = (yield Phase("finalise", [ModelJob(self._data, state)]))[0]
+        return {
+            "nnz": written["nnz"],
+            "n_selected": written["n_selected"],
+            "objective": objective,
+            "duality_gap": None,
+            "lam": p.lams[-1],
+            "path": path,
+            "history": history,
+        }
+
+    def _stage(self, stage: Stage, state: str, first: float) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """Legs until the stage is done; returns the state that it leaves, and its last receipt."""
+        sizes = plan_descent(self.plan, self.dataset, self.parameters)
+        name = "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
+        begins, number, before = True, 0, state
+        while True:
+            job = LegJob(self._data, stage, number, before, begins, first, sizes)
+            receipt = (yield Phase(name, [job], note=self._told, unit="leg", number=number + 1))[0]
+            zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
+            self._told = f" (pass {receipt['stage_passes']:.0f}, objective {receipt['objective']:.6g}, {zero:.2%} of rows zero)"
+            if before != state:
+                Path(before).unlink(missing_ok=True)
+            before, begins, number = str(job.out), False, number + 1
+            if receipt["done"]:
+                return before, receipt
