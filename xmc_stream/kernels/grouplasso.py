@@ -278,3 +278,39 @@ def draw(n: int, key: np.uint64, out: NDArray[np.int64]) -> None:
     """Numbers 0 .. n - 1, each drawn by itself."""
     for t in range(len(out)):
         out[t] = np.int64(mix(key + np.uint64(t) * _ODD) % np.uint64(n))
+
+
+# sums over rows of W that `step_rows` makes
+LINEAR, SQUARE, PENALTY, BACK, VIOLATION, LARGEST, KEPT, N_SUMS = range(8)
+
+
+@kernel
+def step_rows(
+    v: NDArray[np.float32], g: NDArray[np.float32], w: NDArray[np.float32], length: float, problem: Problem,
+    out: NDArray[np.float32], sums: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """out = prox(v - g / length), row by row of W, and sums (N_SUMS,) over the rows.
+
+    LINEAR g.(out - v). SQUARE ||out - v||^2. PENALTY P(out). BACK (v - out).(out - w). VIOLATION, LARGEST: equation 9 at v.
+    KEPT: rows of out that are not 0.
+    """
+    n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
+    x, slope = np.empty(n), np.empty(n)
+    for j in range(len(v)):
+        for r in range(n):
+            slope[r] = np.float64(g[j, r])
+            x[r] = np.float64(v[j, r]) - slope[r] / length
+        of = violation(v[j], slope, n, lam1, lam2, ridge)
+        sums[VIOLATION] += of
+        sums[LARGEST] = max(sums[LARGEST], of)
+        prox(x, n, lam1 / length, lam2 / length, ridge / length)
+        kept = False
+        for r in range(n):
+            out[j, r] = np.float32(x[r])
+            step = np.float64(out[j, r]) - np.float64(v[j, r])
+            sums[LINEAR] += slope[r] * step
+            sums[SQUARE] += step * step
+            sums[BACK] -= step * (np.float64(out[j, r]) - np.float64(w[j, r]))
+            kept = kept or out[j, r] != 0
+        sums[PENALTY] += penalty(out[j], n, lam1, lam2, ridge)
+        sums[KEPT] += kept

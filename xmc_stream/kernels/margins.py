@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import total
@@ -342,17 +343,50 @@ def move(
 
 
 @kernel
-def add_scores(indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], at: NDArray[np.int64],
-               weights: NDArray[np.float32], scores: NDArray[np.float32]) -> None:  # fmt: skip
-    """scores[i] += x_ij weights[at[j]], column after column of a block."""
-    flat, width = scores.reshape(-1), scores.shape[1]
+def add_scores(
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], first: int, weights: NDArray[np.float32],
+    scores: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """scores[i - first] += x_ij weights[j], column after column of a block, for the rows i from `first` on that there are."""
+    n, width = scores.shape
+    flat = scores.reshape(-1)
     for j in range(len(indptr) - 1):
-        w = weights[at[j]]
-        for p in range(indptr[j], indptr[j + 1]):
-            _ahead(indices, p, indptr[j + 1], flat, width)
-            x, line = data[p], scores[indices[p]]
+        w, end = weights[j], indptr[j + 1]
+        for p in range(indptr[j], end):
+            i = np.int64(indices[p]) - first
+            if i < 0 or i >= n:
+                continue
+            if p + _AHEAD < end:
+                ahead = min(np.int64(indices[p + _AHEAD]) - first, n - 1) * width
+                for at in range(ahead, ahead + width, LANES):
+                    prefetch(flat, at)
+            x, line = data[p], scores[i]
             for r in range(len(line)):
                 line[r] += x * w[r]
+
+
+@kernel
+def add_gradients(
+    loss: int, columns: CSR, at: NDArray[np.int64], first: int, indices: NDArray[Any], lines: Lines, room: Sums,
+    near: NDArray[np.float32], wide: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Add what rows first .. first + n - 1 give to the gradient of each column of a block, from entry at[j] of it on.
+
+    lines: of these n rows. at (n columns,): moved on behind them. near, wide (n columns x width): what a column's sums hold so
+    far, see `add_entries`. indices: room for a column's rows. room: for the rest.
+    """
+    indptr, rows, data = columns
+    last = first + len(lines.values)
+    for j in range(len(indptr) - 1):
+        begin, end = at[j], at[j]
+        while end < indptr[j + 1] and rows[end] < last:
+            indices[end] = rows[end] - first
+            end += 1
+        sums = Sums(near[j], room.near_h, wide[j], room.h, room.s, room.t, room.n)
+        add_entries(loss, begin, end, indptr[j], indices, data, lines, sums)
+        at[j] = end
+        if end == indptr[j + 1]:
+            end_sums(sums)
 
 
 @kernel

@@ -120,7 +120,8 @@ class _Leg:
         self._progress = Progress(first=job.first)
         if job.before:
             state = State(Path(job.before), d, k)
-            nonzero = state.fill(weights)
+            state.fill(weights)
+            nonzero[state.features] = True
             if not job.begins:
                 self._progress, self._flags = as_progress(state.progress()), state.flags
         if job.begins:
@@ -161,7 +162,8 @@ class _Leg:
         if progress.done:
             objective = descent.refresh()
         flags = descent.active.astype(np.uint8) * ACTIVE | (self._flags & LISTED)
-        write_state(job.out, descent.weights, descent.nonzero, self._dataset.n_labels, flags, said_of(progress))
+        parts = {"w": (descent.weights, np.flatnonzero(descent.nonzero))}
+        write_state(job.out, parts, self._dataset.n_labels, flags, said_of(progress))
         for name in ("weights", "array"):
             job.data.scratch(name).unlink(missing_ok=True)
         n_selected = int(np.count_nonzero(descent.nonzero))

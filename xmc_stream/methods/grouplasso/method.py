@@ -15,7 +15,7 @@ from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Figures, Method, Redo, Task
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.grouplasso.plan import parts_of, plan_descent, width_of
+from xmc_stream.methods.grouplasso.plan import gradient_parts, parts_of, plan_descent, plan_gradient, width_of
 from xmc_stream.methods.grouplasso.run import GroupLassoRun, stages_of
 from xmc_stream.methods.grouplasso.warm import WarmUp
 from xmc_stream.store.dataset import Dataset
@@ -32,14 +32,29 @@ class GroupLassoForecaster(Forecaster):
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether windows fit."""
-        plan_descent(plan, self.task.dataset, self.task.parameters)
+        self._parts(plan)
+
+    def _parts(self, plan: MemoryPlan) -> tuple[dict[str, int], bool]:
+        """Bytes by component, and whether the array is read in windows."""
+        dataset, p = self.task.dataset, self.task.parameters
+        parts: dict[str, int] = {}
+        windows = False
+        if p.descends or p.debias is not None:
+            sizes = plan_descent(plan, dataset, p)
+            parts, windows = parts_of(dataset, p, sizes), sizes.window > 0
+        if not p.descends:
+            steps = plan_gradient(plan, dataset)
+            mine = gradient_parts(dataset, steps, plan.threads)
+            parts = max(parts, mine, key=lambda some: sum(some.values()))
+        return parts, windows
 
     def figures(self, plan: MemoryPlan) -> Figures:
         """Without a probe."""
         dataset, p = self.task.dataset, self.task.parameters
-        X, sizes = dataset.X_rows(), plan_descent(plan, dataset, p)
+        X, (parts, windows) = dataset.X_rows(), self._parts(plan)
         passes = len(stages_of(p)) * p.max_passes
         n_bytes = passes * X.nnz * X.entry_bytes
+        threads = 1 if p.descends else plan.threads * plan.processes
         seconds = passes * X.nnz * (_ENTRY_NS + _VALUE_NS * width_of(dataset.n_labels)) * 1e-9
         return {
             "passes": passes,
@@ -47,10 +62,10 @@ class GroupLassoForecaster(Forecaster):
             "bytes_read": n_bytes,
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
-            "peak_phase": "sweep",
-            "peak_parts": parts_of(dataset, p, sizes),
-            "seconds": round(seconds * (4 if sizes.window else 1), 1),
-            "threads": 1,
+            "peak_phase": "sweep" if p.descends else "step",
+            "peak_parts": parts,
+            "seconds": round(seconds * (4 if windows else 1) / threads, 1),
+            **({"threads": 1} if p.descends else {}),
         }
 
 

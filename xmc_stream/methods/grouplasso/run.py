@@ -13,9 +13,13 @@ from typing import Any
 from xmc_stream.jobs.check import SealJob, array_jobs
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.grouplasso import LEAST_CURVATURE
 from xmc_stream.methods.grouplasso.descent import ColumnsJob, Data, LegJob, ModelJob, Stage
+from xmc_stream.methods.grouplasso.firstorder import StepsJob, StoreJob
+from xmc_stream.methods.grouplasso.gradient import SigmaJob
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.grouplasso.plan import plan_descent
+from xmc_stream.methods.grouplasso.plan import plan_descent, plan_gradient
+from xmc_stream.methods.grouplasso.solver import problem_of
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 
@@ -79,16 +83,39 @@ class GroupLassoRun:
 
     def _stage(self, stage: Stage, state: str, first: float) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
         """Legs until the stage is done; returns the state that it leaves, and its last receipt."""
-        sizes = plan_descent(self.plan, self.dataset, self.parameters)
-        name = "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
+        legs = self._descent if stage.debias or self.parameters.descends else self._gradient
         begins, number, before = True, 0, state
         while True:
-            job = LegJob(self._data, stage, number, before, begins, first, sizes)
-            receipt = (yield Phase(name, [job], note=self._told, unit="leg", number=number + 1))[0]
+            out, receipt = yield from legs(stage, number, before, begins, first)
             zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
             self._told = f" (pass {receipt['stage_passes']:.0f}, objective {receipt['objective']:.6g}, {zero:.2%} of rows zero)"
             if before != state:
                 Path(before).unlink(missing_ok=True)
-            before, begins, number = str(job.out), False, number + 1
+            before, begins, number = out, False, number + 1
             if receipt["done"]:
                 return before, receipt
+
+    def _name(self, stage: Stage) -> str:
+        return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
+
+    def _descent(self, stage: Stage, number: int, *more: Any) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """A leg of block coordinate descent; more: see `LegJob`. Returns the state that it leaves, and its receipt."""
+        job = LegJob(self._data, stage, number, *more, plan_descent(self.plan, self.dataset, self.parameters))
+        receipts = yield Phase(self._name(stage), [job], note=self._told, unit="leg", number=number + 1)
+        return str(job.out), receipts[0]
+
+    def _gradient(self, stage: Stage, number: int, *more: Any) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """Some steps along the gradient; more: see `StepsJob`."""
+        d = self.dataset
+        sigma = (yield Phase("largest singular value", [SigmaJob(self._data, self.plan.row_block_bytes)]))[0]["sigma"]
+        curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
+        constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
+        job = StepsJob(self._data, stage, number, *more, plan_gradient(self.plan, d), constant)
+        receipt = self.ledger.get(job.key)
+        if receipt is None and not job.small:
+            made = yield from job.loop()
+            receipt = (yield Phase(self._name(stage), [StoreJob(job, made)], note=self._told))[0]
+        elif receipt is None:
+            phase = Phase(self._name(stage), [job], note=self._told, unit="leg", number=number + 1)
+            receipt = (yield phase)[0]
+        return str(job.out), receipt

@@ -97,13 +97,12 @@ class Descent:
         return float(np.sum(losses)) / problem.n_samples + float(np.concatenate(parts).sum())
 
     def _add(self, indptr: NDArray[np.int64], indices: NDArray[np.int32], data: NDArray[np.float32], rows: NDArray[np.float32]) -> None:
-        every = np.arange(len(rows))
         if self.array.whole is not None:
-            add_scores(indptr, indices, data, every, rows, self.array.whole)
+            add_scores(indptr, indices, data, 0, rows, self.array.whole)
             return
         lines, numbers = self.targets.numbered(indices)
         values = self.array.take(lines)
-        add_scores(indptr, numbers, data, every, rows, values)
+        add_scores(indptr, numbers, data, 0, rows, values)
         self.array.put(lines, values)
 
     def _is_long(self, features: NDArray[np.int64]) -> bool:

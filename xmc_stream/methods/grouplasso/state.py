@@ -42,32 +42,35 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
+Part = tuple[Matrix, NDArray[np.int64]]  # a D x K matrix, and its rows that are not zero
+
+
 def write_state(
-    path: Path, weights: Matrix, nonzero: NDArray[np.bool_], n_labels: int, flags: NDArray[np.uint8],
-    progress: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """Leave W and what goes with it, durably."""
-    features = np.flatnonzero(nonzero)
-    step = max(1, ROW_BYTES // (4 * weights.width))
+    path: Path, parts: Mapping[str, Part], n_labels: int, flags: NDArray[np.uint8], progress: Mapping[str, Any]
+) -> None:
+    """Leave W, and what goes with it, durably. parts: by name; that of W is "w"."""
     with new_pack(path) as pack:
-        pack.write("features", features)
-        rows = PackedArrayWriter(pack, "rows", np.float32)
-        for low in range(0, len(features), step):
-            rows.append(weights.take(features[low : low + step])[:, :n_labels].reshape(-1))
-        rows.close()
+        for name, (matrix, features) in parts.items():
+            step = max(1, ROW_BYTES // (4 * matrix.width))
+            pack.write(f"{name}/features", features)
+            rows = PackedArrayWriter(pack, f"{name}/rows", np.float32)
+            for low in range(0, len(features), step):
+                rows.append(matrix.take(features[low : low + step])[:, :n_labels].reshape(-1))
+            rows.close()
         pack.write("flags", flags)
         pack.write("progress", np.frombuffer(json.dumps(dict(progress)).encode(), np.uint8))
 
 
 class State:
-    """What a leg left. Raises StoreError where it is not of so many features and labels."""
+    """What a leg left: one of its matrices. Raises StoreError where it is not of so many features and labels."""
 
-    def __init__(self, path: Path, n_features: int, n_labels: int) -> None:
+    def __init__(self, path: Path, n_features: int, n_labels: int, part: str = "w") -> None:
         self._path, self._n_labels = path, n_labels
-        n = open_array(path / "features").size
-        self.features = read_small(path, "features", n, np.int64)
-        self._rows = open_array(path / "rows")
-        sound = not n or (self.features[0] >= 0 and self.features[-1] < n_features and (np.diff(self.features) > 0).all())
+        n = open_array(path / part / "features").size
+        self.features = read_small(path / part, "features", n, np.int64)
+        self._rows = open_array(path / part / "rows")
+        bounded = not n or (self.features[0] >= 0 and self.features[-1] < n_features)
+        sound = bounded and bool((np.diff(self.features) > 0).all())
         if not sound or self._rows.size != n * n_labels or self._rows.dtype != np.float32:
             raise StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")
         self.flags = read_small(path, "flags", n_features, np.uint8)
@@ -88,15 +91,12 @@ class State:
                 raise StoreError(f"{self._path} has weights that are not finite: its training diverged, or it is damaged")
             yield features, values.reshape(-1, self._n_labels)
 
-    def fill(self, weights: Matrix) -> NDArray[np.bool_]:
-        """Put the rows into a matrix of zeros; returns which features have one."""
-        nonzero = np.zeros(weights.n, np.bool_)
-        nonzero[self.features] = True
+    def fill(self, weights: Matrix) -> None:
+        """Put the rows into a matrix of zeros."""
         for features, rows in self.rows():
             wide = np.zeros((len(features), weights.width), np.float32)
             wide[:, : self._n_labels] = rows
             weights.put(features, wide)
-        return nonzero
 
 
 def as_progress(said: Mapping[str, Any]) -> Progress:
