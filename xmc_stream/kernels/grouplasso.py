@@ -24,6 +24,7 @@ from xmc_stream.kernels.permutation import mix
 
 SIGMA = 0.01
 MOST_TRIES = 30  # of the line search
+LOGISTIC_SHARE = 0.25  # of the constant step's L, which that of a line search is at least
 LEAST_CURVATURE = 1e-12
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -158,10 +159,10 @@ def _propose(w: NDArray[np.float32], square: float, problem: Problem, sums: Sums
     n, lam1, lam2, ridge = problem.n_labels, problem.lam1, problem.lam2, problem.ridge
     _scaled(sums, problem)
     step.noted[0] = violation(w, sums.g, n, lam1, lam2, ridge)
+    length = max(problem.curvature * square / problem.n_samples, LEAST_CURVATURE)
     if problem.search:
-        length = curvature_of(sums.h, n)
-    else:
-        length = max(problem.curvature * square / problem.n_samples, LEAST_CURVATURE)
+        # where probabilities are near 0 and 1 the curvature is next to nothing: a step by it would leave float32
+        length = max(curvature_of(sums.h, n), LOGISTIC_SHARE * length if problem.loss == LOGISTIC else 0.0)
     step.noted[1] = direction(w, sums.g, step.v, step.d, n, length, lam1, lam2, ridge)
 
 
@@ -220,7 +221,7 @@ def visit(
         h[:] = 0.0
         add_entries(loss, begin, end, begin, indices, data, lines, sums)
         square = 0.0
-        if not problem.search:
+        if loss == LOGISTIC or not problem.search:
             for p in range(begin, end):
                 square += np.float64(data[p]) * np.float64(data[p])
         _propose(w, square, problem, sums, step)

@@ -159,7 +159,7 @@ class Descent:
             else:
                 lines, numbers = Some(self.targets, self.array, rows).lines, np.arange(len(rows), dtype=np.int32)
             add_gradient(problem.loss, 0, len(rows), -begin, numbers, values, lines, sums)
-            if not problem.search:
+            if problem.loss == LOGISTIC or not problem.search:
                 square = add_squares(values, square)
         propose(w[0], square, problem, sums, step)
         if step.noted[1] < 0:
