@@ -103,7 +103,10 @@ def test_commands_know_it(small: Path, tmp_path: Path) -> None:
     line = "The 'shrink' parameter of Centroid must be a float in [0, 1). Got 1 instead."
     assert (bad.returncode, bad.stderr.strip()) == (1, f"xmc-stream: {line}")
     bad = run("train", small, tmp_path / "n", "--solver", "centroids", check=False)
-    assert "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, group-lasso, centroid, half-centroid" in bad.stderr
+    assert (
+        "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, group-lasso, centroid, half-centroid"
+        in bad.stderr
+    )
 
 
 def test_a_warm_start_is_refused_by_a_method_that_takes_none(small: Path, trained: Path) -> None:

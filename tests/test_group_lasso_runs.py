@@ -223,7 +223,16 @@ def test_an_array_larger_than_the_limit_is_kept_in_a_file(tmp_path: Path, cli: C
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["bcd-ls", "fista"])
 def test_what_is_foreseen_comes_true(algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    options = ["--solver", "group-lasso", "--set", f"algorithm={algorithm}", "--memory-limit", "512MB", "--threads", "1"]
+    options = [
+        "--solver",
+        "group-lasso",
+        "--set",
+        f"algorithm={algorithm}",
+        "--memory-limit",
+        "512MB",
+        "--threads",
+        "1",
+    ]
     foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
     done = cli("train", some_rows, tmp_path / "m", *options)
     assert done["passes"] <= foreseen["passes"] + 2

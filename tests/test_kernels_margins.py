@@ -12,12 +12,39 @@ from reference import grouplasso as twin
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.grouplasso import (
-    BACK, KEPT, LARGEST, LINEAR, N_SUMS, PENALTY, SQUARE, VIOLATION, Problem, Visited, add_squares, draw, new_step,
-    penalties, propose, prox, step_rows, violation, visit,
+    BACK,
+    KEPT,
+    LARGEST,
+    LINEAR,
+    N_SUMS,
+    PENALTY,
+    SQUARE,
+    VIOLATION,
+    Problem,
+    Visited,
+    add_squares,
+    draw,
+    new_step,
+    penalties,
+    propose,
+    prox,
+    step_rows,
+    violation,
+    visit,
 )  # fmt: skip
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.margins import (
-    LANES, LOSSES, PAD, Lines, add_gradient, add_gradients, add_scores, fast_exp, move, new_sums, settle,
+    LANES,
+    LOSSES,
+    PAD,
+    Lines,
+    add_gradient,
+    add_gradients,
+    add_scores,
+    fast_exp,
+    move,
+    new_sums,
+    settle,
 )  # fmt: skip
 from xmc_stream.kernels.vectors import total
 
@@ -60,7 +87,9 @@ def settled(loss: str, X: Any, Y: Any, W: Any) -> tuple[Lines, float]:
     return lines, settle(LOSSES.index(loss), W.shape[1], lines)
 
 
-def problem(loss: str, n: int, k: int, lam1: float = 0.0, lam2: float = 0.1, ridge: float = 0.0, search: bool = True) -> Problem:
+def problem(
+    loss: str, n: int, k: int, lam1: float = 0.0, lam2: float = 0.1, ridge: float = 0.0, search: bool = True
+) -> Problem:
     bound = {"multitask": 2.0, "logistic": 0.5}.get(loss, 2.0 * k)
     return Problem(LOSSES.index(loss), k, n, lam1, lam2, ridge, search, bound)
 
@@ -133,7 +162,10 @@ def test_the_constant_bounds_the_curvature_and_a_step_tells_what_it_gained(loss:
 
 @settings(max_examples=50)
 @given(
-    v=st.lists(st.floats(-5, 5), min_size=1, max_size=6), lam1=st.floats(0, 2), lam2=st.floats(0, 3), ridge=st.floats(0, 2)
+    v=st.lists(st.floats(-5, 5), min_size=1, max_size=6),
+    lam1=st.floats(0, 2),
+    lam2=st.floats(0, 3),
+    ridge=st.floats(0, 2),
 )
 def test_the_proximal_operator_minimises(v: list[float], lam1: float, lam2: float, ridge: float) -> None:
     at, rng = np.array(v), np.random.default_rng(0)

@@ -6,9 +6,9 @@
     ranking      (1/N) sum_i sum_{y in Y_i} sum_{r not in Y_i} max(0, 1 - (z_iy - z_ir))^2
 
 The array does not hold the scores z = X W but what makes gradients cheap: the margins 1 - (z_iy - z_ir), and in place y_i
-minus the sum of the positive ones; 1 + z_ir; the probabilities; for ranking the scores. Lines are padded with PAD to whole cache lines. A visit to an
-entry x_ij goes over the K neighbouring values of line i, and nothing in that loop asks for the label: what it counts wrong
-for labels of the row is put right behind it.
+minus the sum of the positive ones; 1 + z_ir; the probabilities; for ranking the scores. Lines are padded with PAD (for
+probabilities with 0) to whole cache lines. A visit to an entry x_ij goes over the K neighbouring values of line i, and
+nothing in that loop asks for the label: what it counts wrong for labels of the row is put right behind it.
 
 `add_gradient` gives a row of the gradient and of the curvature (equations 5 and 6). `move` adds a step to the scores and
 gives what the loss gained above its tangent: with it the line search takes no difference of large numbers.
@@ -153,7 +153,7 @@ def add_entries(
 ) -> None:
     """Add what entries [begin, end) of a column, whose first entry is `first`, give to its row of gradient and curvature.
 
-    Without the factor of all; what was added since the last flush is in near_g and near_h.
+    Without the factor (2/N, or 1/N); what was added since the last flush is in near_g and near_h.
     """
     values, active, y_indptr, labels = lines
     near_g, near_h, g, h, _, t, n = sums
@@ -221,7 +221,9 @@ def _move_hinges(line: NDArray[Any], x: np.float32, d: NDArray[Any], less: np.fl
 def fast_exp(x: np.float32) -> np.float32:
     """exp(x) to about 2e-7, for -80 <= x <= 80; beyond these it is that of the bound."""
     x = min(max(x, np.float32(-80.0)), np.float32(80.0))
-    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)  # 1.5 * 2^23: the sum rounds to a whole number
+    shifted = x * np.float32(1.4426950408889634) + np.float32(
+        12582912.0
+    )  # 1.5 * 2^23: the sum rounds to a whole number
     k = shifted - np.float32(12582912.0)
     r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
     p = np.float32(1.9841270e-4)
@@ -404,13 +406,13 @@ def settle(loss: int, n_labels: int, lines: Lines) -> float:
             y = y_indices[first]
             own = line[y]
             line[y] = -np.float32(np.inf)
-            of_others, count = 0.0, 0
+            of_others, count = 0.0, 0.0
             for r in range(n_labels):
                 line[r] = _1 - (own - line[r])
                 m = np.float64(max(line[r], _0))
                 losses += m * m
                 of_others += m
-                count += m > 0.0
+                count += 1.0 if m > 0.0 else 0.0
             line[y], active[i] = np.float32(-of_others), np.float32(count)
         elif loss == MULTITASK:
             for r in range(n_labels):

@@ -8,20 +8,24 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+_cgutils: Any = cgutils  # it has no types
+
 _LANES = 16
 
 
 def _total(typingctx: Any, array: Any) -> Any:
     """The sum of a float32 array of LANES, 2 LANES, ... values: LANES sums beside each other, then halves added to halves."""
-    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.float32):
+    if not (
+        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.float32
+    ):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         made = context.make_array(array)(context, builder, arguments[0])
         vector = ir.VectorType(ir.FloatType(), _LANES)
-        sums = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * _LANES))
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * _LANES))
         step = ir.Constant(ir.IntType(64), _LANES)
-        with cgutils.for_range(builder, builder.sdiv(made.nitems, step)) as loop:
+        with _cgutils.for_range(builder, builder.sdiv(made.nitems, step)) as loop:
             place = builder.gep(made.data, [builder.mul(loop.index, step)])
             values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=4)
             builder.store(builder.fadd(builder.load(sums), values), sums)

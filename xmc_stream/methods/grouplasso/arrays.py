@@ -68,7 +68,7 @@ class InFile:
     def read(self, first: int, last: int, out: Lines | None = None) -> Lines:
         """Lines [first, last)."""
         out = np.empty((last - first, self.width), np.float32) if out is None else out[: last - first]
-        view, at = memoryview(out).cast("B") if out.size else memoryview(b""), first * self._line
+        view, at = out.reshape(-1).view(np.uint8).data, first * self._line
         while view.nbytes:
             got = os.preadv(self._fd, [view], at)
             if not got:
@@ -78,7 +78,7 @@ class InFile:
 
     def write(self, first: int, lines: Lines) -> None:
         """Lines from `first` on."""
-        view, at = memoryview(lines).cast("B") if lines.size else memoryview(b""), first * self._line
+        view, at = lines.reshape(-1).view(np.uint8).data, first * self._line
         while view.nbytes:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written

@@ -186,9 +186,7 @@ class _Steps:
         self._going.passes += 1
 
     def _step(self, length: float) -> Phases:
-        receipts = yield from self._do(
-            self._parts(StepJob, False, length, self._v, self._g, self._w, self._next)
-        )
+        receipts = yield from self._do(self._parts(StepJob, False, length, self._v, self._g, self._w, self._next))
         if self._array_of == self._next:
             self._array_of = ""
         largest = max(line[LARGEST] for receipt in receipts for line in receipt["sums"])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.grouplasso import N_SUMS, Problem, step_rows
@@ -231,7 +230,9 @@ class SigmaJob:
             after = np.zeros(len(v))
             for block in X.blocks(self.block_bytes):
                 rows = scipy.sparse.csr_matrix(
-                    (block.values.astype(np.float64), block.indices, block.indptr), shape=(block.n, X.shape[1]), copy=False
+                    (block.values.astype(np.float64), block.indices, block.indptr),
+                    shape=(block.n, X.shape[1]),
+                    copy=False,
                 )
                 after += rows.T @ (rows @ v)
             passes += 1
@@ -251,5 +252,3 @@ def total_of(receipts: list[Receipt], name: str) -> list[float]:
 def losses_of(receipts: list[Receipt]) -> float:
     """The exact sum of the losses that receipts have."""
     return math.fsum(loss for receipt in receipts for loss in receipt["losses"])
-
-

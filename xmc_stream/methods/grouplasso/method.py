@@ -21,7 +21,10 @@ from xmc_stream.methods.grouplasso.warm import WarmUp
 from xmc_stream.store.dataset import Dataset
 
 _ROWS = 1 << 16  # whose labels are counted at a time
-_ENTRY_NS, _VALUE_NS = 30.0, 1.0  # of a visit to an entry, and to a value of its line: measured, see docs/group-lasso.md
+_ENTRY_NS, _VALUE_NS = (
+    30.0,
+    1.0,
+)  # of a visit to an entry, and to a value of its line: measured, see docs/group-lasso.md
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def parts_of(dataset: Dataset, p: GroupLassoParameters, sizes: DescentPlan) -> d
     return {
         **descent_needs(dataset, p),
         "N x K array" + (", a window" if sizes.window else ""): 4 * width * lines * (2 if sizes.window else 1),
-        "W" + ("" if sizes.weights else ", a window"): 4 * width * (dataset.n_features if sizes.weights else _columns(sizes)),
+        "W" + ("" if sizes.weights else ", a window"): 4
+        * width
+        * (dataset.n_features if sizes.weights else _columns(sizes)),
         "entries of X": entry * sizes.entries,
     }
 
@@ -69,7 +71,7 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
 
     Raises MemoryLimitError where not even windows fit.
     """
-    X, n, d = dataset.X_rows(), dataset.n_samples, dataset.n_features
+    X, n = dataset.X_rows(), dataset.n_samples
     nnz = max(X.nnz, 1)
     line, least = 4 * width_of(dataset.n_labels), min(LEAST_ENTRIES, nnz)
     window = min(n, LEAST_ENTRIES, max(1, plan.budget // 8 // (2 * line)))
@@ -89,7 +91,7 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
         more = min(n - best.window, left // 2 // (2 * line))
         best = DescentPlan(best.entries, best.window + more, best.weights)
         left -= more * 2 * line
-    entry = X.entry_bytes + _ENTRY_BYTES + (0 if best.weights else 0)
+    entry = X.entry_bytes + _ENTRY_BYTES
     return DescentPlan(min(nnz, best.entries + left // (2 * entry)), best.window, best.weights)
 
 
@@ -131,7 +133,10 @@ def gradient_parts(dataset: Dataset, sizes: GradientPlan, threads: int) -> dict[
 
 
 def plan_gradient(plan: MemoryPlan, dataset: Dataset) -> GradientPlan:
-    """Cut rows and features into a job for each thread, or more where less fits. Raises MemoryLimitError where too little does."""
+    """Cut rows and features into a job for each thread, or more where less fits.
+
+    Raises MemoryLimitError where too little does.
+    """
     n, d, jobs = dataset.n_samples, dataset.n_features, plan.threads * plan.processes
     run, width = row_run(dataset), width_of(dataset.n_labels)
     longest = max(1, int(dataset.feature_counts().max(initial=0)))

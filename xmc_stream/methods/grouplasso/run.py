@@ -88,7 +88,9 @@ class GroupLassoRun:
         while True:
             out, receipt = yield from legs(stage, number, before, begins, first)
             zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
-            self._told = f" (pass {receipt['stage_passes']:.0f}, objective {receipt['objective']:.6g}, {zero:.2%} of rows zero)"
+            self._told = (
+                f" (pass {receipt['stage_passes']:.0f}, objective {receipt['objective']:.6g}, {zero:.2%} of rows zero)"
+            )
             if before != state:
                 Path(before).unlink(missing_ok=True)
             before, begins, number = out, False, number + 1

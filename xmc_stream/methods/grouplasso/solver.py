@@ -6,6 +6,7 @@ Columns of X come some at a time, W and the array stand in memory or in files: n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,9 @@ class Descent:
             losses.append(settle(problem.loss, problem.n_labels, self.targets.range(start, lines)))
         return float(np.sum(losses)) / problem.n_samples + float(np.concatenate(parts).sum())
 
-    def _add(self, indptr: NDArray[np.int64], indices: NDArray[np.int32], data: NDArray[np.float32], rows: NDArray[np.float32]) -> None:
+    def _add(
+        self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], rows: NDArray[np.float32]
+    ) -> None:
         if self.array.whole is not None:
             add_scores(indptr, indices, data, 0, rows, self.array.whole)
             return

@@ -88,7 +88,9 @@ class State:
             features = self.features[low : low + step]
             values = self._rows.read(low * self._n_labels, (low + len(features)) * self._n_labels)
             if not np.isfinite(values).all():
-                raise StoreError(f"{self._path} has weights that are not finite: its training diverged, or it is damaged")
+                raise StoreError(
+                    f"{self._path} has weights that are not finite: its training diverged, or it is damaged"
+                )
             yield features, values.reshape(-1, self._n_labels)
 
     def fill(self, weights: Matrix) -> None:
