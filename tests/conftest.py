@@ -30,6 +30,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
     if compiles and getattr(session.config.option, "numprocesses", None):
+        from xmc_stream.methods.grouplasso.warm import WarmUp as GroupLassoWarmUp
         from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
         from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -39,7 +40,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
-            WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
+            WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), GroupLassoWarmUp(), LinearWarmUp(True),
+            ScoreWarmUp(),
         ):  # fmt: skip
             job.run()
 

@@ -179,7 +179,7 @@ def _falls(
     for r in range(n):
         v[r] = np.float64(w[r]) + np.float64(d[r])
         change += g[r] * np.float64(d[r])
-    return change + penalty(v, n, lam1, lam2, ridge) <= SIGMA * size * step.noted[1]
+    return bool(change + penalty(v, n, lam1, lam2, ridge) <= SIGMA * size * step.noted[1])
 
 
 @inner_kernel

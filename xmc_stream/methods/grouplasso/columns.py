@@ -25,14 +25,16 @@ class Columns:
         self._buffer = Buffer(self.X, min(most, self.X.nnz))
         self._held: tuple[NDArray[np.int64], CSR] | None = None
 
-    def batches(self, order: NDArray[np.int64], most: int | None = None) -> Iterator[tuple[int, int]]:
-        """Runs [first, last) of an order whose columns may be in memory together; a column that may not be is one by itself."""
+    def batches(self, order: NDArray[np.int64], columns: int, most: int | None = None) -> Iterator[tuple[int, int]]:
+        """Runs [first, last) of an order, of so many columns at most, whose entries may be in memory together.
+
+        A column that has more entries is a run by itself.
+        """
         most = self.most if most is None else min(most, self.most)
-        ends = np.cumsum(self.counts[order])
         first = 0
         while first < len(order):
-            before = int(ends[first - 1]) if first else 0
-            last = max(int(np.searchsorted(ends, before + most, side="right")), first + 1)
+            ends = np.cumsum(self.counts[order[first : first + columns]])
+            last = first + max(int(np.searchsorted(ends, most, side="right")), 1)
             yield first, last
             first = last
 

@@ -75,7 +75,7 @@ class ScoresJob(_Part):
         for low in range(0, source.n, self.sizes.columns):
             rows = source.read(low, min(low + self.sizes.columns, source.n))
             features = np.flatnonzero(rows.any(axis=1) & (columns.counts[low : low + len(rows)] > 0))
-            for a, b in columns.batches(features + low):
+            for a, b in columns.batches(features + low, self.sizes.columns):
                 stop_if_unwanted()
                 block = columns.gather(features[a:b] + low)
                 add_scores(block.indptr, block.indices, block.values, self.first, rows[features[a:b]], values)
@@ -112,7 +112,7 @@ class GradientJob(_Part):
         whole = list(self._windows(dataset, array)) if self.sizes.rows >= dataset.n_samples else None
         for low in range(self.first, self.last, self.sizes.columns):
             features = np.arange(low, min(low + self.sizes.columns, self.last))
-            for a, b in columns.batches(features):
+            for a, b in columns.batches(features, self.sizes.columns):
                 block = columns.gather(features[a:b])
                 at, indices = block.indptr[:-1].copy(), np.empty(len(block.indices), block.indices.dtype)
                 near, wide = np.zeros((b - a, out.width), np.float32), np.zeros((b - a, out.width))

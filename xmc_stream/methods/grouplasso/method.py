@@ -87,7 +87,7 @@ class GroupLassoMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
-        return WarmUp(task.parameters)
+        return WarmUp()
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> GroupLassoForecaster:
         """From sizes alone."""

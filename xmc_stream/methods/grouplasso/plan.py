@@ -14,7 +14,8 @@ LEAST_ENTRIES = 1 << 16  # of X in memory
 _FEATURE_BYTES = 64  # flags, counts, orders and their sums
 _RUN_BYTES = MIB  # of a matrix's lines whose sums are made by themselves
 _MOST_RUNS = 1024
-_FIXED = 12 * MIB  # windows, buffers of writers
+_WINDOW = 2 * MIB  # float32 of rows of W: of a batch, and where they are sorted in
+_FIXED = 16 * MIB  # windows, buffers of writers
 _ENTRY_BYTES = 4 + 12  # beside the entry: checks, numbers of rows where the array is in a file
 
 
@@ -56,14 +57,9 @@ def parts_of(dataset: Dataset, p: GroupLassoParameters, sizes: DescentPlan) -> d
         "N x K array" + (", a window" if sizes.window else ""): 4 * width * lines * (2 if sizes.window else 1),
         "W" + ("" if sizes.weights else ", a window"): 4
         * width
-        * (dataset.n_features if sizes.weights else _columns(sizes)),
+        * (dataset.n_features if sizes.weights else _WINDOW // width),
         "entries of X": entry * sizes.entries,
     }
-
-
-def _columns(sizes: DescentPlan) -> int:
-    """Columns of a batch, at most, whose rows of W are copied."""
-    return 2 * min(sizes.entries, 1 << 16)
 
 
 def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) -> DescentPlan:

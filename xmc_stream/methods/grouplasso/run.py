@@ -50,7 +50,7 @@ class GroupLassoRun:
     def loop(self) -> Loop:
         """Phases of jobs; returns figures of the model."""
         p, d = self.parameters, self.dataset
-        yield Phase("columns", [ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))])
+        yield Phase("columns", [ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))], kept=False)
         columns = d.path / "X" / "columns"
         checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
         yield Phase("check the columns", checks, kept=False)
@@ -100,19 +100,24 @@ class GroupLassoRun:
     def _name(self, stage: Stage) -> str:
         return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
 
-    def _descent(self, stage: Stage, number: int, *more: Any) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
-        """A leg of block coordinate descent; more: see `LegJob`. Returns the state that it leaves, and its receipt."""
-        job = LegJob(self._data, stage, number, *more, plan_descent(self.plan, self.dataset, self.parameters))
+    def _descent(
+        self, stage: Stage, number: int, before: str, begins: bool, first: float
+    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """A leg of block coordinate descent, see `LegJob`. Returns the state that it leaves, and its receipt."""
+        sizes = plan_descent(self.plan, self.dataset, self.parameters)
+        job = LegJob(self._data, stage, number, before, begins, first, sizes)
         receipts = yield Phase(self._name(stage), [job], note=self._told, unit="leg", number=number + 1)
         return str(job.out), receipts[0]
 
-    def _gradient(self, stage: Stage, number: int, *more: Any) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
-        """Some steps along the gradient; more: see `StepsJob`."""
+    def _gradient(
+        self, stage: Stage, number: int, before: str, begins: bool, first: float
+    ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
+        """Some steps along the gradient, see `StepsJob`."""
         d = self.dataset
         sigma = (yield Phase("largest singular value", [SigmaJob(self._data, self.plan.row_block_bytes)]))[0]["sigma"]
         curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
         constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
-        job = StepsJob(self._data, stage, number, *more, plan_gradient(self.plan, d), constant)
+        job = StepsJob(self._data, stage, number, before, begins, first, plan_gradient(self.plan, d), constant)
         receipt = self.ledger.get(job.key)
         if receipt is None and not job.small:
             made = yield from job.loop()

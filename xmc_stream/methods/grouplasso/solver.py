@@ -32,7 +32,7 @@ from xmc_stream.methods.grouplasso.parameters import LOSSES, GroupLassoParameter
 from xmc_stream.stop import stop_if_unwanted
 
 _WINDOW = 1 << 20  # bytes of lines that are gone over at a time
-_MOST = 1 << 16  # columns of a batch: what is noted of visits
+ROWS_BYTES = 1 << 22  # of the rows of W of a batch of columns
 
 
 def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int, n_labels: int) -> Problem:
@@ -71,6 +71,7 @@ class Descent:
 
     def __post_init__(self) -> None:
         self._sums, self._step = new_sums(self.array.width), new_step(self.array.width)
+        self._batch = max(1, ROWS_BYTES // (4 * self.array.width))
 
     @property
     def _most(self) -> int | None:
@@ -82,7 +83,7 @@ class Descent:
         problem, array = self.problem, self.array
         array.clear()
         features, parts = np.flatnonzero(self.nonzero), [np.zeros(0)]
-        for first, last in self.columns.batches(features, self._most):
+        for first, last in self.columns.batches(features, self._batch, self._most):
             some = features[first:last]
             rows = self.weights.take(some)
             parts.append(np.empty(len(some)))
@@ -115,19 +116,16 @@ class Descent:
 
     def visit(self, order: NDArray[np.int64], violation: NDArray[np.float64]) -> None:
         """Visit features in turn. violation (2,): the sum and the largest so far, see `kernels.grouplasso.Visited`."""
-        for low in range(0, len(order), _MOST):
-            part = order[low : low + _MOST]
-            for first, last in self.columns.batches(part, self._most):
-                stop_if_unwanted()
-                some = part[first:last]
-                n = len(some)
-                visited = Visited(violation, np.empty(n, np.bool_), np.empty(n, np.bool_))
-                if self._is_long(some):
-                    self._visit_long(int(some[0]), visited)
-                else:
-                    self._visit_batch(some, visited)
-                self.nonzero[some] = visited.kept
-                self.active[some] = visited.active
+        for first, last in self.columns.batches(order, self._batch, self._most):
+            stop_if_unwanted()
+            some = order[first:last]
+            visited = Visited(violation, np.empty(len(some), np.bool_), np.empty(len(some), np.bool_))
+            if self._is_long(some):
+                self._visit_long(int(some[0]), visited)
+            else:
+                self._visit_batch(some, visited)
+            self.nonzero[some] = visited.kept
+            self.active[some] = visited.active
 
     def _visit_batch(self, some: NDArray[np.int64], visited: Visited) -> None:
         features, order = np.unique(some, return_inverse=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import a_few_rows, load_once
@@ -12,14 +14,13 @@ from xmc_stream.methods.grouplasso.descent import Data, LegJob, Stage
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan
 from xmc_stream.methods.grouplasso.run import GroupLassoRun
+from xmc_stream.methods.grouplasso.solver import order_of
 from xmc_stream.store.model import begin_model
 
 
 @dataclass(frozen=True)
 class WarmUp:
     """Train on a few rows."""
-
-    parameters: GroupLassoParameters
 
     @property
     def key(self) -> str:
@@ -28,18 +29,19 @@ class WarmUp:
 
     def run(self) -> Receipt:
         """Compile, if that was never done, and load, once in a process."""
-        load_once(self, "group lasso" if self.parameters.descends else "group lasso, gradients")
+        load_once(self, "group lasso")
         return {}
 
     def load(self) -> None:
-        """Do it in a temporary folder: in memory, and with columns in pieces and the array in a file."""
+        """Do it in a temporary folder: in memory, with columns in pieces and the array in a file, along the gradient."""
         with a_few_rows() as dataset:
-            work = Path(dataset.path).parent / "model.partial"
-            begin_model(work)
-            p = GroupLassoParameters(algorithm=self.parameters.algorithm, max_passes=2)
-            plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
-            run_here(GroupLassoRun(dataset, work, p, 0, plan, notes).loop(), notes)
-            if p.descends:
-                for entries, window in ((8, 0), (60, 60), (8, 8)):
-                    sizes = DescentPlan(entries, window, False)
-                    LegJob(Data(str(dataset.path), str(work), p, 0), Stage(0, 1e-3), 0, "", True, -1.0, sizes).run()
+            folder = Path(dataset.path).parent
+            for algorithm in ("bcd-ls", "bcd-cst", "fista"):
+                work, p = folder / f"{algorithm}.partial", GroupLassoParameters(algorithm=algorithm, max_passes=2)
+                begin_model(work)
+                plan, notes = MemoryPlan(2**40, 256 * MIB, 1), Notes()
+                run_here(GroupLassoRun(dataset, work, p, 0, plan, notes).loop(), notes)
+                order_of(np.arange(3), p.draws, 0, 0, 0)
+                for entries, window in ((8, 0), (60, 60), (8, 8)) if p.descends else ():
+                    data, sizes = Data(str(dataset.path), str(work), p, 0), DescentPlan(entries, window, False)
+                    LegJob(data, Stage(0, 1e-3), 0, "", True, -1.0, sizes).run()
