@@ -196,7 +196,7 @@ def test_a_limit_that_cannot_work_is_refused(some_rows: Path) -> None:
         plan_descent(MemoryPlan(2**24, 8 * MIB, 1), dataset, p)
     with pytest.raises(MemoryLimitError, match="steps along the gradient on 2 threads needs"):
         plan_gradient(MemoryPlan(2**24, 8 * MIB, 2), dataset)
-    tight = plan_descent(MemoryPlan(2**40, 14 * MIB, 1), dataset, p)
+    tight = plan_descent(MemoryPlan(2**40, 26 * MIB, 1), dataset, p)
     assert plan_descent(MemoryPlan(2**40, 2**30, 1), dataset, p) == DescentPlan(dataset.X_rows().nnz, 0, True)
     assert tight.entries <= dataset.X_rows().nnz
 
