@@ -42,6 +42,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
     if compiles and getattr(session.config.option, "numprocesses", None):
+        from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
         from xmc_stream.methods.lowrank.warm import LEMLWarmUp
         from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -52,8 +53,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
-            PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
-            RowsWarmUp(),
+            PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
+            LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(),
         ):  # fmt: skip
             job.run()
 

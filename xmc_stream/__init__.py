@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import CPLST as CPLST
     from xmc_stream.estimators import LEML as LEML
+    from xmc_stream.estimators import GroupLasso as GroupLasso
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CPLST": "xmc_stream.estimators",
+    "GroupLasso": "xmc_stream.estimators",
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
@@ -61,6 +63,7 @@ __all__ = [
     "LEML",
     "Dataset",
     "Execution",
+    "GroupLasso",
     "Model",
     "PDSparse",
     "PPDSparse",

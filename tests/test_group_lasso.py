@@ -1,0 +1,188 @@
+"""The group lasso end to end: optimum, algorithms, path, debiasing; what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.problems import LIMIT, overlapping
+from reference import grouplasso as twin
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.kernels.margins import LOSSES as KERNEL_LOSSES
+from xmc_stream.methods.grouplasso.parameters import ALGORITHMS, LOSSES, GroupLassoParameters
+from xmc_stream.methods.grouplasso.run import GroupLassoRun
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
+
+TIGHT: dict[str, Any] = {"tol": 1e-7, "max_passes": 20_000}
+LAM = 0.03
+
+
+def data_for(loss: str, n: int = 80, d: int = 15, k: int = 5, seed: int = 0) -> tuple[Any, Any]:
+    return overlapping(n, d, k, loss in ("multiclass", "logistic"), seed)
+
+
+def solve(X: Any, Y: Any, folder: Path, threads: int = 1, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Train without an engine: dense weights, and what the run says."""
+    data = folder / "data.xmc"
+    dataset = Dataset(data) if data.exists() else xs.convert(X, data, labels=Y, memory_limit=LIMIT)
+    p, work, notes = GroupLassoParameters(**options), folder / "model.partial", Notes()
+    begin_model(work)
+    result = run_here(GroupLassoRun(dataset, work, p, 0, MemoryPlan(2**40, 2**30, threads), notes).loop(), notes)
+    attributes = {**model_attributes(dataset, p.solver, p.to_dict(), 0, result), KIND: "row-sparse"}
+    if (folder / "model").exists():
+        (folder / "model").rename(folder / f"model-{len(list(folder.iterdir()))}")
+    finish_model(work, folder / "model", attributes)
+    return xs.load_model(folder / "model").to_scipy().toarray().astype(np.float64), result
+
+
+def objective(loss: str, X: Any, Y: Any, W: Any, mix: float = 0.0, lam: float = LAM) -> float:
+    exact = X.toarray().astype(np.float64)
+    return twin.losses(loss, exact, Y.toarray() > 0, W) + twin.penalty(W, lam * mix, lam * (1 - mix))
+
+
+def test_the_losses_are_those_of_the_kernels() -> None:
+    assert LOSSES == KERNEL_LOSSES
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.4])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_solution_is_optimal_and_rows_are_zero_together(loss: str, mix: float, tmp_path: Path) -> None:
+    X, Y = data_for(loss)
+    lam = 0.4 if loss == "label-ranking" else 0.02 if loss == "logistic" else 0.15
+    W, result = solve(X, Y, tmp_path, loss=loss, lam=lam, mix=mix, **TIGHT)
+    exact, labels = X.toarray().astype(np.float64), Y.toarray() > 0
+    g = twin.gradient(loss, exact, labels, W)
+    assert twin.distance_from_optimal(g, W, lam * mix, lam * (1 - mix)) < 2e-4 * lam
+    assert result["objective"] == pytest.approx(objective(loss, X, Y, W, mix, lam), rel=1e-6)
+    zero = ~W.any(axis=1)
+    assert 0 < zero.sum() < len(W)
+    assert result["n_selected"] == (~zero).sum()
+    if not mix:
+        assert W[~zero].all()
+    else:
+        assert (W[~zero] == 0).any()
+    reference = twin.solve(loss, exact, labels, lam * mix, lam * (1 - mix), 3000)
+    assert result["objective"] <= objective(loss, X, Y, reference, mix, lam) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_all_algorithms_come_to_one_objective(loss: str, tmp_path: Path) -> None:
+    X, Y = data_for(loss)
+    found = {}
+    for algorithm in ALGORITHMS:
+        for search in (True, False) if algorithm == "fista" else (True,):
+            limits = {"tol": 1e-6, "max_passes": 600} if algorithm == "fobos" else {"tol": 1e-6, "max_passes": 4000}
+            W, result = solve(X, Y, tmp_path, loss=loss, lam=LAM, algorithm=algorithm, line_search=search, **limits)
+            found[algorithm, search] = objective(loss, X, Y, W)
+            assert result["objective"] == pytest.approx(found[algorithm, search], rel=2e-6)
+            assert {"objective", "passes", "n_selected", "violation"} <= set(result["history"][0])
+    best = min(found.values())
+    assert best < objective(loss, X, Y, np.zeros((X.shape[1], Y.shape[1]))) * 0.9
+    for (algorithm, _), value in found.items():
+        assert value == pytest.approx(best, rel=1e-2 if algorithm == "fobos" else 1e-5), algorithm
+
+
+@pytest.mark.parametrize("shrink", [True, False])
+def test_shrinking_changes_the_way_and_not_the_end(shrink: bool, tmp_path: Path) -> None:
+    X, Y = overlapping(200, 60, 5, True)
+    W, result = solve(X, Y, tmp_path, lam=0.15, shrink=shrink, **TIGHT)
+    exact = X.toarray().astype(np.float64)
+    assert twin.distance_from_optimal(twin.gradient("multiclass", exact, Y.toarray() > 0, W), W, 0, 0.15) < 1e-4
+    assert result["n_selected"] < 60
+    assert (result["path"][0]["passes"] == len(result["history"])) != shrink
+
+
+def test_a_path_ends_where_its_last_lam_alone_does(tmp_path: Path) -> None:
+    X, Y = data_for("multiclass")
+    W, result = solve(X, Y, tmp_path, lam=(0.02, 0.5, 0.1), **TIGHT)
+    assert [stage["lam"] for stage in result["path"]] == [0.5, 0.1, 0.02]
+    selected = [stage["n_selected"] for stage in result["path"]]
+    assert selected == sorted(selected)
+    assert result["lam"] == 0.02
+    alone, _ = solve(X, Y, tmp_path, lam=0.02, **TIGHT)
+    assert objective("multiclass", X, Y, W, lam=0.02) == pytest.approx(
+        objective("multiclass", X, Y, alone, lam=0.02), rel=1e-6
+    )
+
+
+def test_a_lam_above_all_gradients_selects_nothing(tmp_path: Path) -> None:
+    X, Y = data_for("multiclass")
+    zero = np.zeros((X.shape[1], Y.shape[1]))
+    g = twin.gradient("multiclass", X.toarray().astype(np.float64), Y.toarray() > 0, zero)
+    most = float(np.linalg.norm(g, axis=1).max())
+    assert solve(X, Y, tmp_path, lam=most * 1.001)[1]["n_selected"] == 0
+    W, result = solve(X, Y, tmp_path, lam=(most * 1.001, most * 0.9), **TIGHT)
+    assert 0 < result["n_selected"] < len(W)
+
+
+def test_debiasing_solves_for_the_selected_features_without_the_penalty(tmp_path: Path) -> None:
+    """Multinomial logistic regression with a squared norm is what scikit-learn has too."""
+    from sklearn.linear_model import LogisticRegression
+
+    X, Y = data_for("logistic", n=150)
+    ridge, y = 0.01, Y.toarray().argmax(axis=1)
+    before, _ = solve(X, Y, tmp_path, loss="logistic", lam=0.03)
+    W, result = solve(X, Y, tmp_path, loss="logistic", lam=0.03, debias=ridge, tol=1e-6, max_passes=5000)
+    support = before.any(axis=1)
+    assert 0 < support.sum() < len(W)
+    assert np.array_equal(W.any(axis=1), support)
+    exact = X.toarray().astype(np.float64)[:, support]
+    other = LogisticRegression(C=1 / (len(y) * ridge), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(exact, y)
+    np.testing.assert_allclose(W[support], other.coef_.T, atol=2e-3)
+    stage = result["path"][-1]
+    assert stage["debias"] == ridge
+    worth = twin.losses("logistic", exact, Y.toarray() > 0, other.coef_.T) + 0.5 * ridge * (other.coef_**2).sum()
+    assert stage["objective"] == pytest.approx(worth, rel=1e-5)
+
+
+def test_rows_without_labels_count_for_nothing_and_all_negative_in_multitask(tmp_path: Path) -> None:
+    X, Y = data_for("multiclass")
+    keep = np.arange(80) >= 20
+    Y = sp.csr_matrix(Y.multiply(keep[:, None]))
+    for loss in LOSSES:
+        (tmp_path / loss).mkdir()
+        W, result = solve(X, Y, tmp_path / loss, loss=loss, lam=LAM, tol=1e-5)
+        assert result["objective"] == pytest.approx(objective(loss, X, Y, W), rel=1e-6)
+    empty = twin.losses("multitask", X.toarray()[:20], np.zeros((20, 5), np.bool_), W)
+    assert empty > 0
+    assert twin.losses("multiclass", X.toarray()[:20], np.zeros((20, 5), np.bool_), W) == 0
+
+
+def test_ranking_of_rows_with_one_label_is_the_multiclass_loss(tmp_path: Path) -> None:
+    X, Y = data_for("multiclass")
+    found = [solve(X, Y, tmp_path, loss=loss, lam=LAM, **TIGHT)[0] for loss in ("multiclass", "label-ranking")]
+    np.testing.assert_allclose(*found, atol=1e-3)
+
+
+def test_rows_of_two_labels_are_refused_with_the_cure(tmp_path: Path) -> None:
+    X, Y = overlapping()
+    data = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
+    first = int(np.flatnonzero(np.diff(Y.indptr) > 1)[0])
+    for loss in ("multiclass", "logistic"):
+        with pytest.raises(InputError, match=rf"row {first} of .* labels, .* set loss=label-ranking or loss=multitask"):
+            xs.GroupLasso(loss=loss, memory_limit=LIMIT).fit(data)
+    xs.GroupLasso(loss="label-ranking", lam=0.1, memory_limit=LIMIT).fit(data)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lam": -1}, r"'lam' parameter of GroupLasso must be a float in \[0, inf\), or several"),
+        ({"loss": "hinge"}, "one of multiclass, multitask, logistic, label-ranking"),
+        ({"mix": 1.1}, r"\[0, 1\]"),
+        ({"algorithm": "bcd"}, "one of bcd-ls, bcd-cst, fista, sparsa, fobos"),
+        ({"max_passes": 0}, "'max_passes' parameter"),
+        ({"eta": 0}, "'eta' parameter"),
+    ],
+)
+def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        GroupLassoParameters.of(values)
