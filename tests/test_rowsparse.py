@@ -406,5 +406,8 @@ def test_what_is_foreseen_of_prediction_and_evaluation_comes_true(
     foreseen = cli("plan", "evaluate", *wide, *options)
     assert foreseen["fits"]
     assert foreseen["tiles_made"] >= 1
+    *_, peak = child(*wide, limit, threads)  # both, one after the other
+    assert peak <= max(foreseen["peak_rss"], done["peak_rss"]) * 1.05
+    assert foreseen["peak_rss"] <= 1.4 * peak
     line = cli("predict", *wide, tmp_path / "q", "--memory-limit", "120MB", fails=True)
     assert "--memory-limit" in line
