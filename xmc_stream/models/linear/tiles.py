@@ -234,7 +234,7 @@ class TileCache:
             if tile.nbytes > size:
                 raise StoreError(
                     f"a tile of weights takes {format_size(tile.nbytes)} and {format_size(size)} by what was noted when they "
-                    "were written: model or unfinished span are damaged; train anew"
+                    "were written: model or unfinished run are damaged; train anew"
                 )
         except BaseException:
             with self._free:
