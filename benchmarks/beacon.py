@@ -74,9 +74,9 @@ def main(path: Path, arguments: list[str]) -> None:
         counts[PHASES.index("conversion")] = 1
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
-        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.LegJob, "pass"),
+        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
         (passes.ObjectiveJob, "objective"), (passes.WeightsJob, "weights"), (passes.UnitJob, "finalise"),
-        (warm.WarmUp, "compilation"), (warm_passes.WarmUp, "compilation"),
+        (warm.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip
         owner.run = marked(owner.run, phase)
     SparseMatrix.gather = marked(SparseMatrix.gather, "gather")

@@ -2,7 +2,7 @@
 
     XMC_STREAM_DATA=... python benchmarks/main_job.py [NAME ...] --memory-limit 1GB --threads 1
 
-Prints a line a set: seconds and peak memory of each command, passes, figures of merit, digest.
+Prints a line a set: seconds and peak memory of each command, passes, metrics, digest.
 """
 
 from __future__ import annotations

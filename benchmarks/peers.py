@@ -32,7 +32,7 @@ import scipy.sparse
 from commands import machine, run
 from peer_programs import PEERS, TOP, Peer
 
-from xmc_stream.methods.ppdsparse.warm import WarmUp
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.metrics import RankingMetrics, inverse_propensity
 from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -259,7 +259,7 @@ def main(
             print(f"{peer.name}: skipped, {peer.package} is not installed (pip install 'xmc-stream[peers]')")
         else:
             programs.append(theirs(key, peer))
-    WarmUp().run()  # no measured run compiles
+    PPDSparseWarmUp().run()  # no measured run compiles
     LinearWarmUp(False).run()
     print(table_line(HEAD), "|" + "---|" * len(HEAD), sep="\n", flush=True)
     for name in names or SETS:

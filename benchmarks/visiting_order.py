@@ -3,7 +3,7 @@
     python benchmarks/visiting_order.py FOLDER --size 300MB --labels 200
 
 On a generated set, and on the same rows sorted by their first label, which is the worst there is for an order made of
-runs of rows: a class's positives stand together.
+ranges of rows: a class's positives stand together.
 """
 
 from __future__ import annotations

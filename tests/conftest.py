@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.register_assert_rewrite("helpers")
 
 from helpers.commands import cli_command  # noqa: E402
 from helpers.forked import forked_command  # noqa: E402
+from helpers.places import memory_place  # noqa: E402
 from helpers.tools import load_tool  # noqa: E402
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # other work beside an example makes no defect
@@ -26,24 +28,41 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or the commands that tests interrupt would inherit it
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files of the fast lane lie in memory, where the system has a place for them: a third of its time is waiting for disks.
+
+    All tests together, and any that are named, use the disk.
+    """
+    place = memory_place()
+    if config.option.markexpr == "not slow" and place and "TMPDIR" not in os.environ:
+        os.environ["TMPDIR"], tempfile.tempdir = place, None
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
     if compiles and getattr(session.config.option, "numprocesses", None):
-        from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
-        from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
+        from xmc_stream.methods.lowrank.warm import LEMLWarmUp
+        from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-        from xmc_stream.methods.ppdsparse.warm import WarmUp
+        from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
         from xmc_stream.models.linear.warm import LinearWarmUp
         from xmc_stream.models.lowrank.warm import ScoreWarmUp
         from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
-            WarmUp(options, again=True, large=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
+            PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True), ScoreWarmUp(),
             RowsWarmUp(),
         ):  # fmt: skip
             job.run()
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """As `tmp_path`, on a disk also in the fast lane."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,4 @@
-"""A method of learning that the package does not know: what test_contract.py registers, also in processes of its own.
-
-`python tests/nearest_centroid.py COMMAND ...` is `xmc-stream COMMAND ...` with it.
-"""
+"""A method of learning that the package does not know: what test_contract.py registers, also in processes of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
-from xmc_stream.methods.contract import Figures, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.parameters import Number, Parameters, parameter
 from xmc_stream.methods.registry import register
 from xmc_stream.models.linear.tiles import TileSizes
@@ -75,7 +72,7 @@ class CentroidJob:
                 sizes.add(np.array([len(features)]), features)
                 writer.bias[c] = -0.5 * float(w @ w)
             nnz = writer.weights.nnz
-        return {"nnz": nnz, "runs": [astuple(run) for run in sizes.runs], "bytes_read": X.bytes_read}
+        return {"nnz": nnz, "tile_ranges": [astuple(span) for span in sizes.ranges], "bytes_read": X.bytes_read}
 
 
 @dataclass
@@ -116,7 +113,7 @@ class CentroidForecaster(Forecaster):
         """A class fits."""
         plan.refuse_unless({name: plan.threads * size for name, size in self._needs().items()}, "centroids")
 
-    def figures(self, plan: MemoryPlan) -> Figures:
+    def forecast(self, plan: MemoryPlan) -> Forecast:
         """A guess."""
         self.check(plan)
         n_bytes = 8 * self.dataset.X_rows().nnz
@@ -133,7 +130,7 @@ class CentroidMethod(Method):
     """Nearest centroids."""
 
     parameters = CentroidParameters
-    figures = ("rounds",)
+    reported = ("rounds",)
 
     def warm_up(self, task: Task) -> Job:
         """There are no kernels."""
@@ -143,7 +140,7 @@ class CentroidMethod(Method):
         """Without a probe."""
         return CentroidForecaster(task.dataset)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> CentroidRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> CentroidRun:
         """One phase."""
         return CentroidRun(task, work)
 
@@ -151,9 +148,9 @@ class CentroidMethod(Method):
         """Units."""
         return finalise_key(folder.name) if folder.parent.name == "units" else None
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
         """In words."""
-        return [f"{figures['nnz']} weights of centroids"]
+        return [f"{report['nnz']} weights of centroids"]
 
 
 @dataclass(frozen=True)
@@ -182,10 +179,9 @@ def centroids(data: Path) -> tuple[Any, Any]:
     return W, -0.5 * np.square(W).sum(axis=0)
 
 
-if __name__ == "__main__":
-    import nearest_centroid  # by its own name, or jobs would belong to __main__
-
-    register(nearest_centroid.CentroidMethod())
+def command(*words: str) -> None:
+    """A command of xmc-stream that knows the method: for a process of its own."""
     from xmc_stream.cli import main
 
-    main()
+    register(CentroidMethod())
+    main(list(words))

@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta",
 @pytest.mark.slow
 def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
-    cuts = Cuts(classes=300, rows=240, solve_rows=400, leg=130)
+    cuts = Cuts(classes=300, rows=240, solve_rows=400, interval=130)
     pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **BOTH).fit(small, model=tmp_path / "pieces", cuts=cuts)
     assert pieces.report_["class_blocks"] >= 4
     assert pieces.model_.digest() == whole.model_.digest()
@@ -40,9 +40,9 @@ def test_approximation_changes_the_model_and_saves_work(
     small: Path, trained: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     exact = xs.load_model(trained)
-    rough = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / "rough")
-    assert (rough.model_.to_scipy() != exact.to_scipy()).nnz
-    done, instead = rough.report_["search_work"], rough.report_["search_work_exact"]
+    approximate = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / "approximate")
+    assert (approximate.model_.to_scipy() != exact.to_scipy()).nnz
+    done, instead = approximate.report_["search_work"], approximate.report_["search_work_exact"]
     assert instead / 3 < done < 0.9 * instead  # the check, one search of three, is exact
     assert "search_work" not in exact.attributes["run"]
 
@@ -55,7 +55,7 @@ def multiply_adds(data: Path, model: xs.Model) -> int:
 
 @pytest.mark.slow
 def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
-    # nothing is that small: every search is rough in name, and takes what an exact one does
+    # nothing is that small: every search is approximate in name, and takes what an exact one does
     clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")
     assert clf.report_["search_work"] == clf.report_["search_work_exact"]
     one = xs.PPDSparse(min_value=0.15, max_rounds=1, memory_limit="2GB").fit(small, model=tmp_path / "one")
@@ -81,11 +81,11 @@ def test_without_a_cap_on_rounds_the_optimum_is_reached(change: dict[str, Any], 
     X, Y = problem(n=400, d=30, k=4, seed=5)
     options = {**TIGHT, "tol": 1e-4, "loss": loss, "added": 20, "memory_limit": "2GB"}
     exact = xs.PPDSparse(**options).fit(X, Y)
-    rough = xs.PPDSparse(**options, **change).fit(X, Y)
-    assert rough.report_["n_open"] == 0
-    assert rough.report_["violation"] <= 1e-4
-    assert rough.report_["duality_gap"] < 1e-3
-    assert rough.report_["objective"] == pytest.approx(exact.report_["objective"], rel=1e-4)
+    approximate = xs.PPDSparse(**options, **change).fit(X, Y)
+    assert approximate.report_["n_open"] == 0
+    assert approximate.report_["violation"] <= 1e-4
+    assert approximate.report_["duality_gap"] < 1e-3
+    assert approximate.report_["objective"] == pytest.approx(exact.report_["objective"], rel=1e-4)
 
 
 @EACH
@@ -100,7 +100,7 @@ def test_figures_are_those_of_an_exact_search(change: dict[str, Any]) -> None:
 
 
 def found_in(model: Path, prefix: str) -> dict[str, int]:
-    """Rows found in each search whose key begins so: rounds, with /rough if it was."""
+    """Rows found in each search whose key begins so: rounds, with /approximate if it was."""
     found: dict[str, int] = {}
     for line in (model / "ledger.jsonl").read_text().splitlines():
         entry = json.loads(line.rpartition("\t")[0])
@@ -122,7 +122,7 @@ def test_an_exact_search_decides_when_a_rough_one_sees_nothing_left() -> None:
     clf = xs.PPDSparse(lam=0, tol=0.4, min_value=1e30, max_rounds=None, epochs=200, added=5, memory_limit="2GB")
     clf.fit(*rare_class())
     found = found_in(clf.model_.path, "search/")
-    assert found["search/2/rough"] == 0 < found["search/2"]
+    assert found["search/2/approximate"] == 0 < found["search/2"]
     assert found["search/3"] == 0
     assert clf.report_["n_open"] == 0
     assert clf.report_["violation"] <= 0.4
@@ -132,9 +132,9 @@ def test_rough_searches_that_bring_in_what_is_of_no_use_give_way_to_exact_ones()
     clf = xs.PPDSparse(lam=0, tol=0.2, min_value=1e30, max_rounds=30, epochs=200, added=5, memory_limit="2GB")
     clf.fit(*rare_class())
     found = found_in(clf.model_.path, "search/")
-    exact = [search for search in found if not search.endswith("rough")]
-    assert f"{exact[0]}/rough" not in found
-    assert min(n for search, n in found.items() if search.endswith("rough")) > 0
+    exact = [search for search in found if not search.endswith("approximate")]
+    assert f"{exact[0]}/approximate" not in found
+    assert min(n for search, n in found.items() if search.endswith("approximate")) > 0
     assert clf.report_["n_open"] == 0
     assert clf.report_["violation"] <= 0.2
 
@@ -151,7 +151,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ready", ["cut/1/rough", "search/2/rough/", "search/3/"])
+@pytest.mark.parametrize("ready", ["cut/1/approximate", "search/2/approximate/", "search/3/"])
 def test_killed_at_any_stage_ends_with_the_same_model(small: Path, tmp_path: Path, whole: str, ready: str) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, ready, 0.0, more=OPTIONS)
@@ -166,8 +166,8 @@ def test_killed_around_the_change_to_exact_searches(small: Path, tmp_path: Path)
     train(small, tmp_path / "whole", more=more)
     digest = xs.load_model(tmp_path / "whole").digest()
     found = found_in(tmp_path / "whole", "search/")
-    change = next(search for search in found if search.endswith("rough") and found[search] == 0)
-    exact = change.removesuffix("/rough")
+    change = next(search for search in found if search.endswith("approximate") and found[search] == 0)
+    exact = change.removesuffix("/approximate")
     assert found[exact] > 0
     for ready in (f"{change}/", exact.replace("search", "cut") + '"', exact.replace("search", "solve")):
         assert kill_when(small, tmp_path / "m", ready, 0.0, more=more)

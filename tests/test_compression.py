@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import environment
+from helpers.compiler import needs_compiler
 from helpers.conversions import TEXT, dense, opened, refused, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -265,7 +265,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 @pytest.mark.parametrize("kind", LARGER)
 def test_memory_keeps_the_limit_and_the_plan_covers_the_window(tmp_path: Path, kind: str) -> None:
     line = b"7 " + b" ".join(b"%d:%d" % (j, j % 10) for j in range(500)) + b"\n"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import nearest_centroid as toy
 import numpy as np
 import pytest
+from helpers.forked import Forked
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
@@ -34,14 +32,25 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register(toy.CentroidMethod())
 
 
-def run(*arguments: Any, check: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own that knows the method too."""
-    command = [sys.executable, str(ROOT / "tests" / "nearest_centroid.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, env={**os.environ, **more})
+def started(*arguments: Any) -> Forked:
+    """A command in a process of its own, which has not seen the method before."""
+    return Forked(toy.command, *map(str, arguments))
+
+
+def said(*arguments: Any) -> str:
+    with started(*arguments) as command:
+        assert command.wait() == 0, command.stderr
+        return command.stdout
+
+
+def said_wrong(*arguments: Any) -> str:
+    with started(*arguments) as command:
+        assert command.wait() == 1
+        return command.stderr.strip()
 
 
 def told(*arguments: Any) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads(run(*arguments, "--json").stdout)
+    figures: dict[str, Any] = json.loads(said(*arguments, "--json"))
     return figures
 
 
@@ -63,35 +72,29 @@ def test_it_trains_predicts_and_evaluates(small: Path, tmp_path: Path) -> None:
     assert again.digest() == model.digest()
 
 
-def test_it_is_killed_and_goes_on_to_the_same_model(small: Path, tmp_path: Path) -> None:
+def test_it_is_killed_and_goes_on_to_the_same_model(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = xs.load_model(told("train", small, tmp_path / "whole", "--solver", "centroid")["model"]).digest()
     ledger = tmp_path / "m.partial" / "ledger.jsonl"
-    command = [
-        sys.executable,
-        ROOT / "tests" / "nearest_centroid.py",
-        "train",
-        small,
-        tmp_path / "m",
-        "--solver=centroid",
-    ]
-    command += ["--threads=1", "--memory-limit=600MB"]
-    with subprocess.Popen(
-        [*map(str, command)], stderr=subprocess.DEVNULL, env={**os.environ, toy.SLOW: "1"}
-    ) as process:
-        while process.poll() is None and not (ledger.exists() and "finalise/0" in ledger.read_text(errors="replace")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    words = ("train", small, tmp_path / "m", "--solver=centroid")
+    with monkeypatch.context() as patch:
+        patch.setenv(toy.SLOW, "1")
+        command = started(*words, "--threads=1", "--memory-limit=600MB")
+    with command:
+        command.wait_until(lambda: ledger.exists() and "finalise/0" in ledger.read_text(errors="replace"))
+        command.kill()
     unfinished = told("info", tmp_path / "m")
     assert (unfinished["kind"], unfinished["solver"], unfinished["sweep"]) == ("unfinished model", "centroid", 1)
     (tmp_path / "m.partial" / "units" / "00000" / "bias" / "c" / "0").write_bytes(b"damaged")
-    done = run("train", small, tmp_path / "m", "--solver=centroid", "--memory-limit=2GB")
-    assert "(resumed)" in done.stdout
-    assert "weights of centroids" in done.stdout
+    done = said(*words, "--memory-limit=2GB")
+    assert "(resumed)" in done
+    assert "weights of centroids" in done
     assert xs.load_model(tmp_path / "m").digest() == whole
 
 
 def test_commands_know_it(small: Path, tmp_path: Path) -> None:
-    page = run("train", "--help").stdout
+    page = said("train", "--help")
     assert "--set for centroid, nearest centroid" in page
     assert re.search(r"shrink=0 +Part of a centroid that is taken away\. \[float in \[0, 1\)\]", page)
     assert "half-centroid is centroid with shrink=0.5" in page
@@ -99,11 +102,11 @@ def test_commands_know_it(small: Path, tmp_path: Path) -> None:
     assert (figures["solver"], figures["params"]) == ("centroid", {"shrink": 0.5})
     assert told("plan", "train", small, "m", "--solver", "centroid", "--memory-limit", "1GB")["fits"]
     assert not told("plan", "train", small, "m", "--solver", "centroid", "--memory-limit", "100MB")["fits"]
-    bad = run("train", small, tmp_path / "n", "--solver", "centroid", "--set", "shrink=1", check=False)
+    bad = said_wrong("train", small, tmp_path / "n", "--solver", "centroid", "--set", "shrink=1")
     line = "The 'shrink' parameter of Centroid must be a float in [0, 1). Got 1 instead."
-    assert (bad.returncode, bad.stderr.strip()) == (1, f"xmc-stream: {line}")
-    bad = run("train", small, tmp_path / "n", "--solver", "centroids", check=False)
-    assert "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, centroid, half-centroid" in bad.stderr
+    assert bad == f"xmc-stream: {line}"
+    bad = said_wrong("train", small, tmp_path / "n", "--solver", "centroids")
+    assert "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, centroid, half-centroid" in bad
 
 
 def test_a_warm_start_is_refused_by_a_method_that_takes_none(small: Path, trained: Path) -> None:
@@ -174,3 +177,27 @@ def test_estimators_show_every_parameter() -> None:
         text = kind.__doc__ or ""
         for name in kind().get_params():
             assert f"\n{name} : " in text, (kind, name)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_runs(small: Path, tmp_path: Path) -> None:
+    """The longest piece of code of docs/adding-a-method.md, in a module beside the commands, as the page says."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding-a-method.md").read_text(), re.DOTALL)
+    (tmp_path / "nearest_centroid.py").write_text(max(code, key=len))
+    program = tmp_path / "with_centroid.py"
+    program.write_text("import nearest_centroid\nfrom xmc_stream.cli import main\nmain()\n")
+
+    def example(*words: Any) -> dict[str, Any]:
+        command = [sys.executable, str(program), *map(str, words), "--json"]
+        report: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return report
+
+    foreseen = example("plan", "train", small, tmp_path / "m", "--solver", "centroid", "--memory-limit", "1GB")
+    report = example("train", small, tmp_path / "m", "--solver", "centroid", "--memory-limit", "1GB")
+    assert foreseen["passes"] == report["passes"]
+    W, bias = toy.centroids(small)
+    model = xs.load_model(tmp_path / "m")
+    np.testing.assert_allclose(model.to_scipy().toarray(), W, atol=1e-6)
+    learned = xs.open_dataset(small).label_counts() > 0  # the others are never predicted
+    np.testing.assert_allclose(model.bias(), np.where(learned, bias, -np.inf), atol=1e-5)
+    assert example("verify", tmp_path / "m")["sound"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import environment
+from helpers.compiler import needs_compiler
 from helpers.conversions import TEXT, X, Y, dense, opened, refused, write
 from scipy import sparse
 
@@ -264,7 +265,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 def test_memory_keeps_the_limit_and_does_not_grow_with_the_file(tmp_path: Path) -> None:
     # long rows of one-digit values; 60 MB of them are two parts, so that every thread has one
     block = b"".join(

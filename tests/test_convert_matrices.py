@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
@@ -712,7 +713,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 @pytest.mark.parametrize("kind", ["npz+", "npz"])
 def test_memory_keeps_the_limit(tmp_path: Path, kind: str) -> None:
     n, d = 160_000, 250  # 320 MB of indices and values

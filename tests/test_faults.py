@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from helpers.commands import cli_command, one_line, start, wait_until
+from helpers.compiler import needs_compiler
 from helpers.damage import flip
 from helpers.tools import load_tool
 from helpers.trainings import SETTINGS, kill_when, words
@@ -32,9 +33,7 @@ from xmc_stream.engine.ledger import Ledger, read_ledger
 from xmc_stream.engine.summary import describe_unfinished, summarise_events, unfinished_run
 from xmc_stream.errors import ResumeError, StoreError
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels"
-)
+pytestmark = needs_compiler
 # on the noise below a kernel does not end within minutes, in the second round
 NOISY = {"loss": "hinge", "C": 1e4, "tol": 1e-5, "max_rounds": 2, "last_epochs": 10**8}
 ENDLESS = [word for name, value in NOISY.items() for word in ("--set", f"{name}={value}")]

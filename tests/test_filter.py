@@ -15,7 +15,7 @@ import pytest
 from helpers.rankings import every_score, only, pairs_csr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import figures as twin
+from reference import label_metrics as twin
 from reference import metrics as ranking_twin
 
 import xmc_stream as xs

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 from helpers.damage import damage
 from helpers.parser_fuzz import N_FEATURES, N_LABELS, good_line, mutated
+from helpers.places import memory_place
 from reference import parse as twin
 from scipy import sparse
 
@@ -560,8 +561,7 @@ def fuzz(n: int, seed: int) -> int:
 
     Raises AssertionError with the seed of the input and the folder where it is kept.
     """
-    place = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what is written is waited for, on a disk
-    root = Path(tempfile.mkdtemp(dir=place))
+    root = Path(tempfile.mkdtemp(dir=memory_place()))
     likes = []
     for base in (0, 1):
         lines = b"".join(b"%d %d:1\n" % (i % N_LABELS + base, i + base) for i in range(N_FEATURES))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler
 from helpers.tools import ROOT
 from scipy import sparse
 
@@ -281,7 +282,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc")
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
     """It fits a large limit; a small one ends in one line; either is kept."""
     path = tmp_path / "a.txt"

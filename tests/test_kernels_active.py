@@ -10,9 +10,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import config
 from numpy.typing import NDArray
 from reference import active as twin
 
@@ -23,7 +23,7 @@ from xmc_stream.kernels.active import (
     drop_idle,
     mark,
     marked_rows,
-    merge_found,
+    merge_candidates,
     rank,
     set_signs,
     start_sets,
@@ -140,7 +140,9 @@ def test_the_best_of_all_jobs_join(problem: Any, index: Any) -> None:
     ptr, n = np.full(n_classes + 1, -1, np.int64), sum(map(len, expected))
     rows, alpha = np.full(n, -1, np.int64), np.full(n, np.nan)
     scratch = np.empty(np.diff(f_ptr).max(), np.float32)
-    merge_found(a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha)
+    merge_candidates(
+        a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha
+    )
     assert parts(ptr, rows, alpha) == [(list(of_class), list(of_class.values())) for of_class in expected]
 
 
@@ -233,7 +235,6 @@ def test_rows_below_bounds_are_counted_window_by_window(classes: Any, ends: set[
 # ranges of a file
 
 N_BYTES = 2_000
-compiled = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="calls the C library, which only compiled code can do")
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +270,7 @@ def ranges_of_items(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int]:
     return ranges, itemsize
 
 
-@compiled
+@needs_compiler
 @given(ranges_of_items(), st.integers(0, 40), st.integers(0, 600), st.sampled_from([0, 1, 9000, 1 << 20]))
 @settings(deadline=None)
 def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, room: int, ahead: int) -> None:
@@ -281,7 +282,7 @@ def test_ranges_are_slices_of_the_file(file: BinaryIO, problem: Any, hole: int, 
     assert got == expected
 
 
-@compiled
+@needs_compiler
 @pytest.mark.parametrize("itemsize", [1, 4, 8])
 def test_the_whole_file_in_one_range_and_in_two(file: BinaryIO, itemsize: int) -> None:
     content, n = os.pread(file.fileno(), N_BYTES, 0), N_BYTES // itemsize
@@ -289,7 +290,7 @@ def test_the_whole_file_in_one_range_and_in_two(file: BinaryIO, itemsize: int) -
         assert read(file, ranges, itemsize, 0, 0) == (True, content, b"")
 
 
-@compiled
+@needs_compiler
 def test_holes_are_read_over_up_to_the_bound_and_as_far_as_staging_reaches(file: BinaryIO) -> None:
     content = os.pread(file.fileno(), N_BYTES, 0)
     ranges = [(10, 5), (20, 5), (30, 5)]  # holes of five
@@ -301,7 +302,7 @@ def test_holes_are_read_over_up_to_the_bound_and_as_far_as_staging_reaches(file:
     assert read(file, [(10, 5), (15, 5)], 4, 5, 100)[2] == untouched  # no hole, no staging
 
 
-@compiled
+@needs_compiler
 def test_a_file_that_ends_early_is_noticed(file: BinaryIO) -> None:
     for ranges in (
         [(N_BYTES - 5, 6)],

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler, unless_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import config
 from numpy.typing import NDArray
 from reference import dcd as twin
 from reference import permutation as orders
@@ -30,8 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encoun
 SEED, ROUND = 7, 2
 NEVER = RowOrder(1, 2**62, 0)  # no class is large
 LOSSES = ("squared_hinge", "hinge")
-compiled = pytest.mark.skipif(bool(config.DISABLE_JIT), reason="takes minutes where nothing is compiled")
-LONGEST = 2_000 if config.DISABLE_JIT else 100_000
+LONGEST = unless_plain(100_000, 2_000)
 losses = pytest.mark.parametrize("loss", LOSSES)
 biases = pytest.mark.parametrize("bias", [True, False])
 lams = pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -91,13 +90,15 @@ def orders_of(n: int, n_keys: int) -> NDArray[np.int64]:
     return np.array([order(n, key_of(SEED, label, 0, 0)) for label in range(n_keys)])
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16, 37, pytest.param(64, marks=compiled), pytest.param(200, marks=compiled)])
+@pytest.mark.parametrize(
+    "n", [2, 4, 8, 16, 37, pytest.param(64, marks=needs_compiler), pytest.param(200, marks=needs_compiler)]
+)
 def test_every_item_is_as_likely_at_every_place(n: int) -> None:
     for at_place in orders_of(n, 200 * n).T:
         assert stats.chisquare(np.bincount(at_place, minlength=n)).pvalue > 1e-5
 
 
-@pytest.mark.parametrize("n", [3, 5, 9, 17, pytest.param(33, marks=compiled)])
+@pytest.mark.parametrize("n", [3, 5, 9, 17, pytest.param(33, marks=needs_compiler)])
 def test_items_are_spread_roughly_where_words_are_short_and_half_of_them_fall_outside(n: int) -> None:
     # a network of so few bits is not a perfect shuffle: of these n, the share of an item is up to 1.4 times its due
     for at_place in orders_of(n, 400 * n).T:
@@ -105,7 +106,7 @@ def test_items_are_spread_roughly_where_words_are_short_and_half_of_them_fall_ou
         assert 1 / 2 < shares.min() < shares.max() < 7 / 4
 
 
-@compiled
+@needs_compiler
 def test_what_comes_next_does_not_depend_on_what_came_first() -> None:
     first, second = orders_of(200, 80_000)[:, :2].T
     pairs = np.bincount(first * 200 + second, minlength=200 * 200)[~np.eye(200, dtype=bool).ravel()]
@@ -172,15 +173,15 @@ def one_class(p: twin.Problem, alpha: NDArray[np.float64] | None = None, label: 
 
 @dataclass
 class Solution:
-    """alpha of all classes; w (n, D) float32 without the bias; figures (n, 4); how many weights came at once."""
+    """alpha of all classes; w (n, D) float32 without the bias; statistics (n, 4); how many weights came at once."""
 
     alpha: NDArray[np.float64]
     w: NDArray[np.float32]
-    figures: NDArray[np.float64]
+    statistics: NDArray[np.float64]
     portions: list[int]
 
     def bits(self) -> tuple[bytes, bytes, bytes]:
-        return self.alpha.tobytes(), self.w.tobytes(), self.figures.tobytes()
+        return self.alpha.tobytes(), self.w.tobytes(), self.statistics.tobytes()
 
 
 class Collector:
@@ -213,10 +214,10 @@ def solved(
     """Solve classes whose active rows are rows of X, or of the block given."""
     block = block or sparse(p.X)
     scratch = new_scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
-    figures, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
-    Solver(parameters(p, epochs, tol), SEED, NEVER).solve(sets, sets.rows, block, ROUND, scratch, figures, sink)
+    statistics, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
+    Solver(parameters(p, epochs, tol), SEED, NEVER).solve(sets, sets.rows, block, ROUND, scratch, statistics, sink)
     check_clean(scratch)
-    return Solution(sets.alpha, np.array(sink.rows), figures, sink.portions)
+    return Solution(sets.alpha, np.array(sink.rows), statistics, sink.portions)
 
 
 def problem(loss: str, bias: bool, lam: float, seed: int = 0, n: int = 40, d: int = 12, **other: float) -> twin.Problem:
@@ -250,11 +251,11 @@ def test_epochs_follow_the_twin(loss: str, bias: bool, lam: float, epochs: int, 
         np.testing.assert_allclose(got.alpha, expected, rtol=0, atol=1e-10)
         w = twin.weights(p, expected)
         np.testing.assert_allclose(got.w[0], w[:12], rtol=1e-6, atol=1e-9)
-        kept = np.append(got.w[0], got.figures[0, 0]) if bias else got.w[0].astype(np.float64)
-        figures = twin.dual(p, expected), twin.regulariser(p, kept), twin.violation(p, expected)
-        np.testing.assert_allclose(got.figures[0, 1:], figures, rtol=1e-9, atol=1e-9)
-        assert got.figures[0, 0] == pytest.approx(w[12] if bias else 0.0, rel=1e-7, abs=1e-9)
-        assert got.figures[0, 0] == np.float32(got.figures[0, 0])  # the bias as it is kept
+        kept = np.append(got.w[0], got.statistics[0, 0]) if bias else got.w[0].astype(np.float64)
+        statistics = twin.dual(p, expected), twin.regulariser(p, kept), twin.violation(p, expected)
+        np.testing.assert_allclose(got.statistics[0, 1:], statistics, rtol=1e-9, atol=1e-9)
+        assert got.statistics[0, 0] == pytest.approx(w[12] if bias else 0.0, rel=1e-7, abs=1e-9)
+        assert got.statistics[0, 0] == np.float32(got.statistics[0, 0])  # the bias as it is kept
 
 
 def several(loss: str, bias: bool, lam: float) -> tuple[list[twin.Problem], ActiveSets, Rows]:
@@ -290,7 +291,7 @@ def test_classes_are_solved_one_by_one_as_together(loss: str, bias: bool) -> Non
         alone = solved(p, part, 5, 1e-5, block)
         assert alone.alpha.tobytes() == together.alpha[mine].tobytes()
         assert alone.w[0].tobytes() == together.w[c].tobytes()
-        assert alone.figures[0].tobytes() == together.figures[c].tobytes()
+        assert alone.statistics[0].tobytes() == together.statistics[c].tobytes()
         expected = twin.descend(p, before[mine], SEED, 100 + c, ROUND, 5, 1e-5)
         np.testing.assert_allclose(alone.alpha, expected, rtol=0, atol=1e-10)
 
@@ -315,7 +316,7 @@ def test_the_dual_never_rises(loss: str, bias: bool, lam: float) -> None:
         p = problem(loss, bias, lam, seed)
         begin = start(p, seed)
         duals = [twin.dual(p, begin)]
-        duals += [float(solved(p, one_class(p, begin), epochs).figures[0, 1]) for epochs in range(1, 6)]
+        duals += [float(solved(p, one_class(p, begin), epochs).statistics[0, 1]) for epochs in range(1, 6)]
         assert np.all(np.diff(duals) <= 1e-12)
         assert duals[5] < duals[0] - 0.1
 
@@ -393,7 +394,7 @@ def test_the_gap_is_never_negative_and_closes(loss: str, bias: bool, lam: float)
     assert min(gaps) > 0
     best = solved(p, one_class(p), 50_000)
     assert -1e-12 < twin.gap(p, best.alpha) < 1e-9
-    assert best.figures[0, 3] < 1e-8
+    assert best.statistics[0, 3] < 1e-8
 
 
 def optimum(p: twin.Problem) -> tuple[NDArray[np.float64], float]:
@@ -401,7 +402,7 @@ def optimum(p: twin.Problem) -> tuple[NDArray[np.float64], float]:
     found = solved(p, one_class(p), 100_000)
     w, gap = twin.weights(p, found.alpha), twin.gap(p, found.alpha)
     assert -1e-12 < gap <= 5e-9 * p.tau
-    kept = np.append(found.w[0], found.figures[0, 0]) if p.bias else found.w[0]
+    kept = np.append(found.w[0], found.statistics[0, 0]) if p.bias else found.w[0]
     np.testing.assert_allclose(kept, w, rtol=1e-6, atol=1e-9)
     return w, max(gap, 0.0)
 
@@ -451,7 +452,7 @@ def test_the_dual_variables_are_bounded(loss: str, lam: float, n_positives: int)
 def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max_nnz: int) -> Solution:
     rows, d = sparse(p.X), p.X.shape[1]
     lengths = np.diff(rows.indptr)
-    scratch, figures, sink = new_scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
+    scratch, statistics, sink = new_scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
 
     def gather(wanted: NDArray[np.int64]) -> Rows:
         assert np.all(np.diff(wanted) > 0)
@@ -459,11 +460,11 @@ def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max
         return rows.take(wanted)
 
     Solver(parameters(p, epochs, tol), SEED, NEVER).solve_large(
-        sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, figures, sink
+        sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, statistics, sink
     )
     check_clean(scratch)
     assert sink.portions == [1]
-    return Solution(sets.alpha, np.array(sink.rows), figures[None], sink.portions)
+    return Solution(sets.alpha, np.array(sink.rows), statistics[None], sink.portions)
 
 
 def sizes(p: twin.Problem) -> Sequence[int]:

@@ -13,7 +13,7 @@ from reference import frank_wolfe as twin
 
 from xmc_stream.kernels.dual import count_hits, group_rows, held_out, pack, spread, sum_losses, sum_negatives
 from xmc_stream.kernels.frank_wolfe import ActiveLabels
-from xmc_stream.kernels.order import GROUP, run_slots
+from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, enter, find, hash_tables, list_entries, norms
 
 LAM = 0.5
@@ -124,14 +124,14 @@ def test_rows_are_spread_and_packed_again(sizes: list[int], more: int, seed: int
 
 @pytest.mark.parametrize(("n", "bits"), [(1, 0), (500, 0), (1000, 3), (5000, 7)])
 def test_a_pass_visits_every_row_once_by_groups(n: int, bits: int) -> None:
-    n_runs, seen = -(-n >> bits), []
-    slots = np.empty(n_runs, np.int64)
-    run_slots(n_runs, np.uint64(5), slots)
+    n_strips, seen = -(-n >> bits), []
+    slots = np.empty(n_strips, np.int64)
+    strip_slots(n_strips, np.uint64(5), slots)
     order = np.argsort(slots)
-    for first in range(0, n_runs, GROUP):
-        runs = np.sort(order[first : first + GROUP])
+    for first in range(0, n_strips, GROUP):
+        strips = np.sort(order[first : first + GROUP])
         rows, places = np.empty(GROUP << bits, np.int64), np.empty(GROUP << bits, np.int64)
-        m = group_rows(runs, slots[runs], n, bits, np.uint64(5), rows, places)
+        m = group_rows(strips, slots[strips], n, bits, np.uint64(5), rows, places)
         assert len(set(places[:m].tolist())) == m
         assert (np.diff(rows[:m]) > 0).all()
         seen += rows[:m].tolist()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compiler import needs_compiler, unless_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -188,7 +189,7 @@ def fill(tables: Tables, V: NDArray[np.float64]) -> None:
 @pytest.mark.parametrize("n_drawn", [1, 5, 13])
 def test_scores_of_samples_are_the_exact_ones_on_average(dense: bool, n_drawn: int) -> None:
     """Within five standard errors, each of 12 labels'; and all together vary no more than with independent draws."""
-    rng, (d, k, n, lam) = np.random.default_rng(0), (20, 12, 10_000, 0.3)
+    rng, (d, k, n, lam) = np.random.default_rng(0), (20, 12, unless_plain(10_000, 3_000), 0.3)
     V = np.where(rng.random((d, k)) < 0.5, rng.standard_normal((d, k)), 0)
     W = np.sign(V) * np.maximum(np.abs(V) - lam, 0)
     tables = dense_tables(d, k, 2, lam) if dense else hash_tables(d, k, 2, lam, 1 << 20)
@@ -224,7 +225,7 @@ def test_searches_draw_parts_and_what_no_weight_touches_evenly() -> None:
 
 def learnable(single: bool, lam: float) -> Problem:
     """Rows of length one, labels that follow from them but for some noise; where they are several, some rows have none."""
-    rng, (n, d, k) = np.random.default_rng(0), (60, 10, 8)
+    rng, (n, d, k) = np.random.default_rng(0), unless_plain((60, 10, 8), (32, 6, 6))
     X = np.where(rng.random((n, d)) < 0.5, rng.standard_normal((n, d)), 0)
     X /= np.maximum(np.sqrt((X**2).sum(axis=1, keepdims=True)), 1e-9)
     X = X.astype(np.float32).astype(np.float64)
@@ -266,6 +267,7 @@ def test_the_gap_closes_whatever_the_search(dense: bool, single: bool, lam: floa
     assert (W == 0).any() == (lam > 0)
 
 
+@needs_compiler
 def test_without_l1_a_single_label_is_crammer_and_singers_machine() -> None:
     p = problem(3, 60, 8, 4, True, 0.0)
     state, rng = State(p, 1, True, 2), np.random.default_rng(0)
@@ -298,7 +300,7 @@ def test_a_full_arena_is_told_before_anything_moves() -> None:
 def test_tables_never_outgrow_their_memory(k: int, lam: float) -> None:
     """Nor do the regions that they leave as they grow. With lam so large no list of weights leaves room for these."""
     rng = np.random.default_rng(0)
-    for seed in range(20):
+    for seed in range(unless_plain(20, 6)):
         p = problem(seed, 40, 1 + seed % 3, k, False, lam)
         p.Y &= rng.random(p.Y.shape) < 0.1
         for most_bytes in range(1000, 20_000, 700):

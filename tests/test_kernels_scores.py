@@ -215,10 +215,10 @@ class Problem:
 Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
 
 
-def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 1000) -> Result:
+def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: int = 1000) -> Result:
     """What is found, rows ascending, and the losses, by open class; rows cuts[0] .. cuts[-1] - 1 of a range from start.
 
-    Classes that want more than `leg` rows are emptied after so many.
+    Classes that want more than `interval` rows are emptied after so many.
     """
     classes, n_rows = np.flatnonzero(p.open), cuts[-1] - start
     width = tile_width(len(classes))
@@ -227,9 +227,9 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
     slot_of[classes] = np.arange(len(classes))
     wanted = np.zeros(width, np.int64)
     wanted[: len(classes)] = p.capacity[classes]
-    large, capacity = wanted > leg, np.minimum(wanted, leg)
+    large, capacity = wanted > interval, np.minimum(wanted, interval)
     flushed, kept = np.flatnonzero(large), np.flatnonzero(~large)
-    order, of_slot = np.concatenate([flushed, kept]), places(capacity, np.where(large, leg, n_rows))
+    order, of_slot = np.concatenate([flushed, kept]), places(capacity, np.where(large, interval, n_rows))
     end = np.zeros(width, np.int64)
     end[order] = np.cumsum(of_slot[order])
     begin = end - of_slot
@@ -259,13 +259,13 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], leg: int = 
 
     # labels before, of and behind the classes
     Y = np.pad(p.true, ((0, 0), (p.first, 2)), constant_values=True)
-    for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], leg)})):
+    for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], interval)})):
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
             ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, base, losses),
             np.empty(width, np.float32), scratch,
         )  # fmt: skip
-        if (high - start) % leg == 0 or high == cuts[-1]:
+        if (high - start) % interval == 0 or high == cuts[-1]:
             begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)
             assert not sizes[flushed].any()
     take(kept)
@@ -281,8 +281,8 @@ def best_of(pairs: Sequence[tuple[int, float]], most: int) -> list[tuple[int, fl
     return sorted(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most])
 
 
-def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], leg: int = 7) -> None:
-    """Ranges: of each the ends of its row blocks. leg: rows of a leg, where there are legs."""
+def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], interval: int = 7) -> None:
+    """Ranges: of each the ends of its row blocks. interval: rows of an interval, where there are intervals."""
     scores = twin.scores(rows_of(p.X), p.W, p.bias)
     together: dict[int, list[tuple[int, float]]] = {c: [] for c in np.flatnonzero(p.open).tolist()}
     for cuts in ranges:
@@ -295,10 +295,10 @@ def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], leg: in
             assert pairs == [(start + row, score) for row, score in sorted(expected)]
             assert losses[c] == pytest.approx(twin.loss(scores[start:stop, c], true, loss), rel=1e-5, abs=1e-5)
             together[c] += pairs
-        in_legs, losses_of_legs = searched(p, loss, start, cuts, leg)
-        assert losses_of_legs == losses
-        for c, pairs in in_legs.items():
-            assert len(pairs) <= p.capacity[c] or p.capacity[c] > leg
+        in_intervals, losses_of_intervals = searched(p, loss, start, cuts, interval)
+        assert losses_of_intervals == losses
+        for c, pairs in in_intervals.items():
+            assert len(pairs) <= p.capacity[c] or p.capacity[c] > interval
             assert best_of(pairs, int(p.capacity[c])) == found[c]
     for c, pairs in together.items():
         active = set(np.flatnonzero(p.active[:, c]).tolist())
@@ -340,8 +340,8 @@ def test_search_of_many_rows(whole: bool, loss: str) -> None:
     true = rng.random((300, 100)) < 0.02
     active = true | (rng.random((300, 100)) < rng.random(100) ** 4)
     p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
-    for leg in (1, 20, 150):
-        check_search(p, loss, [[0, 100, 101, 290], [290, 300]], leg)
+    for interval in (1, 20, 150):
+        check_search(p, loss, [[0, 100, 101, 290], [290, 300]], interval)
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -368,8 +368,8 @@ def test_search_where_rows_meet_few_weights(whole: bool, loss: str, shift: float
         )  # fmt: skip
 
 
-def test_thresholds_rise_from_leg_to_leg() -> None:
-    """What is taken of many legs is not much more than is wanted of all of them."""
+def test_thresholds_rise_from_leg_to_interval() -> None:
+    """What is taken of many intervals is not much more than is wanted of all of them."""
     X, W, bias = random_matrices(3000, 12, 3, 3, 0.8, whole=False)
     nothing = np.zeros((3000, 3), np.bool_)
     p = Problem(X, W, bias, nothing, nothing, np.array([100, 300, 2999]), np.ones(3, np.bool_), 0, -1.0)

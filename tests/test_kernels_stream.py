@@ -17,7 +17,7 @@ from reference import order as twin
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
-from xmc_stream.kernels.stream import Pairs, run_starts
+from xmc_stream.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import Solver
 from xmc_stream.methods.ppdsparse.streaming import StreamSolver, Taken
@@ -26,38 +26,38 @@ from xmc_stream.methods.ppdsparse.streaming import StreamSolver, Taken
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 
-def order_of(rows: NDArray[Any], n: int, run_bits: int, seed: int, round_: int, epoch: int) -> NDArray[np.int64]:
+def order_of(rows: NDArray[Any], n: int, strip_bits: int, seed: int, round_: int, epoch: int) -> NDArray[np.int64]:
     out = np.empty(len(rows), np.int64)
-    stream_order(rows, n, run_bits, seed, round_, epoch, out)
+    stream_order(rows, n, strip_bits, seed, round_, epoch, out)
     return out
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 700), st.integers(0, 6), st.integers(0, 2**40), st.integers(0, 9), st.integers(0, 9), st.data())
 def test_the_order_is_that_of_the_twin(
-    n: int, run_bits: int, seed: int, round_: int, epoch: int, data: st.DataObject
+    n: int, strip_bits: int, seed: int, round_: int, epoch: int, data: st.DataObject
 ) -> None:
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=60))), np.int64)
-    expected = twin.stream_order(rows.tolist(), n, run_bits, seed, round_, epoch)
-    assert order_of(rows, n, run_bits, seed, round_, epoch).tolist() == expected
+    expected = twin.stream_order(rows.tolist(), n, strip_bits, seed, round_, epoch)
+    assert order_of(rows, n, strip_bits, seed, round_, epoch).tolist() == expected
 
 
 def test_the_order_of_some_rows_is_that_of_all_rows_without_the_others() -> None:
-    n, run_bits = 5000, 4
-    everything = order_of(np.arange(n), n, run_bits, 3, 1, 0)
+    n, strip_bits = 5000, 4
+    everything = order_of(np.arange(n), n, strip_bits, 3, 1, 0)
     some = np.flatnonzero(np.random.default_rng(0).random(n) < 0.3)
-    assert np.array_equal(some[order_of(some, n, run_bits, 3, 1, 0)], everything[np.isin(everything, some)])
-    assert not np.array_equal(order_of(np.arange(n), n, run_bits, 3, 1, 1), everything)
+    assert np.array_equal(some[order_of(some, n, strip_bits, 3, 1, 0)], everything[np.isin(everything, some)])
+    assert not np.array_equal(order_of(np.arange(n), n, strip_bits, 3, 1, 1), everything)
 
 
 def test_a_group_of_runs_is_visited_before_the_next_one_begins() -> None:
-    n, run_bits = GROUP * 40 * 8, 3
-    runs = order_of(np.arange(n), n, run_bits, 0, 0, 0) >> run_bits
-    groups = [set(part.tolist()) for part in np.split(runs, 40)]
+    n, strip_bits = GROUP * 40 * 8, 3
+    strips = order_of(np.arange(n), n, strip_bits, 0, 0, 0) >> strip_bits
+    groups = [set(part.tolist()) for part in np.split(strips, 40)]
     assert all(len(group) == GROUP for group in groups)
     assert sum(len(group) for group in groups) == len(set.union(*groups))
     assert max(groups[0]) - min(groups[0]) > 5 * GROUP  # from all over the rows
-    assert np.abs(np.diff(runs[: GROUP * 8])).mean() > 20  # and mixed
+    assert np.abs(np.diff(strips[: GROUP * 8])).mean() > 20  # and mixed
 
 
 @dataclass
@@ -75,14 +75,14 @@ class Rows:
 
 
 class Held:
-    """A pair store in memory."""
+    """A store of active rows in memory."""
 
-    def __init__(self, sets: ActiveSets, n_samples: int, run_bits: int) -> None:
+    def __init__(self, sets: ActiveSets, n_samples: int, strip_bits: int) -> None:
         self.n_classes = len(sets.ptr) - 1
         n = len(sets.rows)
-        edges = np.arange(RowOrder(n_samples, 0, run_bits).n_runs + 1) << run_bits
+        edges = np.arange(RowOrder(n_samples, 0, strip_bits).n_strips + 1) << strip_bits
         starts = [np.searchsorted(sets.rows[a:b], edges) for a, b in itertools.pairwise(sets.ptr)]
-        self.all = Pairs(
+        self.all = ActiveRows(
             sets.ptr, sets.rows.astype(np.int32), sets.sign, sets.alpha.copy(), np.zeros(n, np.bool_),
             np.array(starts, np.int32),
         )  # fmt: skip
@@ -107,7 +107,7 @@ class Held:
     st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans()
 )
 def test_streaming_takes_the_steps_that_holding_takes(
-    seed: int, run_bits: int, room: int, threads: int, hinge: bool, bias: bool
+    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     n, d, k = int(rng.integers(1, 150)), 9, 3
@@ -122,7 +122,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
     rows = np.concatenate(active)
     alpha = np.where(rng.random(len(rows)) < 0.5, 0.0, rng.random(len(rows)))
     sets = ActiveSets(5, ptr, rows, np.where(rng.random(len(rows)) < 0.4, 1, -1).astype(np.int8), alpha)
-    pairs = Held(sets, n, run_bits)
+    active = Held(sets, n, strip_bits)
 
     figures, weights = np.empty((k, 4)), np.zeros((k, d), np.float32)
     done = 0
@@ -134,15 +134,15 @@ def test_streaming_takes_the_steps_that_holding_takes(
             weights[done, features[begin:end]] = values[begin:end]
             done += 1
 
-    Solver(p, seed, RowOrder(n, -1, run_bits)).solve(sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink)
+    Solver(p, seed, RowOrder(n, -1, strip_bits)).solve(sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink)
 
     def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else lambda: found
 
-    solver = StreamSolver(p, seed, n, d, run_bits, pairs, gather, lambda ranges: None, threads)
+    solver = StreamSolver(p, seed, n, d, strip_bits, active, gather, lambda ranges: None, threads)
     inside = solver.solve(1)
-    assert np.array_equal(pairs.all.alpha, sets.alpha)
+    assert np.array_equal(active.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])
     assert np.array_equal((np.sign(solver.v) * np.maximum(np.abs(solver.v) - p.lam, 0)).astype(np.float32), weights)
     assert np.array_equal(solver.v0.astype(np.float32), figures[:, 0].astype(np.float32))
@@ -151,7 +151,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
 def test_what_is_gathered_next_is_told_before() -> None:
     """Where most rows are needed, so that the disk reads them while the rows before are worked on."""
     rng = np.random.default_rng(0)
-    n, d, run_bits = 3000, 5, 2
+    n, d, strip_bits = 3000, 5, 2
     block = Rows(np.arange(n + 1), rng.integers(0, d, n).astype(np.int32), rng.random(n).astype(np.float32))
     told: list[set[int]] = []
     checked = 0
@@ -170,10 +170,10 @@ def test_what_is_gathered_next_is_told_before() -> None:
     for share, expected in ((0.9, 2 * 5 - 1), (0.2, 0)):
         rows = np.flatnonzero(rng.random(n) < share)
         signs = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
-        pairs = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, run_bits)
+        active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
         p = PPDSparseParameters(lam=0.1, max_rounds=1, last_epochs=1)
         checked = 0
-        StreamSolver(p, 0, n, d, run_bits, pairs, gather, ahead).solve(0)
+        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)
@@ -181,9 +181,9 @@ def test_what_is_gathered_next_is_told_before() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 4), st.integers(0, 10**6))
-def test_run_starts_are_found_by_searching(n: int, run_bits: int, seed: int) -> None:
+def test_run_starts_are_found_by_searching(n: int, strip_bits: int, seed: int) -> None:
     rows = np.flatnonzero(np.random.default_rng(seed).random(n) < 0.3)
-    edges = np.arange(RowOrder(n, 0, run_bits).n_runs + 1) << run_bits
+    edges = np.arange(RowOrder(n, 0, strip_bits).n_strips + 1) << strip_bits
     starts = np.empty(len(edges), np.int32)
-    run_starts(rows, run_bits, starts)
+    strip_starts(rows, strip_bits, starts)
     assert np.array_equal(starts, np.searchsorted(rows, edges))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.compiler import needs_compiler
 from helpers.damage import damage
 from helpers.forked import Forked
 
@@ -68,7 +69,7 @@ def finished(child: Forked) -> tuple[str, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng = random.Random(5)
     undisturbed, seconds = {}, {}

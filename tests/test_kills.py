@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.compiler import needs_compiler
 from helpers.tools import ROOT
 
 import xmc_stream as xs
@@ -28,7 +29,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 def test_every_killed_command_ends_as_the_undisturbed_one(tmp_path: Path, kills: ModuleType) -> None:
     done = kills.campaign(tmp_path / "kills", N_KILLS, 3, SHAPE)
     assert [(kill.step.name, kill.phases, kill.why) for kill in done if not kill.same] == []
@@ -46,7 +47,7 @@ def pd_sparse(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT", "0") != "0", reason="too slow without compiled kernels")
+@needs_compiler
 @pytest.mark.parametrize(("phase", "seconds"), [("pass", 0.2), ("weights", 0.0)])
 def test_pd_sparse_killed_ends_as_the_undisturbed_run(
     tmp_path: Path, kills: ModuleType, pd_sparse: Any, phase: str, seconds: float

@@ -158,7 +158,7 @@ def test_columns_are_solved_as_the_dense_systems() -> None:
 @pytest.mark.parametrize("observed", ["full", "given"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str, bias: bool, tmp_path: Path) -> None:
-    """Objective, gradient and Hessian products of a W step, by runs of columns and rows, against float64."""
+    """Objective, gradient and Hessian products of a W step, by ranges of columns and rows, against float64."""
     X, Y = problem(n=2500, d=12)
     rng = np.random.default_rng(3)
     mask = rng.random(Y.shape) < (0.4 if observed == "given" else 1.1)

@@ -23,7 +23,7 @@ from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
-from xmc_stream.methods.pdsparse.passes import LegJob
+from xmc_stream.methods.pdsparse.passes import SegmentJob
 from xmc_stream.models.lowrank.products import ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
@@ -190,14 +190,14 @@ def test_info_says_how_far_an_unfinished_run_is_in_its_own_terms(
     options = {"LEML": {"rank": 7, "tol": 0.0}, "CPLST": {"rank": 7}, "PDSparse": {"lam": 0.3, "max_passes": 3}}
     with monkeypatch.context() as broken:
         broken.setattr("xmc_stream.models.lowrank.products.ProjectJob.run", failing_at(ProjectJob.run, "a/3"))
-        visit = LegJob.run
+        visit = SegmentJob.run
 
-        def third(job: LegJob) -> Receipt:
+        def third(job: SegmentJob) -> Receipt:
             if job.number == 2 and job.data.path == str(several_blocks):  # and not while kernels are loaded
                 raise JobError("no more")
             return visit(job)
 
-        broken.setattr("xmc_stream.methods.pdsparse.passes.LegJob.run", third)
+        broken.setattr("xmc_stream.methods.pdsparse.passes.SegmentJob.run", third)
         with pytest.raises(JobError, match="no more"):
             getattr(xs, solver)(memory_limit=LIMIT, **options[solver]).fit(several_blocks, model=model)
     told = describe_unfinished(work)
@@ -243,8 +243,9 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
-    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+    settings: list[str], until: str, several_blocks: Path, tmp_path: Path, cli: Callable[..., Any],
+    commands: Callable[..., Any],
+) -> None:  # fmt: skip
     options = ["--solver", "leml", *(part for name in settings for part in ("--set", name))]
     options += ["--memory-limit", "600MB", "--json"]
     whole = cli("train", several_blocks, tmp_path / "whole", *options)
@@ -253,15 +254,15 @@ def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(
         assert run.wait_until(lambda: ledger.exists() and until in ledger.read_text())
     assert not (tmp_path / "killed").exists()
     options[options.index("600MB")] = "1GB"
-    resumed = cli("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
+    resumed = commands("train", several_blocks, tmp_path / "killed", *options, "--threads", "1")
     assert resumed["resumed"]
     assert not whole["resumed"]
     assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
     assert whole["peak_rss"] < 600e6
-    figures = cli("plan", "train", several_blocks, "x", *options)
+    figures = commands("plan", "train", several_blocks, "x", *options)
     assert figures["fits"]
     assert figures["peak_rss"] <= 10**9
-    assert cli("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
+    assert commands("plan", "predict", tmp_path / "whole", several_blocks, "x", "--memory-limit", "512MB")["fits"]
     assert (
         cli("evaluate", tmp_path / "whole", several_blocks, "--memory-limit", "600MB")["average_auc"] > 0.3
     )  # rows without labels count 0

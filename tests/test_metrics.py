@@ -1,4 +1,4 @@
-"""Ranking figures: against the plain twin, against figures worked out by hand, and cut into blocks every way."""
+"""Ranking metrics: against the plain twin, against figures worked out by hand, and cut into blocks every way."""
 
 from __future__ import annotations
 

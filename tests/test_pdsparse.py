@@ -28,9 +28,9 @@ from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
-from xmc_stream.methods.pdsparse.method import legs_again
+from xmc_stream.methods.pdsparse.method import segments_again
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.pdsparse.passes import LegJob, _sessions, drop_session
+from xmc_stream.methods.pdsparse.passes import SegmentJob, _sessions, drop_session
 from xmc_stream.methods.pdsparse.plan import PassPlan
 from xmc_stream.methods.pdsparse.rows import Data
 from xmc_stream.methods.pdsparse.run import PDSparseRun
@@ -152,7 +152,7 @@ def test_the_model_is_the_same_for_any_limit_and_any_interruption(several_groups
     run = PDSparseRun(dataset, tmp_path, PARAMETERS, 0, MemoryPlan(2**40, wide, 1), Notes())
     assert run._data.plan.dense
     whole = digest(several_groups, tmp_path / "whole", [wide])
-    # cut after every second leg, with tables where there were vectors
+    # cut after every second segment, with tables where there were vectors
     assert digest(several_groups, tmp_path / "cut", [narrow, wide] * 12) == whole
 
 
@@ -169,16 +169,16 @@ def test_full_tables_are_packed_before_they_are_too_full(
     several_groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[int] = []
-    pack = LegJob._pack
-    monkeypatch.setattr(LegJob, "_pack", lambda *of: packed.append(1) or pack(*of))
+    pack = SegmentJob._pack
+    monkeypatch.setattr(SegmentJob, "_pack", lambda *of: packed.append(1) or pack(*of))
 
-    def leg(tables: int) -> tuple[int, list[Any]]:
+    def segment(tables: int) -> tuple[int, list[Any]]:
         """Bytes that its tables take, those of regions left too, and its v."""
         drop_session()
         folder = tmp_path / str(tables)
         dataset = Dataset(several_groups)
         data = Data(str(several_groups), str(folder), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, tables))
-        job = LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "")
+        job = SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "")
         job.run()
         stored = [
             sorted(zip(labels.tolist(), values.tolist(), strict=True))
@@ -187,9 +187,9 @@ def test_full_tables_are_packed_before_they_are_too_full(
         assert [path.name for path in (folder / "state").glob("packed*/*")] == []
         return bytes_used(_sessions[str(folder)].stepper.tables), stored
 
-    used, stored = leg(32 * MIB)
+    used, stored = segment(32 * MIB)
     assert not packed
-    assert leg(used - 1000)[1] == stored
+    assert segment(used - 1000)[1] == stored
     assert packed
 
 
@@ -238,10 +238,10 @@ def test_approximate_searches_come_to_the_same_objective(options: dict[str, int]
 def test_tables_that_outgrow_the_limit_name_lam_and_C(several_groups: Path, tmp_path: Path) -> None:
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 32 * MIB, 10_000))
     with pytest.raises(MemoryLimitError, match=r"in pass 1.*larger lam.*smaller C"):
-        LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
     data = Data(str(several_groups), str(tmp_path), PARAMETERS, 0, PassPlan(100_000, 10_000, 32 * MIB))
     with pytest.raises(MemoryLimitError, match="active labels, whose dual variables take"):
-        LegJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
+        SegmentJob(data, 0, 0.3, 0, 0, 1, 3, 2, 1, (), "").run()
     with pytest.raises(MemoryLimitError, match="PD-Sparse needs"):
         PDSparseRun(Dataset(several_groups), tmp_path, PARAMETERS, 0, MemoryPlan(2**24, 2**24, 1), Notes())
 
@@ -319,7 +319,7 @@ def two(several_groups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 def test_damage_of_any_file_that_a_leg_left_is_found(two: tuple[str, Path], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for kind, arrays in (
-        ("dual", {"active/data", "active/indices", "active/indptr", "runs"}), ("tables", {"counts", "labels", "values"}),
+        ("dual", {"active/data", "active/indices", "active/indptr", "strips"}), ("tables", {"counts", "labels", "values"}),
     ):  # fmt: skip
         left = sorted(folder for folder in two[1].glob(f"state/{kind}-*-*/*") if not folder.suffix)[0]
         folder = tmp_path / left.parent.name / left.name
@@ -413,8 +413,8 @@ def test_where_it_goes_back_to(tmp_path: Path) -> None:
             "pass/1/2/0", "pass/1/3/0"]  # fmt: skip
 
     def back(*damaged: tuple[int, int]) -> tuple[tuple[int, int], list[str], list[str]]:
-        to, legs, folders = legs_again(tmp_path, damaged, keys)
-        return to, legs, sorted(folder.name for folder in folders)
+        to, segments, folders = segments_again(tmp_path, damaged, keys)
+        return to, segments, sorted(folder.name for folder in folders)
 
     assert back((1, 3)) == ((1, 3), ["pass/1/3/0"], ["dual-1-3"])
     later = ["dual-1-2", "dual-1-3", "tables-1-2"]
@@ -449,7 +449,7 @@ def test_half_of_a_folder_that_was_being_removed_is_passed_over(
     kind = sorted(tmp_path.glob("m.partial/state/dual-*"))[0]
     half = kind.with_name("dual-0-9.old") / "000000"
     shutil.copytree(kind / "000000", half)
-    (half / "runs" / "c" / "0").unlink()
+    (half / "strips" / "c" / "0").unlink()
     fitted = xs.PDSparse(**TWO, memory_limit=LIMIT).fit(several_groups, model=tmp_path / "m")
     assert fitted.model_.digest() == whole
     assert "again" not in {event["event"] for event in read_events(tmp_path / "m" / "events.jsonl")}

@@ -1,4 +1,4 @@
-"""All figures of merit against those of napkinXC, which the field's tables are made with (extra `peers`)."""
+"""All metrics against those of napkinXC, which the field's tables are made with (extra `peers`)."""
 
 from __future__ import annotations
 

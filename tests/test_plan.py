@@ -18,11 +18,18 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.plan import LEGS, SearchSize, class_blocks, held_rows, search_leg, search_needs
+from xmc_stream.methods.ppdsparse.plan import (
+    INTERVALS,
+    SearchSize,
+    class_blocks,
+    held_rows,
+    search_interval,
+    search_needs,
+)
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.models import Execution
-from xmc_stream.models.linear.tiles import Run
+from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.planning import plan_line, plan_lines, plan_training
 from xmc_stream.store.dataset import Dataset
@@ -109,8 +116,8 @@ def sizes(n: int, tile: int) -> list[list[SearchSize]]:
     units = []
     for u in range(n):
         five, twenty = held_rows(np.array([5])), held_rows(np.array([5, 5, 5, 5]))
-        halves = [SearchSize(Run(u * 4 + h, u * 4 + h + 1, tile, 10), five, five) for h in (0, 1, 2, 3)]
-        units.append([*halves, SearchSize(Run(u * 4, u * 4 + 4, 4 * tile, 40), twenty, twenty)])
+        halves = [SearchSize(TileRange(u * 4 + h, u * 4 + h + 1, tile, 10), five, five) for h in (0, 1, 2, 3)]
+        units.append([*halves, SearchSize(TileRange(u * 4, u * 4 + 4, 4 * tile, 40), twenty, twenty)])
     return units
 
 
@@ -119,7 +126,7 @@ def test_a_search_is_cut_into_the_blocks_that_were_promised(promised: int) -> No
     plan = MemoryPlan(2**33, 1024 * MIB, 1)
     blocks = class_blocks(plan, sizes(8, 2 * MIB), 1000, 10**6, promised)
     assert len(blocks) == promised
-    classes = [c for block in blocks for piece in block for c in range(piece.run.first, piece.run.last)]
+    classes = [c for block in blocks for piece in block for c in range(piece.span.first, piece.span.last)]
     assert classes == list(range(32))
     natural = class_blocks(replace_budget(plan, 120 * MIB), sizes(8, 20 * MIB), 1000, 10**6)
     assert len(natural) > 5
@@ -131,27 +138,27 @@ def test_legs_are_as_long_as_the_budget_allows_before_classes_are_cut() -> None:
     """A thousand classes of which each wants 50,000 rows of ten million, and one that wants them all."""
     rooms = np.full(1000, 50_000)
     rooms[7] = 9_000_000
-    sizes = [[SearchSize(Run(0, 1000, 50 * MIB, 10**6), held_rows(rooms), held_rows(rooms))]]
-    legs = []
+    sizes = [[SearchSize(TileRange(0, 1000, 50 * MIB, 10**6), held_rows(rooms), held_rows(rooms))]]
+    intervals = []
     for budget in (200, 400, 950, 8000):
         plan = MemoryPlan(2**33, budget * MIB, 1)
         (pieces,) = class_blocks(plan, sizes, 50_000, 10**7)
         needs = search_needs(plan, pieces, 50_000, 10**7)
         assert sum(needs.values()) <= plan.budget
-        legs.append(search_leg(plan, pieces, 50_000, 10**7))
-    assert legs == [LEGS[0], LEGS[1], LEGS[4], 2_500_000]  # the last are all rows of a job
+        intervals.append(search_interval(plan, pieces, 50_000, 10**7))
+    assert intervals == [INTERVALS[0], INTERVALS[1], INTERVALS[4], 2_500_000]  # the last are all rows of a job
     assert needs["rows found"] < 12 * (999 * 50_000 + 2_500_000) * 1.2
     with pytest.raises(MemoryLimitError, match="rows found 5"):
         class_blocks(replace_budget(plan, 100 * MIB), sizes, 50_000, 10**7)
 
 
-def test_many_classes_that_want_little_are_not_cut_into_legs() -> None:
-    """A leg would need a table of where each class's rows begin in it, which is more than the rows themselves."""
+def test_many_classes_that_want_little_are_not_cut_into_intervals() -> None:
+    """An interval would need a table of where each class's rows begin in it, which is more than the rows themselves."""
     little = held_rows(np.full(1000, 50))
-    sizes = [[SearchSize(Run(u * 1000, (u + 1) * 1000, MIB, 10**4), little, little)] for u in range(1000)]
+    sizes = [[SearchSize(TileRange(u * 1000, (u + 1) * 1000, MIB, 10**4), little, little)] for u in range(1000)]
     plan = MemoryPlan(2**33, 2600 * MIB, 1)
     (block,) = class_blocks(plan, sizes, 50_000, 10**7)
-    assert search_leg(plan, block, 50_000, 10**7) == 2_500_000
+    assert search_interval(plan, block, 50_000, 10**7) == 2_500_000
 
 
 def replace_budget(plan: MemoryPlan, budget: int) -> MemoryPlan:

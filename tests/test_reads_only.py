@@ -18,7 +18,7 @@ from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.search import SearchJob
-from xmc_stream.methods.ppdsparse.state import Found
+from xmc_stream.methods.ppdsparse.state import CandidateRows
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.predict import PredictJob, PredictRun
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -91,7 +91,7 @@ def search_jobs(dataset: Dataset, work: Path) -> Iterator[SearchJob]:
 
 def found(job: SearchJob) -> list[NDArray[np.generic]]:
     n = job.last - job.first
-    f = Found(Path(job.out), n, Dataset(job.data).n_samples)
+    f = CandidateRows(Path(job.out), n, Dataset(job.data).n_samples)
     blocks = [part for classes, b in f.blocks(0, n) for part in (classes, b.indptr, b.indices, b.values)]
     return [*blocks, *(f.of_classes(name, 0, n) for name in ("counts", "losses", "best"))]
 

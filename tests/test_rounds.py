@@ -46,7 +46,7 @@ def test_which_classes_go_on_does_not_depend_on_the_cut(
     few_rows: xs.Dataset, gone_on: xs.PPDSparse, tmp_path: Path
 ) -> None:
     cut = xs.PPDSparse(C=4.0, threads=2, memory_limit="3GB").fit(
-        few_rows, model=tmp_path / "cut", cuts=Cuts(classes=7, rows=130, solve_rows=300, leg=90)
+        few_rows, model=tmp_path / "cut", cuts=Cuts(classes=7, rows=130, solve_rows=300, interval=90)
     )
     assert cut.model_.digest() == gone_on.model_.digest()
     # losses are rounded so that their sums are exact: no cut shows in the figures either

@@ -1,4 +1,4 @@
-"""A search of classes that hold many rows each takes what was planned for it: with legs, little."""
+"""A search of classes that hold many rows each takes what was planned for it: with intervals, little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SearchSize, search_needs
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.search import SearchJob
-from xmc_stream.models.linear.tiles import Run
+from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 
@@ -32,21 +32,21 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return xs.convert(X, tmp_path_factory.mktemp("heavy") / "heavy.xmc", labels=Y)
 
 
-def searched(data: Dataset, work: Path, leg: int) -> tuple[int, int, int]:
+def searched(data: Dataset, work: Path, interval: int) -> tuple[int, int, int]:
     """Peak bytes of the first search, bytes that were planned for it, rows that it found."""
     begin_model(work)
-    plan = MemoryPlan(2**33, 1024 * MIB, 1, cuts=Cuts(leg=leg))
+    plan = MemoryPlan(2**33, 1024 * MIB, 1, cuts=Cuts(interval=interval))
     loop = PPDSparseRun(data, work, PPDSparseParameters(max_rounds=2), 0, plan, Notes()).loop()
     (solve,) = next(loop).jobs
-    runs = solve.run()["runs"]
-    (search,) = loop.send([{"runs": runs, "inside": 1.0, "open": K}]).jobs
+    spans = solve.run()["tile_ranges"]
+    (search,) = loop.send([{"tile_ranges": spans, "inside": 1.0, "open": K}]).jobs
     assert isinstance(search, SearchJob)
     search.run()  # compiled and imported what it needs
     tracemalloc.start()
     found = search.run()["found"]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    pieces = [SearchSize(Run(*run[:4]), *run[4:]) for run in runs if run[:2] == [0, K]]
+    pieces = [SearchSize(TileRange(*span[:4]), *span[4:]) for span in spans if span[:2] == [0, K]]
     return peak, sum(search_needs(plan, pieces, data.n_features, N).values()), found
 
 
@@ -55,7 +55,7 @@ def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset,
     whole, planned, found = searched(heavy, tmp_path / "whole", 0)
     assert whole <= planned
     assert whole > 12 * found
-    in_legs, planned_legs, found_legs = searched(heavy, tmp_path / "legs", 1000)
-    assert in_legs <= planned_legs
-    assert in_legs < whole / 3
-    assert found <= found_legs < 2 * found
+    in_intervals, planned_intervals, found_intervals = searched(heavy, tmp_path / "intervals", 1000)
+    assert in_intervals <= planned_intervals
+    assert in_intervals < whole / 3
+    assert found <= found_intervals < 2 * found

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.errors import StoreError
-from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
-from xmc_stream.methods.ppdsparse.candidates import FoundFile, read_found
-from xmc_stream.methods.ppdsparse.state import UnitState, new_found, new_unit_state
+from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
+from xmc_stream.methods.ppdsparse.candidates import CandidateFile, read_candidates
+from xmc_stream.methods.ppdsparse.state import UnitState, new_candidates, new_unit_state
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.lowrank.factors import Factor, new_factors
@@ -110,7 +110,7 @@ def test_lines_come_as_they_are_or_not_at_all(arrays: tuple[list[int], list[int]
         assert got(lambda: matrix.block(start, stop, Buffer(matrix, len(indices)))) == want
         assert got(lambda: matrix.mapped(start, stop, 0)) == want
         try:
-            flat = [j for some, _ in matrix.pieces(start, stop, size) for j in some.tolist()]
+            flat = [j for some, _ in matrix.windows(start, stop, size) for j in some.tolist()]
             assert flat == [j for line in want or [] for j in line]
         except StoreError:
             assert want is None
@@ -207,19 +207,19 @@ def test_a_factor_of_other_lines(tmp_path: Path) -> None:
 
 
 def test_findings_that_are_not_as_many_as_counted(tmp_path: Path) -> None:
-    def files(rows: list[int], counted: int, n_samples: int = 20) -> list[FoundFile]:
-        with new_found(tmp_path / "f", 2, n_samples, np.zeros(0, np.int64)) as writer:
+    def files(rows: list[int], counted: int, n_samples: int = 20) -> list[CandidateFile]:
+        with new_candidates(tmp_path / "f", 2, n_samples, np.zeros(0, np.int64)) as writer:
             writer.rows.append(np.array([len(rows), 0]), np.array(rows), np.zeros(len(rows), np.float32))
             writer.counts[0] = counted
-        return [FoundFile(5, 7, str(tmp_path / "f"))]
+        return [CandidateFile(5, 7, str(tmp_path / "f"))]
 
     room = np.array([9, 9])
-    assert read_found(files([1, 4], 2), 5, 7, 20, room)[1].tolist() == [1, 4]
+    assert read_candidates(files([1, 4], 2), 5, 7, 20, room)[1].tolist() == [1, 4]
     for rows, counted, n in (
         ([1, 4], 1, 20), ([1, 4], 3, 20), ([1, 4], -1, 20), ([1, 4], 2, 21), ([4, 1], 2, 20), ([1, 20], 2, 20),
     ):  # fmt: skip
         with pytest.raises(StoreError):
-            read_found(files(rows, counted, n), 5, 7, 20, room)
+            read_candidates(files(rows, counted, n), 5, 7, 20, room)
 
 
 def test_a_state_of_other_classes_samples_or_features(tmp_path: Path) -> None:
@@ -248,19 +248,19 @@ def test_tables_and_dual_variables_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             list(stored_tables(tmp_path / "t", 2, 4, 1))
 
-    def leg(sizes: list[int], labels: list[int], runs: list[int]) -> PassState:
-        with new_leg(tmp_path / "leg", 4) as writer:
+    def segment(sizes: list[int], labels: list[int], strips: list[int]) -> PassState:
+        with new_segment(tmp_path / "segment", 4) as writer:
             writer.active.append(np.array(sizes), np.array(labels), np.zeros(len(labels)))
-            writer.runs.append(np.array(runs))
-        return PassState([tmp_path / "leg"], 3, 4, 1)
+            writer.strips.append(np.array(strips))
+        return PassState([tmp_path / "segment"], 3, 4, 1)
 
-    assert leg([2, 0, 1], [3, 1, 0], [0, 1]).read(np.array([0, 1]), np.array([2, 1])).labels.tolist() == [3, 1, 0]
-    for sizes, labels, runs in (
+    assert segment([2, 0, 1], [3, 1, 0], [0, 1]).read(np.array([0, 1]), np.array([2, 1])).labels.tolist() == [3, 1, 0]
+    for sizes, labels, strips in (
         ([2, 0, 1], [3, 1, 0], [0, 2]), ([2, 0, 1], [3, 1, 0], [0, 0]), ([2, 0, 1], [3, 1, 0], [-1, 1]),
         ([2, 0], [3, 1], [0, 1]), ([2, 0], [3, 1], [0]), ([2, 0, 1], [3, 4, 0], [0, 1]),
     ):  # fmt: skip
         with pytest.raises(StoreError):
-            leg(sizes, labels, runs).read(np.array([0, 1]), np.array([2, 1]))
+            segment(sizes, labels, strips).read(np.array([0, 1]), np.array([2, 1]))
     rows = DualRows(np.array([0, 2]), np.array([2, 1]), np.array([3, 1, 0], np.int32), np.zeros(3))
     assert begin_with(rows, np.array([0, 1, 2]), np.array([3, 0], np.int32))
     assert not begin_with(rows, np.array([0, 1, 2]), np.array([1, 0], np.int32))
@@ -381,12 +381,15 @@ def test_tiles_hold_every_class(stores: Path, tmp_path: Path, tiles: Any) -> Non
 
 def test_tiles_that_are_larger_than_they_say_are_not_made(stores: Path, tmp_path: Path) -> None:
     data = Dataset(stores / "data")
-    for change, said in ((lambda run: run.__setitem__(2, 1), "takes"), (lambda run: run.__setitem__(3, 1), "weights")):
+    for change, said in (
+        (lambda span: span.__setitem__(2, 1), "takes"),
+        (lambda span: span.__setitem__(3, 1), "weights"),
+    ):
         shutil.copytree(stores / "linear", tmp_path / "m", dirs_exist_ok=True)
-        runs = json.loads((tmp_path / "m" / "zarr.json").read_bytes())["attributes"]["tiles"]
-        for run in runs[0]:
-            change(run)
-        Group(tmp_path / "m").update_attributes({"tiles": runs})
+        spans = json.loads((tmp_path / "m" / "zarr.json").read_bytes())["attributes"]["tiles"]
+        for span in spans[0]:
+            change(span)
+        Group(tmp_path / "m").update_attributes({"tiles": spans})
         seal(tmp_path / "m")
         with pytest.raises(StoreError, match=said):
             xs.predict(xs.load_model(tmp_path / "m"), data, tmp_path / "p", k=2)

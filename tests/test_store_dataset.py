@@ -372,7 +372,7 @@ def make_model(
         with new_unit(unit_path(work, unit), W.shape[0], last - first) as writer:
             writer.weights.append(np.diff(part.indptr), part.indices, part.data)
             writer.bias[:] = bias[first:last]
-            writer.figures["loss"] = np.arange(first, last) / 3
+            writer.statistics["loss"] = np.arange(first, last) / 3
     sizes = {"n_features": W.shape[0], "n_labels": W.shape[1], **starts_of(units)}
     finish_model(work, path, {**MODEL, **sizes, **(attributes or {})})
     return LinearModel(path)

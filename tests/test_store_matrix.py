@@ -85,7 +85,7 @@ def runs(lengths: list[int], repeats: list[int]) -> st.SearchStrategy[tuple[int,
 
 @st.composite
 def matrices(draw: st.DrawFn, dtypes: tuple[Any, ...] = (np.float32, np.float64, None)) -> Lines:
-    """Runs of lines of one length: many short ones, so that indptr has chunks too, and some that fill whole chunks."""
+    """ranges of lines of one length: many short ones, so that indptr has chunks too, and some that fill whole chunks."""
     short, middle = runs([0, 1, 3], [1, 40, 3000, 8192]), runs([17, 64, 250], [1, 10, 100])
     long = runs([2048, 4096, 16_384, 20_000, 40_000], [1, 2, 3])
     drawn = draw(st.lists(st.one_of(short, middle, long), max_size=5))
@@ -583,8 +583,8 @@ advised = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this syst
 
 
 @advised
-def test_lines_that_will_be_needed_come_into_the_page_cache_and_no_others(tmp_path: Path) -> None:
-    matrix = write(tmp_path / "matrix", make_lines(np.full(3000, 250)), 16 * STEP)
+def test_lines_that_will_be_needed_come_into_the_page_cache_and_no_others(disk_path: Path) -> None:
+    matrix = write(disk_path / "matrix", make_lines(np.full(3000, 250)), 16 * STEP)
     forget(matrix)
     matrix.will_need(400, 2050)  # 1.7 MB of either array, over the end of a chunk
     per_chunk = matrix.indices.chunk
@@ -598,8 +598,8 @@ def test_lines_that_will_be_needed_come_into_the_page_cache_and_no_others(tmp_pa
 
 
 @advised
-def test_a_stream_asks_for_the_next_block_before_it_gives_one(tmp_path: Path) -> None:
-    matrix = write(tmp_path / "matrix", make_lines(np.full(3000, 250)), 64 * STEP)
+def test_a_stream_asks_for_the_next_block_before_it_gives_one(disk_path: Path) -> None:
+    matrix = write(disk_path / "matrix", make_lines(np.full(3000, 250)), 64 * STEP)
     forget(matrix)
     blocks = matrix.blocks(1000 * (250 * 8 + 8))
     for asked in (2000, 3000, 3000):

@@ -43,35 +43,35 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes are large from 90 rows on, runs are 16 rows long."""
+    """Classes are large from 90 rows on, strips are 16 rows long."""
     monkeypatch.setattr(ppdsparse, "LARGE_BYTES", 90 * (8 * 12 + ppdsparse.ROW_BYTES))
-    monkeypatch.setattr(ppdsparse, "RUN_BYTES", 2000)
+    monkeypatch.setattr(ppdsparse, "STRIP_BYTES", 2000)
 
 
 class Watch:
     """How the large classes of a run were solved."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.memory = self.disk = self.slabs = 0
-        make, disk = active_rows.MemoryPairs.__init__, active_rows.DiskPairs.__init__
+        self.memory = self.disk = self.spilled = 0
+        make, disk = active_rows.MemoryRows.__init__, active_rows.DiskRows.__init__
 
-        def in_memory(pairs: Any, *args: Any) -> None:
+        def in_memory(active: Any, *args: Any) -> None:
             self.memory += int(args[0].sum() > 40)  # not the warm-up's
-            make(pairs, *args)
+            make(active, *args)
 
-        def on_disk(pairs: Any, *args: Any) -> None:
+        def on_disk(active: Any, *args: Any) -> None:
             self.disk += int(args[3] == N)
-            disk(pairs, *args)
+            disk(active, *args)
 
-        arrange = spill.SlabPairs.arrange
+        arrange = spill.SpilledRows.arrange
 
-        def by_runs(pairs: Any) -> None:
-            self.slabs += int(pairs._n_samples == N)
-            arrange(pairs)
+        def by_strips(active: Any) -> None:
+            self.spilled += int(active._n_samples == N)
+            arrange(active)
 
-        monkeypatch.setattr(spill.SlabPairs, "arrange", by_runs)
-        monkeypatch.setattr(active_rows.MemoryPairs, "__init__", in_memory)
-        monkeypatch.setattr(active_rows.DiskPairs, "__init__", on_disk)
+        monkeypatch.setattr(spill.SpilledRows, "arrange", by_strips)
+        monkeypatch.setattr(active_rows.MemoryRows, "__init__", in_memory)
+        monkeypatch.setattr(active_rows.DiskRows, "__init__", on_disk)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "some done": {"max_rounds": 4, "epochs": 8, "tol": 0.3, "lam": 0.1},
     "hinge": {"loss": "hinge", "bias": False},
-    "rough": {"delta": 3.0, "min_value": 0.05},
+    "approximate": {"delta": 3.0, "min_value": 0.05},
 }
 
 
@@ -110,7 +110,7 @@ def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     expected = digest(data, tmp_path / "held", **SETTINGS[name])
-    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None, slabs=False: room.classes + 1)
+    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None, spilled=False: room.classes + 1)
     assert digest(data, tmp_path / "disk", 1, STREAMED, **SETTINGS[name]) == expected
     assert watch.disk > 0
 
@@ -126,7 +126,7 @@ def test_classes_whose_pairs_are_on_disk_end_the_same(
     )
     monkeypatch.setattr(spill, "SORTED", 100)
     assert digest(data, tmp_path / "disk", 2, STREAMED, **SETTINGS[name]) == expected
-    assert watch.slabs > 0
+    assert watch.spilled > 0
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_a_class_of_nine_rows_in_ten_trains_in_a_tenth_of_them(
 
 @pytest.fixture(scope="module")
 def many_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300,000 rows of 10 entries; each of 64 classes has half of them: 240 MB of pairs, 24 MB of X."""
+    """300,000 rows of 10 entries; each of 64 classes has half of them: 240 MB of active rows, 24 MB of X."""
     n, d, per_row, k = 300_000, 1000, 10, 64
     path = tmp_path_factory.mktemp("many_large") / "data.xmc"
     rng = np.random.default_rng(0)
@@ -226,8 +226,8 @@ def many_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_pairs_in_memory_are_those_of_one_turn(many_large: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    """Classes go by turns, with a third of the pairs each: what one turn held is gone when the next one starts."""
+def test_active_rows_in_memory_are_those_of_one_turn(many_large: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """Classes go by turns, with a third of the active rows each: what one turn held is gone when the next one starts."""
     settings = ("--set", "max_rounds=1", "--set", "last_epochs=2", "--threads", "2")
     least = cli("plan", "train", many_large, tmp_path / "model", *settings)["least_limit"]
     report = cli("train", many_large, tmp_path / "model", "--memory-limit", str(least + 80 * 10**6), *settings)

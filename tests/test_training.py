@@ -79,8 +79,8 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     for n, (threads, limit, cuts) in enumerate(
         [
             (1, "1500MB", Cuts(classes=150, rows=200)),
-            (1, "2GB", Cuts(leg=30)),
-            (2, "2GB", Cuts(classes=700, rows=97, leg=60, solve_rows=200)),
+            (1, "2GB", Cuts(interval=30)),
+            (2, "2GB", Cuts(classes=700, rows=97, interval=60, solve_rows=200)),
             (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
         ]
     ):
@@ -116,7 +116,7 @@ def test_bibtex_in_35_pieces_is_the_same_model(real: Callable[[str], tuple[Path,
     train, _ = real("bibtex")
     whole = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "whole")
     pieces = xs.PPDSparse(memory_limit="2GB").fit(
-        train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700, leg=100)
+        train, model=tmp_path / "pieces", cuts=Cuts(classes=32, rows=700, interval=100)
     )
     assert pieces.report_["class_blocks"] >= 5
     assert pieces.report_["row_blocks"] >= 7

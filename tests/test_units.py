@@ -81,7 +81,7 @@ def test_units_hold_every_class_once_and_no_more_than_they_may(some: list[tuple[
         counts[label % n_labels : label % n_labels + n * 100] = n
 
     class Data:
-        def positives_of_runs(self, n: int) -> tuple[Any, Any]:
+        def positives_of_ranges(self, n: int) -> tuple[Any, Any]:
             starts = np.arange(0, n_labels, n)
             return np.add.reduceat(counts > 0, starts, dtype=np.int64), np.add.reduceat(counts, starts)
 
@@ -109,7 +109,7 @@ def test_the_dataset_counts_by_windows(tmp_path: Path, monkeypatch: pytest.Monke
     counts = data.label_counts()
     for window in (1, 2000, 1 << 16):
         monkeypatch.setattr("xmc_stream.store.dataset._COUNTS", window)
-        learned, positives = data.positives_of_runs(UNIT)
+        learned, positives = data.positives_of_ranges(UNIT)
         starts = np.arange(0, 5000, UNIT)
         assert learned.tolist() == np.add.reduceat((counts > 0).astype(int), starts).tolist()
         assert positives.tolist() == np.add.reduceat(counts, starts).tolist()
@@ -244,18 +244,18 @@ def test_sizes_of_tiles_are_those_of_the_weights(seed: int, n_classes: int, step
         shape=(n_features, n_classes),
     )
     assert sizes.work == int(occurrences @ np.asarray(matrix.sum(axis=1)).ravel())
-    assert {(run.last, run.first) for run in sizes.runs} == {
+    assert {(span.last, span.first) for span in sizes.ranges} == {
         (5 + min(low + (step << level), n_classes), 5 + low)
         for level in range(4)
         for low in range(0, n_classes, step << level)
         if in_tiles[low : low + (step << level)].any()
     }
-    for run in sizes.runs:
-        mine = slice(run.first - 5, run.last - 5)
+    for span in sizes.ranges:
+        mine = slice(span.first - 5, span.last - 5)
         width, counts = tile_width(int(in_tiles[mine].sum())), np.diff(matrix[:, mine].tocsr().indptr)
         total = int(np.where(counts * 4 >= width, width, counts).sum())
-        assert run.weights == counts.sum()
-        assert run.tile == 6 * total + 4 * (n_features + 1) + 4 * width
+        assert span.weights == counts.sum()
+        assert span.tile == 6 * total + 4 * (n_features + 1) + 4 * width
 
 
 # going on
@@ -330,7 +330,7 @@ def test_a_run_goes_on_in_the_units_it_began_with(sparse: Path, tmp_path: Path, 
     run = PPDSparseRun(Dataset(sparse), tmp_path / "m", PPDSparseParameters(), 0, PLAN, ledger)
     run_here(run.loop(), ledger)
     assert [unit.first for unit in run.units] == [0, WIDEST * UNIT]
-    assert units_of_run(Dataset(sparse), ledger) == run.units
+    assert units_of_run(Dataset(sparse), ledger, ("solve/0",)) == run.units
     assert not done & set(again)
 
 

@@ -104,7 +104,10 @@ def test_any_cut_gives_the_same_model_and_the_start_is_told(
 ) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB").fit(small, model=tmp_path / "whole", warm_start=other)
     pieces = xs.PPDSparse(threads=2, memory_limit="1500MB").fit(
-        small, model=tmp_path / "pieces", warm_start=other, cuts=Cuts(classes=300, rows=240, solve_rows=400, leg=130)
+        small,
+        model=tmp_path / "pieces",
+        warm_start=other,
+        cuts=Cuts(classes=300, rows=240, solve_rows=400, interval=130),
     )
     assert pieces.model_.digest() == whole.model_.digest()
     assert whole.model_.attributes["warm_start"] == xs.load_model(other).digest()

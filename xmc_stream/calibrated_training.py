@@ -32,7 +32,7 @@ def train_calibrated(
     """Train on all rows as `train` does, and calibrate by a model of the same parameters that has not seen `fraction` of them.
 
     In `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
-    on from there. The figures are those of `train`, of both trainings where they are seconds and peak_rss, and what
+    on from there. The report is that of `train`, of both trainings where they are seconds and peak_rss, and what
     `calibrate` returns in `calibration`. Raises what these and `split` raise.
     """
     began = time.perf_counter()
@@ -44,19 +44,19 @@ def train_calibrated(
         model, figures = train(dataset, path, parameters, seed, execution, force=force, check=check)
         return model, {**figures, CALIBRATION: done}
     work = path.with_name(f"{path.name}.calibration")
-    part, held = work / "train.xmc", work / "held.xmc"
+    part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite or not _is_part(part, dataset, fraction, seed):
         remove(work)
         work.mkdir(parents=True)
-        split(dataset, part, held, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
+        split(dataset, part, held_out, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
         try:
-            refuse_few(open_dataset(held))
+            refuse_few(open_dataset(held_out))
         except InputError:
             remove(work)
             raise
     other, before = train(open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check)
     model, figures = train(dataset, path, parameters, seed, execution, overwrite, force, check)
-    about = calibrate(model, held, scores_of=other, execution=execution, check=check)
+    about = calibrate(model, held_out, scores_of=other, execution=execution, check=check)
     remove(work)
     return model, {
         **figures,

@@ -1,7 +1,7 @@
 """The demo: a text set made of the docstrings of the Python packages at hand, and the main job on it.
 
 A docstring is a sample; the packages, modules and classes around it are its labels. Source files are parsed, never
-imported or run. Each step runs in a process of its own, as if typed. Learning and figures of merit are not here: the
+imported or run. Each step runs in a process of its own, as if typed. Learning and metrics are not here: the
 commands do that.
 """
 

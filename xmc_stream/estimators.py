@@ -41,7 +41,7 @@ _FITTED = """Attributes
 model_ : Model
     After `fit`: the trained model, opened.
 report_ : dict
-    After `fit`: figures of the run, as `xmc-stream train --json` prints them. Among them are `seconds`, `peak_rss` (bytes),
+    After `fit`: the report of the run, as `xmc-stream train --json` prints them. Among them are `seconds`, `peak_rss` (bytes),
     `passes` over the data, `nnz` (numbers in the model, without each class's bias) and `objective`."""
 _RUN = {"seed": 0, "memory_limit": None, "threads": None, "scheduler": None, "progress": False}
 
@@ -415,7 +415,7 @@ class LEML(Estimator, parameters=LEMLParameters):
 
     W and H are solved for in turn (sections 3.1 and 3.2). With the squared loss, conjugate gradients give W, and a system
     of equations gives each h_k. With the other losses, a trust-region Newton method gives both. `report_["history"]` has
-    figures of each alternation. `fit` checks the parameters.
+    what is known of each alternation. `fit` checks the parameters.
 
     Examples
     --------

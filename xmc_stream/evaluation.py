@@ -1,4 +1,4 @@
-"""Figures of merit of stored predictions, or of a model, which then gives those that need every score too."""
+"""Metrics of stored predictions, or of a model, which then gives those that need every score too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predicti
 
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
 _PAIR_WORK = 16  # times as much is what is made of them
-_RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the figures
+_RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the metrics
 _LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is made on the way
 
 
@@ -101,8 +101,8 @@ def evaluate(
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> data = xs.convert(X, "evaluate.xmc", labels=X)
     >>> _ = xs.PPDSparse().fit(data, model="evaluate.model")
-    >>> figures = xs.evaluate("evaluate.model", data, ks=(1,))
-    >>> figures["P@1"], figures["average_auc"]
+    >>> report = xs.evaluate("evaluate.model", data, ks=(1,))
+    >>> report["P@1"], report["average_auc"]
     (100.0, 1.0)
     """
     execution = execution or Execution()
@@ -113,9 +113,11 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:
-            figures: dict[str, Any] = {}
+            of_labels: dict[str, Any] = {}
             if is_model(path):
-                path, figures = _predict(path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check)
+                path, of_labels = _predict(
+                    path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
+                )
                 stored: Rankings = Predictions(path)
             else:
                 stored = open_predictions(path)
@@ -127,7 +129,7 @@ def evaluate(
             pairs = SparseMatrix(filtered) if filtered else None
             for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks), execution.progress):
                 metrics.update(labels, y_indptr, y_indices)
-    return {"n_samples": dataset.n_samples, **metrics.result(), **figures}
+    return {"n_samples": dataset.n_samples, **metrics.result(), **of_labels}
 
 
 def _weights(
@@ -188,7 +190,7 @@ def _predict(
     path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, filtered: str, threshold: float | None,
     folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
-    """Predictions of a model, in `folder`, and the figures that need every score."""
+    """Predictions of a model, in `folder`, and the metrics that need every score."""
     from xmc_stream.jobs.job import Notes
 
     model, store = load_model(path), folder / "predictions"
@@ -199,9 +201,9 @@ def _predict(
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         threshold = model.threshold if threshold is None else threshold
         run = model.evaluating(dataset, k, work, plan, filtered, threshold, folder)
-        figures = engine.run(checked(model, run.loop(), check), Notes())
+        of_labels = engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, store, {}, False)
-    return store, figures
+    return store, of_labels
 
 
 def _blocks(

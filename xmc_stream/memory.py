@@ -154,13 +154,12 @@ class MemoryLimit:
         """The limit of a size in words or bytes; None takes three quarters of the memory that is free now."""
         return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
 
-    def budget(self) -> int:
-        """Bytes a plan may hand out now, in a process whose libraries and kernels are loaded."""
-        return self.beside(resident())
+    def budget(self, resident_bytes: int | None = None) -> int:
+        """Bytes a plan may hand out: the limit less what the process holds and the reserve.
 
-    def beside(self, held: int) -> int:
-        """Bytes a plan may hand out where the process holds so many, and its reserve."""
-        return self.limit - held - self.reserve
+        resident_bytes: held once libraries and kernels are loaded. None: what this process holds now.
+        """
+        return self.limit - (resident() if resident_bytes is None else resident_bytes) - self.reserve
 
     @property
     def reserve(self) -> int:

@@ -1,10 +1,10 @@
-"""Ranking figures of top-k predictions, streamed: update with a block of rows, merge the partial sums, read the result.
+"""Ranking metrics of top-k predictions, streamed: update with a block of rows, merge the partial sums, read the result.
 
 This module covers: P@k, nDCG@k, R@k and, given inverse propensities, PSP@k and PSnDCG@k; from counts over the scores of
 all labels average AUC, Hamming loss and macro-F1; and leaving pairs of rows and labels out. It does not rank, read or
 print anything.
 
-Every sum is kept as a whole number of 2**-52, so addition is exact and a figure has the same bits however the rows were
+Every sum is kept as a whole number of 2**-52, so addition is exact and a metric has the same bits however the rows were
 cut into blocks and in whatever order the blocks were merged.
 """
 
@@ -59,7 +59,7 @@ def inverse_propensity(label_counts: npt.ArrayLike, n_samples: int, a: float = 0
     if n_samples < 3:
         raise InputError(
             f"The 'n_samples' of inverse_propensity must be at least 3. Got {n_samples} instead: leave the propensity-"
-            f"scored figures out, or give the whole training set."
+            f"scored metrics out, or give the whole training set."
         )
     if not (0 <= a < np.inf and 0 < b < np.inf):
         raise InputError(f"The 'a' and 'b' of inverse_propensity must be in [0, inf) and (0, inf). Got {a} and {b}.")
@@ -74,7 +74,7 @@ def inverse_propensity(label_counts: npt.ArrayLike, n_samples: int, a: float = 0
 
 @dataclass(frozen=True)
 class RankingSums:
-    """Partial sums of the figures over some rows: small, picklable, what a job hands back.
+    """Partial sums of the metrics over some rows: small, picklable, what a job hands back.
 
     ks: the k asked for. propensity: checksum of the inverse propensities, None without. n_samples: rows summed.
     units: name of a sum -> one integer per k, in units of 2**-52.
@@ -96,15 +96,15 @@ class RankingSums:
         return RankingSums(self.ks, self.propensity, self.n_samples + other.n_samples, units)
 
     def result(self) -> dict[str, float]:
-        """The figures in percent, "P@1" and so on, 0.0 where there is nothing to divide by."""
-        figures: dict[str, float] = {}
+        """The metrics in percent, "P@1" and so on, 0.0 where there is nothing to divide by."""
+        metrics: dict[str, float] = {}
         for name in _PLAIN:
             for k, total in zip(self.ks, self.units[name], strict=True):
-                figures[f"{name}@{k}"] = _percent(total, self.n_samples * _ONE * (k if name == "P" else 1))
+                metrics[f"{name}@{k}"] = _percent(total, self.n_samples * _ONE * (k if name == "P" else 1))
         for name in () if self.propensity is None else _SCORED:
             for k, total, best in zip(self.ks, self.units[name], self.units[f"best {name}"], strict=True):
-                figures[f"{name}@{k}"] = _percent(total, best)
-        return figures
+                metrics[f"{name}@{k}"] = _percent(total, best)
+        return metrics
 
 
 class RankingMetrics:
@@ -170,7 +170,7 @@ class RankingMetrics:
         self.sums = self.sums.merge(other.sums if isinstance(other, RankingMetrics) else other)
 
     def result(self) -> dict[str, float]:
-        """The figures of all rows so far in percent, by name and k: "P@1", "nDCG@3", "PSP@5" and so on."""
+        """The metrics of all rows so far in percent, by name and k: "P@1", "nDCG@3", "PSP@5" and so on."""
         return self.sums.result()
 
     def _up_to_ks(self, values: npt.NDArray[Any]) -> _Floats:
@@ -232,7 +232,7 @@ def auc_units(above: _Integers, n_true: _Integers, n_labels: int) -> int:
     return _exact_sums(auc[:, None])[0]
 
 
-class LabelFigures:
+class LabelMetrics:
     """Hamming loss and macro-F1 from counts over labels, which may come in any blocks.
 
     hamming_loss = (predicted, not true + true, not predicted) / (N K), a fraction. F1 of a label = 2 TP / (predicted +
@@ -252,7 +252,7 @@ class LabelFigures:
         self._n_present += int(np.count_nonzero(true))
 
     def result(self, n_samples: int) -> dict[str, float]:
-        """The figures, 0 where there is nothing to divide by."""
+        """The metrics, 0 where there is nothing to divide by."""
         return {
             "hamming_loss": self._wrong / max(n_samples * self._n_labels, 1),
             "macro_F1": _percent(self._f1, self._n_labels * _ONE),

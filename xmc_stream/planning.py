@@ -32,12 +32,12 @@ _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 _FINEST = 10**6  # limits are proposed to a megabyte
 
-Figures = dict[str, Any]
+Forecast = dict[str, Any]
 
 
-def foreseen_figures(foreseen: Figures, plan: MemoryPlan, held: int, before: int = 0) -> Figures:
+def with_process(foreseen: Forecast, plan: MemoryPlan, resident_bytes: int, before: int = 0) -> Forecast:
     """What a forecaster says, with the process's own memory; keys as in `plan --json`. before: a peak that has been."""
-    parts = {"process": held + _EDGES, **foreseen["peak_parts"]}
+    parts = {"process": resident_bytes + _EDGES, **foreseen["peak_parts"]}
     return {
         "fits": True,
         "memory_limit": plan.limit,
@@ -49,7 +49,7 @@ def foreseen_figures(foreseen: Figures, plan: MemoryPlan, held: int, before: int
 
 def plan_training(
     dataset: Dataset, parameters: Parameters, seed: int, execution: Execution, warm_start: Model | None = None
-) -> Figures:
+) -> Forecast:
     """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error."""
     if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
@@ -57,10 +57,10 @@ def plan_training(
     method.check(task)
     limit = execution.limit()
     with _engine(execution, limit) as engine:
-        held = engine.warm(method.warm_up(task))
+        resident_bytes = engine.warm(method.warm_up(task))
 
         def at(size: int) -> MemoryPlan:
-            return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
+            return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
 
         room = limit.limit
         while True:  # a probe gets what it needs, also where the limit asked for is too small
@@ -69,32 +69,34 @@ def plan_training(
                 break
             except MemoryLimitError:
                 room *= 2
-        return {"command": "train", **_advised(forecaster, at, limit.limit, held, engine.threads)}
+        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine.threads)}
 
 
 def plan_prediction(
     model: Model, dataset: Dataset, k: int, execution: Execution, filtered: bool = False, evaluate: bool = False
-) -> Figures:
+) -> Forecast:
     """What `predict` would do, or `evaluate` with a model. A limit that cannot work gives fits=False and why.
 
     filtered: whether a filter file is given; it is not read.
     """
     limit, name = execution.limit(), "evaluate" if evaluate else "predict"
     with _engine(execution, limit) as engine:
-        held = engine.warm(model.warm_up(evaluate))
+        resident_bytes = engine.warm(model.warm_up(evaluate))
 
         def at(size: int) -> MemoryPlan:
-            return memory_plan(engine, MemoryLimit(size), held, execution.cuts)
+            return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
 
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
-        figures = _advised(forecaster, at, limit.limit, held, engine.threads)
-    if evaluate and figures["fits"]:
-        figures["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
-        figures["peak_rss"] = min(sum(figures["peak_parts"].values()), limit.limit)
-    return {"command": name, "peak_phase": name, **figures}
+        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine.threads)
+    if evaluate and forecast["fits"]:
+        forecast["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
+        forecast["peak_rss"] = min(sum(forecast["peak_parts"].values()), limit.limit)
+    return {"command": name, "peak_phase": name, **forecast}
 
 
-def _advised(forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int, held: int, threads: int) -> Figures:
+def _advised(
+    forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int, resident_bytes: int, threads: int
+) -> Forecast:
     """What a forecaster says for a limit, or why that cannot work, and the limits that would do."""
 
     def works(size: int) -> bool:
@@ -109,7 +111,7 @@ def _advised(forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int
         "limit_for_fewest_passes": _least(lambda size: works(size) and forecaster.reads_least(at(size)), limit),
     }
     try:
-        return {"threads": threads, **foreseen_figures(forecaster.figures(at(limit)), at(limit), held), **advice}
+        return {"threads": threads, **with_process(forecaster.forecast(at(limit)), at(limit), resident_bytes), **advice}
     except MemoryLimitError as error:
         return {"fits": False, "memory_limit": limit, "why": str(error), "threads": threads, **advice}
 
@@ -117,7 +119,7 @@ def _advised(forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int
 def plan_conversion(
     source: Any, memory_limit: str | int | None, threads: int | None = None, like: Any = None, labels: Any = None,
     format: str | None = None, **options: Any,
-) -> Figures:  # fmt: skip
+) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
     limit = Execution(memory_limit).limit()
     opened = opened_source(source, labels, None if like is None else taken_over(like), format, options)
@@ -125,30 +127,30 @@ def plan_conversion(
         raise InputError("standard input and pipes can be read once: plan the conversion of a file")
     try:
         LoadJob(opened).run()
-        held = resident()
+        resident_bytes = resident()
         threads = threads_for(opened, threads)
 
         def plan(size: int) -> ConversionPlan:
-            return plan_memory(opened, MemoryLimit(size).beside(held), threads)
+            return plan_memory(opened, MemoryLimit(size).budget(resident_bytes), threads)
 
         def works(size: int) -> bool:
-            return plan(size).need <= MemoryLimit(size).beside(held)
+            return plan(size).need <= MemoryLimit(size).budget(resident_bytes)
 
-        figures: Figures = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
+        forecast: Forecast = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
         least = _least(works, limit.limit)
         chosen = plan(limit.limit)
-        if not figures["fits"]:
+        if not forecast["fits"]:
             try:
-                limit.check(chosen.needs, "convert", limit.beside(held))
+                limit.check(chosen.needs, "convert", limit.budget(resident_bytes))
             except MemoryLimitError as error:
-                figures["why"] = str(error)
-        plan(max(limit.limit, held + _PROBE_ROOM))
+                forecast["why"] = str(error)
+        plan(max(limit.limit, resident_bytes + _PROBE_ROOM))
         seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
         part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
         x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
         opened.x_entries, opened.y_entries = x, y  # as foreseen, no longer at most
-        parts = {"process": held + _EDGES, **plan(limit.limit).needs}
-        figures |= {
+        parts = {"process": resident_bytes + _EDGES, **plan(limit.limit).needs}
+        forecast |= {
             "passes": 1,
             "row_blocks": len(opened.parts()),
             "n_samples": opened.n_samples,
@@ -162,7 +164,7 @@ def plan_conversion(
         }
     finally:
         opened.close()
-    return {**figures, "least_limit": least, "limit_for_fewest_passes": least, "threads": chosen.threads}
+    return {**forecast, "least_limit": least, "limit_for_fewest_passes": least, "threads": chosen.threads}
 
 
 def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float, bool]:
@@ -184,31 +186,31 @@ def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float, bool]:
     return seen, found["X"], found["Y"], time.perf_counter() - began, whole
 
 
-def plan_line(figures: Mapping[str, Any]) -> str:
+def plan_line(forecast: Mapping[str, Any]) -> str:
     """A plan in one line, for people."""
-    parts = ", ".join(f"{name} {format_size(size)}" for name, size in figures["peak_parts"].items() if size >= MIB)
+    parts = ", ".join(f"{name} {format_size(size)}" for name, size in forecast["peak_parts"].items() if size >= MIB)
     return (
-        f"{_passes(figures)}, {format_size(figures['bytes_read'])} to read, peak memory "
-        f"{format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])} ({parts}), "
-        f"about {_duration(figures['seconds'])}"
+        f"{_passes(forecast)}, {format_size(forecast['bytes_read'])} to read, peak memory "
+        f"{format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])} ({parts}), "
+        f"about {_duration(forecast['seconds'])}"
     )
 
 
-def plan_lines(figures: Mapping[str, Any]) -> list[str]:
+def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     """A plan for a terminal: the line, a table of what memory goes to, the limits that would do."""
     lines = []
-    if figures["fits"]:
+    if forecast["fits"]:
         lines = [
-            f"reading        {_passes(figures)}, {format_size(figures['bytes_read'])} in all",
-            f"time           about {_duration(figures['seconds'])}, from a short probe; threads: {figures['threads']}",
-            f"peak memory    {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}, in the phase "
-            f"'{figures['peak_phase']}':",
+            f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
+            f"time           about {_duration(forecast['seconds'])}, from a short probe; threads: {forecast['threads']}",
+            f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
+            f"'{forecast['peak_phase']}':",
         ]
-        parts = sorted(figures["peak_parts"].items(), key=lambda part: -part[1])
+        parts = sorted(forecast["peak_parts"].items(), key=lambda part: -part[1])
         lines += [f"  {format_size(size):>10}   {name}" for name, size in parts]
     else:
-        lines = [f"does not fit   {figures['why']}"]
-    least, fewest = figures["least_limit"], figures["limit_for_fewest_passes"]
+        lines = [f"does not fit   {forecast['why']}"]
+    least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
     lines += [f"least limit    --memory-limit {_megabytes(least)}"]
     if fewest != least:
         lines += [f"fewest passes  from --memory-limit {_megabytes(fewest)} on"]
@@ -219,22 +221,22 @@ def _megabytes(size: int | None) -> str:
     return "unknown" if size is None else f"{size // 10**6}MB"
 
 
-def _passes(figures: Mapping[str, Any]) -> str:
-    blocks = figures.get("class_blocks")
+def _passes(forecast: Mapping[str, Any]) -> str:
+    blocks = forecast.get("class_blocks")
     if blocks is None:
-        again = figures.get("tiles_made", 1)
-        most = "at most " if figures.get("at_most") else ""
-        return most + _number(figures["passes"]) + (f", tiles made {again} times" if again > 1 else "")
-    if not figures["rounds_known"]:
-        return f"{_number(blocks[-1])} in each round, as many rounds as the tolerance takes"
+        again = forecast.get("tiles_made", 1)
+        most = "at most " if forecast.get("at_most") else ""
+        return most + passes_in_words(forecast["passes"]) + (f", tiles made {again} times" if again > 1 else "")
+    if not forecast["rounds_known"]:
+        return f"{passes_in_words(blocks[-1])} in each round, as many rounds as the tolerance takes"
     more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
-    if figures["solve_passes"]:
-        more += f" and {figures['solve_passes']} for large classes"
-    return _number(figures["passes"]) + more
+    if forecast["solve_passes"]:
+        more += f" and {forecast['solve_passes']} for large classes"
+    return passes_in_words(forecast["passes"]) + more
 
 
-def _number(passes: int) -> str:
-    return "1 pass over the data" if passes == 1 else f"{passes} passes over the data"
+def passes_in_words(passes: float) -> str:
+    return "1 pass over the data" if passes == 1 else f"{passes:g} passes over the data"
 
 
 def _duration(seconds: float) -> str:

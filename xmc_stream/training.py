@@ -1,4 +1,4 @@
-"""Training a model on disk: a solver's plan joined with an engine, a ledger, and what a run says of itself."""
+"""Training a model on disk: a method's plan joined with an engine, a ledger, and what a run says of itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
-from xmc_stream.engine.runner import BESIDE, Engine, wait_for_interrupted
+from xmc_stream.engine.runner import UNKEPT, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
@@ -21,13 +21,15 @@ from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.planning import foreseen_figures, plan_line
+from xmc_stream.planning import plan_line, with_process
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.selection import SELECTED
+
+_RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(
@@ -41,7 +43,7 @@ def train(
     check: bool = True,
     warm_start: Model | None = None,
 ) -> tuple[Model, dict[str, Any]]:
-    """Train, or go on training, a model at `path`; returns it, opened, and the figures of the run."""
+    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run."""
     with writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"):
         return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start)
 
@@ -77,13 +79,13 @@ def _train(
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
-            held = engine.warm(method.warm_up(task))
-            plan = memory_plan(engine, limit, held, execution.cuts)
+            resident_bytes = engine.warm(method.warm_up(task))
+            plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
             forecaster = method.forecaster(task, plan, engine.once)
-            foreseen = forecaster.figures(plan)
+            foreseen = forecaster.forecast(plan)
             run = method.run(task, work, plan, ledger, foreseen)
             if execution.progress:
-                figures = foreseen_figures(foreseen, plan, held, peak_resident())
+                figures = with_process(foreseen, plan, resident_bytes, peak_resident())
                 print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
 
             checks = [
@@ -103,17 +105,14 @@ def _train(
                 result = engine.run(whole(), ledger)
             peak = max(engine.peak, peak_resident() if engine.in_process else 0)
         receipts = [receipt for _, receipt in ledger.items()]
-        beside = [receipt[BESIDE] for receipt in receipts if BESIDE in receipt]
-        receipts += beside
+        unkept = [receipt[UNKEPT] for receipt in receipts if UNKEPT in receipt]
+        receipts += unkept
         sums = {name: sum(receipt.get(name, 0) for receipt in receipts) for name in ("bytes_read", "bytes_gathered")}
         totals = {
             "passes": round(sum(receipt.get("passes", 0.0) for receipt in receipts), 6),
-            "solve_passes": sum(receipt.get("solve_passes", 0) for receipt in receipts),
             "bytes_read": sums["bytes_read"],
             "bytes_streamed": sums["bytes_read"] - sums["bytes_gathered"],
             "bytes_gathered": sums["bytes_gathered"],
-            "class_blocks": max((receipt.get("class_blocks", 0) for receipt in receipts), default=0),
-            "row_blocks": 0,
             "peak_rss": peak,
             **method.totals(ledger.items(), parameters),
         }
@@ -163,7 +162,8 @@ def _forget_damaged(
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:
     """What must be the same for a run to go on."""
-    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    packages: dict[str, Any] = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    packages["format of unfinished runs"] = _RUN_FORMAT
     dataset, mask = task.dataset, {}
     if method.reads_mask(task.parameters):
         mask = {"observed": dataset.observed_rows().fingerprint}
@@ -192,6 +192,7 @@ def _processor() -> str:
 def _report(
     method: Method, model: Model, limit: int, began: float, totals: dict[str, Any], resumed: bool
 ) -> dict[str, Any]:
+    """What `train` says of a training. totals: sums over its receipts, some of the method's own."""
     a = model.attributes
     return {
         "model": str(model.path),
@@ -199,22 +200,13 @@ def _report(
         "params": a["params"],
         "seed": a["seed"],
         "seconds": round(time.perf_counter() - began, 3),
-        "peak_rss": totals["peak_rss"],
         "memory_limit": limit,
-        "passes": totals["passes"],
-        "bytes_read": totals["bytes_read"],
         "nnz": a["nnz"],
         "model_bytes": folder_bytes(model.path),
         "objective": a["objective"],
         "duality_gap": a["duality_gap"],
         "resumed": resumed,
-        **{name: a[name] for name in method.figures if name in a},
-        "bytes_streamed": totals["bytes_streamed"],
-        "bytes_gathered": totals["bytes_gathered"],
-        "solve_passes": totals["solve_passes"],
-        "class_blocks": totals["class_blocks"],
-        "row_blocks": totals["row_blocks"],
-        "search_work": totals.get("search_work"),
-        "search_work_exact": totals.get("search_work_exact"),
+        **{name: a[name] for name in method.reported if name in a},
+        **totals,
         "warm_start": a.get("warm_start"),
     }

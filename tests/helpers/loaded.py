@@ -10,7 +10,7 @@ import xmc_stream.datasets.verify
 import xmc_stream.engine.runner
 import xmc_stream.training  # noqa: F401
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.warm import WarmUp
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 
-WarmUp().run()
-WarmUp(PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()
+PPDSparseWarmUp().run()
+PPDSparseWarmUp(PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()

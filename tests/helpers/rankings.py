@@ -1,4 +1,4 @@
-"""Rankings and labels, drawn; every score of a model; figures of merit."""
+"""Rankings and labels, drawn; every score of a model; metrics."""
 
 from __future__ import annotations
 

@@ -277,16 +277,16 @@ def load() -> None:
     import xmc_stream.datasets.verify
     import xmc_stream.evaluation
     import xmc_stream.training  # noqa: F401
-    from xmc_stream.methods.lowrank.warm import WarmUp as LowRankWarmUp
-    from xmc_stream.methods.pdsparse.warm import WarmUp as PassWarmUp
-    from xmc_stream.methods.ppdsparse.warm import WarmUp
+    from xmc_stream.methods.lowrank.warm import LEMLWarmUp
+    from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
+    from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
     from xmc_stream.models.linear.warm import LinearWarmUp
     from xmc_stream.models.lowrank.warm import ScoreWarmUp
     from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
     for job in (
-        WarmUp(), WarmUp(again=True), PassWarmUp(), LowRankWarmUp(), LinearWarmUp(True), LinearWarmUp(False), ScoreWarmUp(),
-        RowsWarmUp(),
+        PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),
+        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(),
     ):  # fmt: skip
         job.run()
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from .permutation import key_of, permuted
 
-Found = Sequence[tuple[int, float]]  # (row, score)
+CandidateRows = Sequence[tuple[int, float]]  # (row, score)
 
 
 def start_set(positives: Collection[int], size: int, label: int, n_samples: int, seed: int) -> list[int]:
@@ -17,7 +17,7 @@ def start_set(positives: Collection[int], size: int, label: int, n_samples: int,
     return sorted([*positives, *negatives[:size]])
 
 
-def merged(active: dict[int, float], found: Sequence[Found], room: int) -> dict[int, float]:
+def merged(active: dict[int, float], found: Sequence[CandidateRows], room: int) -> dict[int, float]:
     """The set with the best of what all jobs found: higher scores first, then lower rows."""
     best = sorted((pair for of_job in found for pair in of_job), key=lambda pair: (-pair[1], pair[0]))[:room]
     return dict(sorted([*active.items(), *((row, 0.0) for row, _ in best)]))

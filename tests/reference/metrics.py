@@ -1,4 +1,4 @@
-"""Ranking figures row by row, straight from their definitions."""
+"""Ranking metrics row by row, straight from their definitions."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ NOTED = {
 
 
 _READING = (  # how the input is read: options by the names of convert.Options, and of convert itself
-    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: told by its content]"),
+    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: recognised by its content]"),
     click.option(
         "--labels", type=PATH, multiple=True,
         help="The file of Y, when SOURCE is that of X alone; as many as there are SOURCEs. "
         "[default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
     ),
     click.option("--like", type=PATH, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
-    click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: told]"),
+    click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: recognised]"),
     click.option(
         "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
         help="A bad row: end, or leave it out, counted and listed in the dataset.",
@@ -89,7 +89,7 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     """Convert SOURCE (several are one set, in this order; - is standard input) to the dataset TARGET, once.
 
     \b
-    A SOURCE is one of these, told by its content; texts may be compressed by gzip, bzip2, xz or zstd:
+    A SOURCE is one of these, recognised by its content; texts may be compressed by gzip, bzip2, xz or zstd:
       XMLRepo text        first line N D K, then a line `label,label feature:value feature:value ...` a sample
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
       libsvm text         `label,label feature:value ...` without a first line of sizes; ids from 0 or 1 are told apart
@@ -104,18 +104,18 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
     """
     from xmc_stream.convert import convert_report
 
-    dataset, figures = convert_report(list(sources), target, progress=True, **reading(options))
+    dataset, report = convert_report(list(sources), target, progress=True, **reading(options))
     notes = [
         f"{dataset.attributes[name]:,} {words}"
         for name, words in NOTED.items()
         if isinstance(dataset.attributes.get(name), int) and dataset.attributes[name]
     ]
-    show(figures, as_json, [
-        f"{figures['said']}" + (" (resumed)" if figures["resumed"] else ""),
+    show(report, as_json, [
+        f"{report['said']}" + (" (resumed)" if report["resumed"] else ""),
         *notes,
-        f"{dataset.path}: {figures['n_samples']:,} samples, {figures['n_features']:,} features, "
-        f"{figures['n_labels']:,} labels, {figures['nnz_features']:,} values, {figures['nnz_labels']:,} positives"
+        f"{dataset.path}: {report['n_samples']:,} samples, {report['n_features']:,} features, "
+        f"{report['n_labels']:,} labels, {report['nnz_features']:,} values, {report['nnz_labels']:,} positives"
         + "".join(f" (labels of {name})" for name in [dataset.attributes.get("source_labels")] if name),
-        f"{format_size(figures['bytes_on_disk'])} on disk, {figures['seconds']:.1f} s, "
-        f"peak memory {format_size(figures['peak_rss'])}",
+        f"{format_size(report['bytes_on_disk'])} on disk, {report['seconds']:.1f} s, "
+        f"peak memory {format_size(report['peak_rss'])}",
     ])  # fmt: skip

@@ -32,16 +32,16 @@ def verify(
     from xmc_stream.datasets.verify import verify as verify_store
     from xmc_stream.models import Execution
 
-    figures = verify_store(path, Execution(memory_limit, threads, scheduler, True))
-    if figures["sound"] or as_json:
-        show(figures, as_json, [
-            f"{path}: {figures['kind']}, sound: {figures['n_files']:,} files, {format_size(figures['bytes_read'])} read "
-            f"in {figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}"
+    report = verify_store(path, Execution(memory_limit, threads, scheduler, True))
+    if report["sound"] or as_json:
+        show(report, as_json, [
+            f"{path}: {report['kind']}, sound: {report['n_files']:,} files, {format_size(report['bytes_read'])} read "
+            f"in {report['seconds']:.1f} s, peak memory {format_size(report['peak_rss'])}"
         ])  # fmt: skip
-    if not figures["sound"]:
-        more = figures["n_damage"] - 1
+    if not report["sound"]:
+        more = report["n_damage"] - 1
         raise StoreError(
-            f"{path} is damaged: {figures['damage'][0]}"
+            f"{path} is damaged: {report['damage'][0]}"
             + (f" (and {more:,} more: --json lists them)" if more else "")
             + ": make it again"
         )
@@ -57,7 +57,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     Of a model also how its training went: seconds, memory and bytes read of each phase; of one that is not finished, how
     far it is.
 
-    Nothing passes over the data: figures a row are of a sample of the rows where there are more than a million.
+    Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million.
     """
     from xmc_stream.datasets.summary import summarise
     from xmc_stream.engine.summary import describe_unfinished, unfinished_run
@@ -69,21 +69,21 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     if is_model(path):
         model = load_model(path)
         with understood(path):  # attributes and logs, which nothing has looked at
-            figures = {"kind": "model", **describe(model)}
+            report = {"kind": "model", **describe(model)}
             if digest:
-                figures["digest"] = model.digest()
-            lines = _model_lines(figures)
+                report["digest"] = model.digest()
+            lines = _model_lines(report)
     elif work := unfinished_run(path):
         with understood(work):
-            figures = describe_unfinished(work)
-            lines = _model_lines(figures)
+            report = describe_unfinished(work)
+            lines = _model_lines(report)
     else:
         dataset = open_dataset(path)
-        figures = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
+        report = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
         if digest:
-            figures["digest"] = dataset.fingerprint
-        lines = _summary_lines(path, figures)
-    show(figures, as_json, lines)
+            report["digest"] = dataset.fingerprint
+        lines = _summary_lines(path, report)
+    show(report, as_json, lines)
 
 
 @click.command()
@@ -113,15 +113,15 @@ def split(
     """
     from xmc_stream.datasets.split import split as split_dataset
 
-    figures = split_dataset(
+    report = split_dataset(
         data, train, valid, fraction=fraction, seed=seed, rows=rows, memory_limit=memory_limit, overwrite=overwrite,
         progress=True,
     )  # fmt: skip
-    show(figures, as_json, [
-        f"{train}: {figures['n_train']:,} samples",
-        f"{valid}: {figures['n_valid']:,} samples ({figures['share']:.2%}), with {figures['labels_in_valid']:,} of "
-        f"{figures['labels_in_data']:,} labels",
-        f"{figures['seconds']:.1f} s, peak memory {format_size(figures['peak_rss'])}",
+    show(report, as_json, [
+        f"{train}: {report['n_train']:,} samples",
+        f"{valid}: {report['n_valid']:,} samples ({report['share']:.2%}), with {report['labels_in_valid']:,} of "
+        f"{report['labels_in_data']:,} labels",
+        f"{report['seconds']:.1f} s, peak memory {format_size(report['peak_rss'])}",
     ])  # fmt: skip
 
 
@@ -214,38 +214,38 @@ def export(
     """
     from xmc_stream.datasets.export import export as export_to
 
-    figures = export_to(
+    report = export_to(
         data, out, format=format_, base=base, labels=labels, memory_limit=memory_limit, overwrite=overwrite,
         progress=True,
     )  # fmt: skip
-    also = f" and {figures['labels']}" if "labels" in figures else ""
-    blank = figures.get("blank_lines") if figures["format"] == "libsvm" else 0
-    show(figures, as_json, [
-        f"{out}{also}: {format_size(figures['bytes_out'])} in {figures['seconds']:.1f} s, "
-        f"peak memory {format_size(figures['peak_rss'])}",
+    also = f" and {report['labels']}" if "labels" in report else ""
+    blank = report.get("blank_lines") if report["format"] == "libsvm" else 0
+    show(report, as_json, [
+        f"{out}{also}: {format_size(report['bytes_out'])} in {report['seconds']:.1f} s, "
+        f"peak memory {format_size(report['peak_rss'])}",
         *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
     ])  # fmt: skip
 
 
 def _history_line(done: dict[str, Any]) -> str:
     """A pass of PD-Sparse, or an alternation of LEML, for people."""
-    held = "".join(
+    held_out = "".join(
         f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
     )
     if "alternation" in done:
-        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held}"
+        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held_out}"
     return (
-        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held}, {done['nnz']:,} weights, "
+        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held_out}, {done['nnz']:,} weights, "
         f"{done['active_labels']:.3g} active labels a sample"
     )
 
 
-def _model_lines(figures: dict[str, Any]) -> list[str]:
+def _model_lines(report: dict[str, Any]) -> list[str]:
     """Attributes of a model and how its training went, for people."""
-    run = figures["run"]
-    lines = [f"{name:16} {plain(value)}" for name, value in figures.items() if name not in ("run", "history")]
+    run = report["run"]
+    lines = [f"{name:16} {plain(value)}" for name, value in report.items() if name not in ("run", "history")]
     lines += [
-        f"{'history' if n == 0 else '':16} {_history_line(done)}" for n, done in enumerate(figures.get("history", ()))
+        f"{'history' if n == 0 else '':16} {_history_line(done)}" for n, done in enumerate(report.get("history", ()))
     ]
     if not run["sessions"]:
         return lines
@@ -273,9 +273,9 @@ def _model_lines(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _summary_lines(path: Path, figures: dict[str, Any]) -> list[str]:
-    """Attributes and figures of a dataset, for people."""
-    f = dict(figures)
+def _summary_lines(path: Path, report: dict[str, Any]) -> list[str]:
+    """Attributes and numbers of a dataset, for people."""
+    f = dict(report)
     n, read = f.pop("n_samples"), f.pop("rows_read")
     of = "" if read == n else f" of {read:,} rows looked at"
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in f.pop("bytes_by_part").items())

@@ -115,6 +115,7 @@ def train(
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
     from xmc_stream.methods.registry import method_of
     from xmc_stream.models import Execution, load_model
+    from xmc_stream.planning import passes_in_words
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.nodes import understood
     from xmc_stream.training import train as train_model
@@ -129,22 +130,22 @@ def train(
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
     if calibrate is None:
-        _, figures = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start)
+        _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start)
     elif start is not None:
         raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
     else:
         from xmc_stream.calibrated_training import train_calibrated
 
-        _, figures = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
-    figures["model"] = str(model)
-    with understood(model):  # figures of a model that was finished before come from its attributes
-        show(figures, as_json, [
-            f"{model}: {figures['nnz']:,} weights, {format_size(figures['model_bytes'])}"
-            + (" (resumed)" if figures["resumed"] else ""),
-            *method_of(parameters).summary(figures),
-            f"{figures['seconds']:.1f} s, {figures['passes']:g} passes over the data, {format_size(figures['bytes_read'])} "
-            f"read, peak memory {format_size(figures['peak_rss'])} of {format_size(figures['memory_limit'])}",
-            *([_of_calibration(figures["calibration"])] if "calibration" in figures else []),
+        _, report = train_calibrated(dataset, path, parameters, seed, execution, calibrate, overwrite, force, check)
+    report["model"] = str(model)
+    with understood(model):  # report of a model that was finished before come from its attributes
+        show(report, as_json, [
+            f"{model}: {report['nnz']:,} weights, {format_size(report['model_bytes'])}"
+            + (" (resumed)" if report["resumed"] else ""),
+            *method_of(parameters).summary(report),
+            f"{report['seconds']:.1f} s, {passes_in_words(report['passes'])}, {format_size(report['bytes_read'])} "
+            f"read, peak memory {format_size(report['peak_rss'])} of {format_size(report['memory_limit'])}",
+            *([_of_calibration(report["calibration"])] if "calibration" in report else []),
         ])  # fmt: skip
 
 
@@ -220,19 +221,19 @@ def predict(
     execution = Execution(memory_limit, threads, scheduler, True)
     trained, out_path = load_model(model), out.absolute()
     with samples(data, trained, out_path.parent, execution) as dataset:
-        figures = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
-    figures["predictions"] = str(out)
-    show(figures, as_json, [
-        f"{out}: the best {k} labels of {figures['n_samples']:,} samples",
-        f"{figures['seconds']:.1f} s, {figures['ms_per_sample']:.3g} ms a sample, "
-        f"peak memory {format_size(figures['peak_rss'])}",
+        report = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
+    report["predictions"] = str(out)
+    show(report, as_json, [
+        f"{out}: the best {k} labels of {report['n_samples']:,} samples",
+        f"{report['seconds']:.1f} s, {report['ms_per_sample']:.3g} ms a sample, "
+        f"peak memory {format_size(report['peak_rss'])}",
     ])  # fmt: skip
 
 
 @click.command()
 @click.argument("predictions", type=PATH)
 @click.argument("data", type=PATH)
-@click.option("--train", "train_data", type=PATH, help="The training set, for propensity-scored figures.")
+@click.option("--train", "train_data", type=PATH, help="The training set, for propensity-scored metrics.")
 @click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")
@@ -248,7 +249,7 @@ def evaluate(
     threshold: float | None, check: bool, memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool,
     debug: bool,
 ) -> None:  # fmt: skip
-    """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; figures in per cent.
+    """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; metrics in per cent.
 
     PREDICTIONS is what predict wrote: a zarr group, a .npz or a .txt file; .jsonl is for people to read.
 
@@ -273,14 +274,14 @@ def evaluate(
     began = time.perf_counter()
     train_set = None if train_data is None else open_dataset(train_data)
     execution = Execution(memory_limit, threads, scheduler, True)
-    figures = evaluate_predictions(
+    metrics = evaluate_predictions(
         predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold, check
     )
-    lines = [f"{figures['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
-    shown = {name: value for name, value in figures.items() if name != "n_samples"}
+    lines = [f"{metrics['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
+    shown = {name: value for name, value in metrics.items() if name != "n_samples"}
     width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")
     lines += [f"{name:{width}} {value:{'.6f' if name in fractions else '6.2f'}}" for name, value in shown.items()]
-    show(figures, as_json, lines)
+    show(metrics, as_json, lines)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -309,7 +310,7 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
         from xmc_stream.evaluation import plan_comparison
 
         train_set = None if o["train_data"] is None else open_dataset(o["train_data"])
-        figures = plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
+        report = plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
 
     from xmc_stream import planning
 
@@ -317,17 +318,17 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
         from xmc_stream.cli.data import reading
 
         options = reading({name: o[name] for name in o if name not in _NOT_PLANNED})
-        figures = planning.plan_conversion(list(o["sources"]), **options)
+        report = planning.plan_conversion(list(o["sources"]), **options)
     elif command == "train":
         start = None if o["warm_start"] is None else load_model(o["warm_start"])
         parameters = _parameters(o["solver"], o["settings"])
-        figures = planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
+        report = planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
     elif command == "predict" or is_model(o["predictions"]):
         model = load_model(o["model"] if command == "predict" else o["predictions"])
         k = o["k"] if command == "predict" else max(o["ks"])
         data, filtered = open_dataset(o["data"]), o["pairs"] is not None
-        figures = planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
-    show(figures, o["as_json"], planning.plan_lines(figures))
+        report = planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
+    show(report, o["as_json"], planning.plan_lines(report))
 
 
 @click.command()
@@ -346,6 +347,6 @@ def demo(folder: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) ->
     """
     from xmc_stream.demo import run_demo
 
-    figures = run_demo(folder, sources, sys.stderr if as_json else sys.stdout)
+    report = run_demo(folder, sources, sys.stderr if as_json else sys.stdout)
     if as_json:
-        click.echo(json.dumps(figures))
+        click.echo(json.dumps(report))

@@ -46,8 +46,8 @@ def executed(command: Callable[..., Any]) -> Callable[..., Any]:
     return limited(command)
 
 
-def show(figures: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    click.echo(json.dumps(figures) if as_json else "\n".join(lines))
+def show(report: dict[str, Any], as_json: bool, lines: list[str]) -> None:
+    click.echo(json.dumps(report) if as_json else "\n".join(lines))
 
 
 def plain(value: Any) -> str:

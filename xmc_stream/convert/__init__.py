@@ -33,7 +33,7 @@ MARK = "conversion"  # the attribute of a dataset that tells which conversion it
 def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     """Convert a data set of a common format into a dataset on disk, and open it.
 
-    The input is read once, in bounded memory. The format is told by the content; docs/convert.md describes the formats.
+    The input is read once, in bounded memory. The format is recognised by the content; docs/convert.md describes the formats.
     A conversion of files that was killed goes on when the same call is made again. One that came to its end has nothing
     to do. Bad input leaves nothing at `target`.
 
@@ -69,7 +69,7 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     observed : str, Path or None, default None
         A file of lines `row label`, counted from zero: the pairs whose labels are known. See `Dataset.with_observed`.
     format : str or None, default None
-        The name of the format, as "xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy" or "anndata". None: told by the
+        The name of the format, as "xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy" or "anndata". None: recognised by the
         content.
     label_names, feature_names : str, Path or None, default None
         A file of the names of the labels, or of the features: one a line, or JSON objects with a title.

@@ -160,7 +160,7 @@ def running(
         with Engine(limit, threads or 1, scheduler, None, progress) as engine:
             if source.alone:
                 load.run()
-            budget = limit.beside(engine.warm(load))
+            budget = limit.budget(engine.warm(load))
             yield engine, plan_memory(source, budget, engine.threads, fewer=False)
 
 

@@ -179,7 +179,7 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
         for start in range(0, matrix.n_lines, _WINDOW):
             yield matrix.ends(start, min(start + _WINDOW, matrix.n_lines))[1:]
 
-    indices = matrix.index_pieces(0, matrix.n_lines, _WINDOW)
+    indices = matrix.index_windows(0, matrix.n_lines, _WINDOW)
     data = ones() if matrix.data is None else windows(matrix.data)
     _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {}, progress)
 

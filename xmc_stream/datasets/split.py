@@ -113,10 +113,10 @@ def split(
     x_bytes = max(MIB, min(_BLOCK, budget // 32))
     max_bytes = max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4))
     # counts of each writer, and of what is chosen
-    held = 2 * 8 * (dataset.n_features + dataset.n_labels) + (
+    counts = 2 * 8 * (dataset.n_features + dataset.n_labels) + (
         dataset.n_samples if rows is not None else 5 * 8 * dataset.n_labels
     )
-    needs = {"blocks of rows": 5 * x_bytes + 8 * MIB, "writers": _WRITERS, "counts": held}
+    needs = {"blocks of rows": 5 * x_bytes + 8 * MIB, "writers": _WRITERS, "counts": counts}
     limit.check({**needs, "labels by columns": max_bytes + 4 * 8 * dataset.n_labels}, "split", budget)
     provenance: dict[str, Any] = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
     if rows is None:

@@ -1,4 +1,4 @@
-"""What a dataset is, in figures that cost no pass over it: from counts, row ends and norms."""
+"""What a dataset is, in numbers that cost no pass over it: from counts, row ends and norms."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
 
-_ALL = 1 << 20  # rows up to which the figures a row are of all rows
-_WINDOWS, _WINDOW = 128, 1 << 12  # runs of rows that are looked at where there are more, and rows of a run
+_ALL = 1 << 20  # rows up to which the numbers a row are of all rows
+_WINDOWS, _WINDOW = 128, 1 << 12  # ranges of rows that are looked at where there are more, and rows of one
 _QUANTILES = {"min": 0.0, "10%": 0.1, "25%": 0.25, "median": 0.5, "75%": 0.75, "90%": 0.9, "99%": 0.99, "max": 1.0}
 _HEAD = 100  # the head is one label in so many, at least one
 
 
 def summarise(dataset: Dataset) -> dict[str, Any]:
-    """Figures of a dataset, beside its attributes; shares are of one.
+    """Numbers of a dataset, beside its attributes; shares are of one.
 
     density of X; features_per_row, labels_per_row and mean_row_norm of rows_read rows: of all up to 2^20, beyond that of
-    2^19 in 128 evenly spaced runs; label_frequency: positives of a label; head_labels: the most frequent 1 % of labels;
+    2^19 in 128 evenly spaced windows; label_frequency: positives of a label; head_labels: the most frequent 1 % of labels;
     head_share: their share of the positives; labels_without, labels_once, labels_up_to_5: how many labels have so many.
     """
     n, d = dataset.n_samples, dataset.n_features

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from xmc_stream.stop import StoppedError, wanted_while
 
 # they tell at length of a scheduler that is gone, and we in a line
 _CLIENT_LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
-BESIDE = "beside"  # in a receipt: sums over jobs right before it whose receipts are not kept
+UNKEPT = "unkept"  # in a receipt: sums over jobs right before it whose receipts are not kept
 _SUMS = ("passes", "bytes_read", "bytes_gathered")
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
@@ -153,7 +154,9 @@ class Engine:
                 "distributed.admin.log-length": 0,
                 "distributed.scheduler.worker-ttl": None,
             }
-            with dask.config.set(settings):
+            with dask.config.set(settings), warnings.catch_warnings():
+                # dask says so where a disk is slow for a second; nobody can do anything about it
+                warnings.filterwarnings("ignore", "Creating scratch directories", UserWarning)
                 self._cluster = distributed.LocalCluster(
                     n_workers=1,
                     threads_per_worker=self.threads,
@@ -279,17 +282,17 @@ class Engine:
         """Run a loop's phases to its end and return what it returns. Finished jobs are taken from the book."""
         receipts: list[Receipt] | None = None
         self._goes_on = isinstance(book, Ledger)
-        beside: Counter[str] = Counter()
+        unkept: Counter[str] = Counter()
         while True:
             try:
                 phase: Phase = loop.send(receipts)
             except StopIteration as end:
                 result: Receipt = end.value
                 return result
-            receipts = self._run_phase(phase, book, beside)
+            receipts = self._run_phase(phase, book, unkept)
 
-    def _run_phase(self, phase: Phase, book: Notebook, beside: Counter[str]) -> list[Receipt]:
-        """beside: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""
+    def _run_phase(self, phase: Phase, book: Notebook, unkept: Counter[str]) -> list[Receipt]:
+        """unkept: sums over jobs whose receipts the book does not get, which it gets with the next one that it does."""
         receipts = {job.key: book.get(job.key) if phase.kept else None for job in phase.jobs}
         todo = [job for job in phase.jobs if receipts[job.key] is None]
         before = phase.done + len(phase.jobs) - len(todo)
@@ -307,10 +310,10 @@ class Engine:
                         receipt = {**receipt, "bytes_gathered": receipt.get("bytes_read", 0)}
                     receipts[job.key] = receipt
                     if phase.kept:
-                        book.add(job.key, receipt | ({BESIDE: dict(beside)} if beside else {}))
-                        beside.clear()
+                        book.add(job.key, receipt | ({UNKEPT: dict(unkept)} if unkept else {}))
+                        unkept.clear()
                     else:
-                        beside.update({name: receipt[name] for name in _SUMS if name in receipt})
+                        unkept.update({name: receipt[name] for name in _SUMS if name in receipt})
                     self.peak = max(self.peak, done.peak, self._guard.peak if self.in_process else 0)
                     self._log(job, done)
                     bar.update()

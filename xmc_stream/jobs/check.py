@@ -18,7 +18,7 @@ from xmc_stream.store.selection import SELECTED
 CHECKED_BYTES = 2**28  # by a job
 _APART = ("X/columns", "observed")  # made later than a dataset, and sealed apart
 
-Piece = tuple[str, int, int]  # an array by its place in a store, its chunks [first, last)
+ChunkRange = tuple[str, int, int]  # an array by its place in a store, its chunks [first, last)
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class CheckJob:
     """Some chunks of some arrays of a store."""
 
     store: str
-    pieces: tuple[Piece, ...]
+    ranges: tuple[ChunkRange, ...]
 
     @property
     def key(self) -> str:
-        """The first piece."""
-        array, first, last = self.pieces[0]
+        """The first range."""
+        array, first, last = self.ranges[0]
         return f"check/{array}/{first}-{last}"
 
     def run(self) -> Receipt:
         """Check; raises StoreError naming a chunk that is damaged, or another one's."""
         n_bytes = 0
-        for name, first, last in self.pieces:
+        for name, first, last in self.ranges:
             array = open_array(Path(self.store) / name)
             for k in range(first, last):
                 array.verify_chunk(k)
@@ -72,7 +72,7 @@ def check_jobs(dataset: Dataset, observed: bool = False) -> list[SealJob | Check
 def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str] = ()) -> list[CheckJob]:
     """Jobs for all chunks of some arrays of a store, but those in folders that stand apart."""
     jobs: list[CheckJob] = []
-    pieces: list[Piece] = []
+    ranges: list[ChunkRange] = []
     left = CHECKED_BYTES
     for array in arrays:
         name = str(Path(array.name).relative_to(store))
@@ -81,13 +81,13 @@ def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str]
         n_bytes = array.chunk * array.dtype.itemsize
         for part in even_ranges(array.n_chunks, max(1, -(-array.n_chunks * n_bytes // CHECKED_BYTES))):
             size = (part[1] - part[0]) * n_bytes
-            if pieces and size > left:
-                jobs.append(CheckJob(str(store), tuple(pieces)))
-                pieces, left = [], CHECKED_BYTES
+            if ranges and size > left:
+                jobs.append(CheckJob(str(store), tuple(ranges)))
+                ranges, left = [], CHECKED_BYTES
             if size:
-                pieces.append((name, *part))
+                ranges.append((name, *part))
                 left -= size
-    return jobs + ([CheckJob(str(store), tuple(pieces))] if pieces else [])
+    return jobs + ([CheckJob(str(store), tuple(ranges))] if ranges else [])
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ MIB = 2**20
 class Cuts:
     """Upper bounds that only tests set, to cut small data into many pieces; 0 for none.
 
-    classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. leg: rows of a
-    leg of a search job.
+    classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. interval: rows of
+    an interval of a search job.
     """
 
     classes: int = 0
     rows: int = 0
     solve_rows: int = 0
-    leg: int = 0
+    interval: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Forecaster(ABC):
         return True
 
     @abstractmethod
-    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """passes, bytes_read, seconds, peak_phase, peak_parts (bytes by component, beside the bare process), and more.
 
         Keys are those of `plan --json`. Raises MemoryLimitError.
@@ -77,6 +77,6 @@ class Forecaster(ABC):
 
 
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
-    """0 .. n in `parts` runs of nearly equal length, without empty ones."""
+    """0 .. n in `parts` ranges of nearly equal length, without empty ones."""
     parts = max(1, min(parts, n))
     return [(n * p // parts, n * (p + 1) // parts) for p in range(parts)]

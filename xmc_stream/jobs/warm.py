@@ -10,41 +10,56 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
+from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.cache import compiled_before, note_compiled
 from xmc_stream.store.dataset import Dataset, new_dataset
 
 _loaded: set[str] = set()  # what this process has loaded
 
 
-class Loader(Protocol):
-    """A picklable object that calls kernels."""
+class WarmUp(ABC):
+    """A job that calls each kernel of some work once. It is pickled: a process of its own may have to compile."""
 
-    def load(self) -> None: ...
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    @property
+    @abstractmethod
+    def loads(self) -> str:
+        """The name of what it loads. Where its fields decide which kernels that is, they are part of it."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Do the work on a few made-up rows, in a temporary folder."""
+
+    def run(self) -> Receipt:
+        """Compile, if that was never done on this machine, and load, once in a process."""
+        _load_once(self)
+        return {}
 
 
-def load_once(loader: Loader, name: str) -> None:
-    """Compile what a loader calls, if that was never done on this machine, and load it, once in a process.
-
-    name: of what is loaded. A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this
-    process compiles, and says what is wrong.
-    """
+def _load_once(warm_up: WarmUp) -> None:
+    """A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why."""
+    name = warm_up.loads
     if name in _loaded:
         return
     if not compiled_before(name):
         code = "import pickle, sys; pickle.load(sys.stdin.buffer).load()"
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if not subprocess.run(
-            [sys.executable, "-c", code], input=pickle.dumps(loader), check=False, **quiet
+            [sys.executable, "-c", code], input=pickle.dumps(warm_up), check=False, **quiet
         ).returncode:  # type: ignore[call-overload]
             note_compiled(name)
-    loader.load()
+    warm_up.load()
     _loaded.add(name)
 
 

@@ -85,7 +85,7 @@ def append_lines(
 
 
 @kernel
-def merge_found(
+def merge_candidates(
     a_ptr: NDArray[np.int64],
     a_rows: NDArray[Any],
     a_alpha: NDArray[np.float64],

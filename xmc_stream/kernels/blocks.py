@@ -54,7 +54,7 @@ class Labels(NamedTuple):
 
 
 class ActiveSets(NamedTuple):
-    """Active sets of a run of classes, ragged: class c has the entries [ptr[c], ptr[c + 1]).
+    """Active sets of a range of classes, ragged: class c has the entries [ptr[c], ptr[c + 1]).
 
     first_label: of class 0. rows: ascending in a class; sign: +1 positive, -1 negative; alpha >= 0.
     """

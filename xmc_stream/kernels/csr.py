@@ -171,7 +171,7 @@ def sort_by_bucket(
 ) -> bool:
     """Sort the entries of at most 2^16 lines by bucket; entries of a bucket stay in the order of lines.
 
-    bucket_of (n_columns,); bounds (n_buckets + 1,): runs of at most 2^16 columns, from whose first those written are
+    bucket_of (n_columns,); bounds (n_buckets + 1,): ranges of at most 2^16 columns, from whose first those written are
     counted. starts (n_buckets + 1,): gets where each bucket begins, and the end of the last. data, out_data: empty for
     a matrix of ones. Returns False where an index is out of range.
     """

@@ -333,17 +333,17 @@ def solve_classes(
     penalty: Penalty,
     scratch: Scratch,
     w_counts: NDArray[np.int64],
-    figures: NDArray[np.float64],
+    statistics: NDArray[np.float64],
 ) -> tuple[int, int]:
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
     Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. One with more than `row_order.large`
     visits them in the order of `stream_order`.
-    figures (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
+    statistics (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
     class and how many weights were filled in. scratch: what the largest class needs.
     """
     first_label, ptr, rows, sign, alpha = sets
-    n_samples, large, run_bits = row_order
+    n_samples, large, strip_bits = row_order
     seed, round_, epochs, tol = steps
     lam, tau, h2, _, use_bias = penalty
     local_of, features, v, mine, squares, order, ascending, asleep, w_features, w_values = scratch
@@ -365,7 +365,7 @@ def solve_classes(
         bar = np.inf
         for epoch in range(epochs):
             if n > large:
-                stream_order(rows[begin:end], n_samples, run_bits, seed, round_, epoch, order[:n])
+                stream_order(rows[begin:end], n_samples, strip_bits, seed, round_, epoch, order[:n])
             else:
                 visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
             v0, worst = descend(order[:n], order[:n], mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
@@ -375,13 +375,13 @@ def solve_classes(
                     break
                 asleep[:n] = False
                 bar = np.inf
-        figures[c, 3] = violation(ascending[:n], mine, signs, alphas, v, v0, penalty)
+        statistics[c, 3] = violation(ascending[:n], mine, signs, alphas, v, v0, penalty)
         count, square, kept, bias = take_weights(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_values[filled:]
         )
-        figures[c, 0] = bias
-        figures[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2, 0.0)
-        figures[c, 2] = kept
+        statistics[c, 0] = bias
+        statistics[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2, 0.0)
+        statistics[c, 2] = kept
         w_counts[c] = count
         filled += count
     return len(ptr) - 1, filled

@@ -40,15 +40,15 @@ def row_keys(rows: NDArray[np.int64], key: np.uint64, out: NDArray[np.uint64]) -
 
 @kernel
 def group_rows(
-    runs: NDArray[np.int64], slots: NDArray[np.int64], n_samples: int, run_bits: int, key: np.uint64,
+    strips: NDArray[np.int64], slots: NDArray[np.int64], n_samples: int, strip_bits: int, key: np.uint64,
     rows: NDArray[np.int64], places: NDArray[np.int64],
 ) -> int:  # fmt: skip
-    """The rows of a group's runs (ascending), and when each is visited; returns how many."""
+    """The rows of a group's strips (ascending), and when each is visited; returns how many."""
     n = 0
-    for j in range(len(runs)):
-        first = runs[j] << run_bits
-        for offset in range(min(1 << run_bits, n_samples - first)):
-            rows[n], places[n] = first + offset, place_in_group(slots[j], offset, run_bits, key)
+    for j in range(len(strips)):
+        first = strips[j] << strip_bits
+        for offset in range(min(1 << strip_bits, n_samples - first)):
+            rows[n], places[n] = first + offset, place_in_group(slots[j], offset, strip_bits, key)
             n += 1
     return n
 

@@ -1,6 +1,6 @@
-"""The order in which large classes visit their rows: the same for all of them, made of runs of rows.
+"""The order in which large classes visit their rows: the same for all of them, made of strips of rows.
 
-Rows lie in runs of 2^run_bits. An epoch takes the runs in a keyed order, GROUP of them at a time, and visits the rows of
+Rows lie in strips of 2^strip_bits. An epoch takes the strips in a keyed order, GROUP of them at a time, and visits the rows of
 such a group in a keyed order. The order does not depend on the class, so all classes can take their steps on a group
 while it is in memory; nor on how much memory there is.
 """
@@ -17,25 +17,25 @@ from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, mix, permuted, word_bits
 
 _GROUP_BITS = 7
-GROUP = 1 << _GROUP_BITS  # runs of a group
+GROUP = 1 << _GROUP_BITS  # strips of a group
 _A = np.uint64(0x9E3779B97F4A7C15)
 
 
 class RowOrder(NamedTuple):
-    """Which classes are large, and the runs of rows that their visiting orders are made of: a matter of the data alone.
+    """Which classes are large, and the strips of rows that their visiting orders are made of: a matter of the data alone.
 
-    A class of more than `large` active rows visits them in an order that all such classes share: the 2^run_bits rows of
-    a run close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
+    A class of more than `large` active rows visits them in an order that all such classes share: the 2^strip_bits rows of
+    a strip close together, so that rows can stream by (`kernels.stream`). A smaller one has an order of its own.
     """
 
     n_samples: int
     large: int
-    run_bits: int
+    strip_bits: int
 
     @property
-    def n_runs(self) -> int:
+    def n_strips(self) -> int:
         """Runs of all rows."""
-        return -(-self.n_samples >> self.run_bits)
+        return -(-self.n_samples >> self.strip_bits)
 
 
 @kernel
@@ -45,36 +45,36 @@ def epoch_key(seed: int, round_: int, epoch: int) -> np.uint64:
 
 
 @kernel
-def run_slots(n_runs: int, key: np.uint64, out: NDArray[np.int64]) -> None:
-    """out[r] = the slot of run r: slots 0 .. GROUP - 1 are the first group, and so on."""
-    bits = word_bits(n_runs)
-    for run in range(n_runs):
-        out[run] = permuted(run, n_runs, bits, key)
+def strip_slots(n_strips: int, key: np.uint64, out: NDArray[np.int64]) -> None:
+    """out[r] = the slot of strip r: slots 0 .. GROUP - 1 are the first group, and so on."""
+    bits = word_bits(n_strips)
+    for strip in range(n_strips):
+        out[strip] = permuted(strip, n_strips, bits, key)
 
 
 @kernel
-def place_in_group(slot: int, offset: int, run_bits: int, key: np.uint64) -> int:
-    """When a row of a group comes, within the group. slot: of its run; offset: its number in the run."""
-    bits = run_bits + _GROUP_BITS
+def place_in_group(slot: int, offset: int, strip_bits: int, key: np.uint64) -> int:
+    """When a row of a group comes, within the group. slot: of its strip; offset: its number in the strip."""
+    bits = strip_bits + _GROUP_BITS
     group = np.uint64(slot >> _GROUP_BITS)
-    local = ((slot & (GROUP - 1)) << run_bits) | offset
+    local = ((slot & (GROUP - 1)) << strip_bits) | offset
     return permuted(local, 1 << bits, bits, mix(key ^ (group * _A)))
 
 
 @kernel
 def stream_order(
-    rows: NDArray[Any], n_samples: int, run_bits: int, seed: int, round_: int, epoch: int, out: NDArray[np.int64]
+    rows: NDArray[Any], n_samples: int, strip_bits: int, seed: int, round_: int, epoch: int, out: NDArray[np.int64]
 ) -> None:
     """out = the numbers 0 .. n - 1 of some ascending rows in the order in which the epoch visits them."""
     key = epoch_key(seed, round_, epoch)
-    n_runs = ((n_samples - 1) >> run_bits) + 1
-    bits = word_bits(n_runs)
+    n_strips = ((n_samples - 1) >> strip_bits) + 1
+    bits = word_bits(n_strips)
     keys = np.empty(len(rows), np.int64)
     last, slot = -1, 0
     for i in range(len(rows)):
         row = int(rows[i])
-        run, offset = row >> run_bits, row & ((1 << run_bits) - 1)
-        if run != last:
-            last, slot = run, permuted(run, n_runs, bits, key)
-        keys[i] = ((slot >> _GROUP_BITS) << (run_bits + _GROUP_BITS)) | place_in_group(slot, offset, run_bits, key)
+        strip, offset = row >> strip_bits, row & ((1 << strip_bits) - 1)
+        if strip != last:
+            last, slot = strip, permuted(strip, n_strips, bits, key)
+        keys[i] = ((slot >> _GROUP_BITS) << (strip_bits + _GROUP_BITS)) | place_in_group(slot, offset, strip_bits, key)
     out[:] = np.argsort(keys)

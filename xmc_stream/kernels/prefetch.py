@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import config, types
 from numba.extending import intrinsic
 
 
@@ -27,4 +27,10 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, index), generate
 
 
-prefetch: Any = intrinsic(_prefetch)
+def _look(array: Any, index: Any) -> None:
+    """In plain Python nothing can be fetched: an index that is out of range raises, as in other kernels."""
+    array.item(index)
+
+
+_config: Any = config  # its types do not know DISABLE_JIT
+prefetch: Any = _look if _config.DISABLE_JIT else intrinsic(_prefetch)

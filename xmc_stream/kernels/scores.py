@@ -5,7 +5,7 @@ A tile holds the weights of its classes by feature: for feature j the entries [s
 included. A row's scores (4 kB) stay in the first-level cache.
 
 Every score is bias + x_1 w_1 + x_2 w_2 + ... in float32, multiplied and added in the order of the row's features. A zero
-weight of a dense row adds nothing, so dense and sparse runs give the same bits.
+weight of a dense row adds nothing, so dense and sparse rows give the same bits.
 
 A row whose features few classes of the tile have is scored for these alone; all others score their bias, and what that
 means is known beforehand. With 10^6 classes nearly all rows are so for nearly all tiles.
@@ -103,7 +103,7 @@ def places(capacity: NDArray[np.int64], n_rows: int | NDArray[np.int64]) -> NDAr
 
 @kernel
 def lay_out(features: NDArray[Any], width: int, start: NDArray[Any]) -> int:
-    """Where each feature's run begins, from the features of all weights; returns the length of all runs together.
+    """Where each feature's weights begin, from the features of all weights; returns how many places all of them take.
 
     start (D + 1,) int32 or int64 is overwritten; where the length does not fit its type, with nonsense.
     """
@@ -129,7 +129,7 @@ def fill(
     slots: NDArray[np.uint16],
     weights: NDArray[np.float32],
 ) -> None:
-    """Put the weights of the classes (CSC: class s has entries [indptr[s], indptr[s + 1])) into the laid-out runs.
+    """Put the weights of the classes (CSC: class s has entries [indptr[s], indptr[s + 1])) into the places laid out.
 
     cursor (D,) int32 is scratch; weights must be zero.
     """
@@ -173,7 +173,7 @@ def score_few(
     marks: NDArray[np.int32],
     touched: NDArray[np.uint16],
 ) -> int:
-    """scores of the slots that a row's entries meet, none of them in a dense run; returns how many.
+    """scores of the slots that a row's entries meet, none of them in a dense row; returns how many.
 
     They are put into `touched`, and their marks made `mark`.
     """

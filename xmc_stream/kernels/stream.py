@@ -16,11 +16,11 @@ from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
 
 
-class Pairs(NamedTuple):
+class ActiveRows(NamedTuple):
     """Active rows of some classes, ragged: class c has the entries [ptr[c], ptr[c + 1]), its rows ascending.
 
-    sign: +1 positive, -1 negative; alpha >= 0; asleep: not visited before it is woken. starts (n, runs + 1): how many of a
-    class's rows come before each run of X; (0, 0) where the pairs are those of the runs at hand alone.
+    sign: +1 positive, -1 negative; alpha >= 0; asleep: not visited before it is woken. starts (n, strips + 1): how many of a
+    class's rows come before each strip of X; (0, 0) where the active rows are those of the strips at hand alone.
     """
 
     ptr: NDArray[np.int64]
@@ -32,11 +32,11 @@ class Pairs(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The places [low, high) of a group of runs in an epoch's order: its runs, ascending, their slots, the epoch's key."""
+    """The places [low, high) of a group of strips in an epoch's order: its strips, ascending, their slots, the epoch's key."""
 
-    runs: NDArray[np.int64]
+    strips: NDArray[np.int64]
     slots: NDArray[np.int64]
-    run_bits: int
+    strip_bits: int
     key: np.uint64
     low: int
     high: int
@@ -62,7 +62,7 @@ class GroupScratch(NamedTuple):
     """Of one thread, as long as a group has rows each."""
 
     places: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    active: NDArray[np.int64]
     visit: NDArray[np.int64]
     local: NDArray[np.int64]
 
@@ -89,50 +89,56 @@ def _fetch(v: NDArray[np.float64], n_rows: int, indptr: NDArray[np.int64]) -> fl
 
 
 @kernel
-def run_starts(rows: NDArray[Any], run_bits: int, out: NDArray[np.int32]) -> None:
-    """out[r] = how many of a class's rows come before run r."""
+def strip_starts(rows: NDArray[Any], strip_bits: int, out: NDArray[np.int32]) -> None:
+    """out[r] = how many of a class's rows come before strip r."""
     q = 0
     for r in range(len(out)):
-        while q < len(rows) and np.int64(rows[q]) >> run_bits < r:
+        while q < len(rows) and np.int64(rows[q]) >> strip_bits < r:
             q += 1
         out[r] = q
 
 
 @kernel
-def _run_bounds(
-    c: int, run: int, before: int, ptr: NDArray[np.int64], rows: NDArray[Any], starts: NDArray[np.int32], run_bits: int
+def _strip_bounds(
+    c: int,
+    strip: int,
+    before: int,
+    ptr: NDArray[np.int64],
+    rows: NDArray[Any],
+    starts: NDArray[np.int32],
+    strip_bits: int,
 ) -> tuple[int, int]:
-    """The entries of class c in a run. before: where those of the last run at hand ended."""
+    """The entries of class c in a strip. before: where those of the last strip at hand ended."""
     if len(starts):
-        return int(ptr[c] + starts[c, run]), int(ptr[c] + starts[c, run + 1])
+        return int(ptr[c] + starts[c, strip]), int(ptr[c] + starts[c, strip + 1])
     end = before
-    while end < ptr[c + 1] and np.int64(rows[end]) >> run_bits == run:
+    while end < ptr[c + 1] and np.int64(rows[end]) >> strip_bits == strip:
         end += 1
     return before, end
 
 
 @kernel
-def mark_group(going: NDArray[np.bool_], pairs: Pairs, group: Group, needed: NDArray[np.bool_]) -> None:
+def mark_group(going: NDArray[np.bool_], active: ActiveRows, group: Group, needed: NDArray[np.bool_]) -> None:
     """Mark the rows of a group that some class visits at its places.
 
-    going (n,): classes that take part. needed: a run of places for each run.
+    going (n,): classes that take part. needed: a range of places for each strip.
     """
-    ptr, rows, _, _, asleep, starts = pairs
-    runs, slots, run_bits, key, low, high = group
+    ptr, rows, _, _, asleep, starts = active
+    strips, slots, strip_bits, key, low, high = group
     whole = low == 0 and high == len(needed)
     for c in range(len(going)):
         if not going[c]:
             continue
         end = int(ptr[c])
-        for j in range(len(runs)):
-            first = runs[j] << run_bits
-            begin, end = _run_bounds(c, runs[j], end, ptr, rows, starts, run_bits)
+        for j in range(len(strips)):
+            first = strips[j] << strip_bits
+            begin, end = _strip_bounds(c, strips[j], end, ptr, rows, starts, strip_bits)
             for q in range(begin, end):
                 if asleep[q]:
                     continue
                 offset = np.int64(rows[q]) - first
-                if whole or low <= place_in_group(slots[j], offset, run_bits, key) < high:
-                    needed[(j << run_bits) | offset] = True
+                if whole or low <= place_in_group(slots[j], offset, strip_bits, key) < high:
+                    needed[(j << strip_bits) | offset] = True
 
 
 @kernel
@@ -150,16 +156,16 @@ def mark_range(
 
 @kernel
 def list_needed(
-    needed: NDArray[np.bool_], runs: NDArray[np.int64], run_bits: int, lines: NDArray[np.int64],
+    needed: NDArray[np.bool_], strips: NDArray[np.int64], strip_bits: int, lines: NDArray[np.int64],
     local_of: NDArray[np.int32],
 ) -> int:  # fmt: skip
     """lines = the marked rows, ascending; local_of = their numbers in it. Returns how many."""
     n = 0
-    for j in range(len(runs)):
-        for offset in range(1 << run_bits):
-            at = (j << run_bits) | offset
+    for j in range(len(strips)):
+        for offset in range(1 << strip_bits):
+            at = (j << strip_bits) | offset
             if needed[at]:
-                lines[n] = (runs[j] << run_bits) | offset
+                lines[n] = (strips[j] << strip_bits) | offset
                 local_of[at] = n
                 n += 1
     return n
@@ -181,7 +187,7 @@ def row_squares(
 def descend_group(
     first: int,
     last: int,
-    pairs: Pairs,
+    active: ActiveRows,
     group: Group,
     at_hand: RowsAtHand,
     epoch: Epoch,
@@ -194,8 +200,8 @@ def descend_group(
 
     Returns what `_fetch` does.
     """
-    ptr, rows, sign, alpha, asleep, starts = pairs
-    runs, slots, run_bits, key, low, high = group
+    ptr, rows, sign, alpha, asleep, starts = active
+    strips, slots, strip_bits, key, low, high = group
     local_of, x, squares = at_hand
     going, bar, worst = epoch
     places, of_place, visit, local = scratch
@@ -204,16 +210,16 @@ def descend_group(
         if not going[c]:
             continue
         n, end = 0, int(ptr[c])
-        for j in range(len(runs)):
-            start = runs[j] << run_bits
-            begin, end = _run_bounds(c, runs[j], end, ptr, rows, starts, run_bits)
+        for j in range(len(strips)):
+            start = strips[j] << strip_bits
+            begin, end = _strip_bounds(c, strips[j], end, ptr, rows, starts, strip_bits)
             for q in range(begin, end):
                 if asleep[q]:
                     continue
-                place = place_in_group(slots[j], np.int64(rows[q]) - start, run_bits, key)
+                place = place_in_group(slots[j], np.int64(rows[q]) - start, strip_bits, key)
                 if low <= place < high:
                     places[n], of_place[n] = place, q
-                    local[n] = local_of[(j << run_bits) | (np.int64(rows[q]) - start)]
+                    local[n] = local_of[(j << strip_bits) | (np.int64(rows[q]) - start)]
                     n += 1
         order = np.argsort(places[:n])
         for i in range(n):
@@ -231,7 +237,7 @@ def descend_group(
 def add_range(
     first: int,
     last: int,
-    pairs: Pairs,
+    active: ActiveRows,
     start: int,
     stop: int,
     at_hand: RowsAtHand,
@@ -243,7 +249,7 @@ def add_range(
 
     Returns what `_fetch` does.
     """
-    ptr, rows, sign, alpha, _, _ = pairs
+    ptr, rows, sign, alpha, _, _ = active
     local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
@@ -259,7 +265,7 @@ def add_range(
 def start_range(
     first: int,
     last: int,
-    pairs: Pairs,
+    active: ActiveRows,
     start: int,
     stop: int,
     at_hand: RowsAtHand,
@@ -269,7 +275,7 @@ def start_range(
     upper: float,
 ) -> None:
     """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
-    ptr, rows, sign, alpha, _, _ = pairs
+    ptr, rows, sign, alpha, _, _ = active
     local_of, x, _ = at_hand
     indptr, indices, data = x
     for c in range(first, last):
@@ -286,7 +292,7 @@ def start_range(
 def violation_range(
     first: int,
     last: int,
-    pairs: Pairs,
+    active: ActiveRows,
     start: int,
     stop: int,
     at_hand: RowsAtHand,
@@ -300,7 +306,7 @@ def violation_range(
 
     Returns what `_fetch` does.
     """
-    ptr, rows, sign, alpha, _, _ = pairs
+    ptr, rows, sign, alpha, _, _ = active
     local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):

@@ -2,7 +2,7 @@
 
 Table t of v holds labels 0 .. n_labels - 1 in a region of an arena: a place has a label (n_labels where it is empty), where
 its w stands in the list, -1 where w is 0, and its value, side by side so that one look brings all. A label stands at the
-first place, from that of its hash on, that was free when it came. Parts are runs of labels, which should be numbers of a
+first place, from that of its hash on, that was free when it came. Parts are ranges of labels, which should be numbers of a
 random permutation (Yen et al. 2016, section 4.2). A region is at most 4/5 full; a table that outgrows its region moves to a
 longer one, lengths being powers of two and three halves of them, and regions left are used again. List t of w is as long
 as there are weights, in no order, in a region of another arena: it is all that a search reads. A list that has a weight

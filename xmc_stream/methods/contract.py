@@ -15,7 +15,7 @@ from xmc_stream.methods.parameters import Parameters
 from xmc_stream.models.model import Model
 from xmc_stream.store.dataset import Dataset
 
-Figures = dict[str, Any]
+Forecast = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Redo:
 class Method(ABC):
     """A method of learning. It has no state: all that a training is lies in its run and on disk.
 
-    parameters: what they are, which says its name too. kind: of its models, see `models.model`. figures: names of
+    parameters: what they are, which says its name too. kind: of its models, see `models.model`. reported: names of
     attributes of a model that the report of a training shows.
     """
 
     parameters: ClassVar[type[Parameters]]
     kind: ClassVar[str] = "linear"
-    figures: ClassVar[Sequence[str]] = ()
+    reported: ClassVar[Sequence[str]] = ()
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Method(ABC):
         return self.parameters.solver
 
     def check(self, task: Task) -> None:
-        """Raise InputError where the task is none for this method."""
+        """Raise InputError for a task that this method cannot learn."""
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
 
@@ -83,7 +83,7 @@ class Method(ABC):
         """Foresees a training. once: runs a probe, within the plan. Raises MemoryLimitError where the probe does not fit."""
 
     @abstractmethod
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> Run:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> Run:
         """A training into the folder of an unfinished model. foreseen: by the forecaster, for the same plan."""
 
     @abstractmethod
@@ -109,6 +109,6 @@ class Method(ABC):
         """Sums over the receipts of a run, by key, beside those that every run has."""
         return {}
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
-        """Lines about a finished training, for people. figures: its report."""
-        return [f"objective {figures['objective']:.6g}"]
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
+        """Lines about a finished training, for people. report: as `info` shows it."""
+        return [f"objective {report['objective']:.6g}"]

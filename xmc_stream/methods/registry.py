@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 
 def declared(name: str) -> type[Parameters]:
-    """The parameters of a method, by its name or that of a preset. Raises InputError for a name that is none."""
+    """The parameters of a method, by its name or that of a preset. Raises InputError for a name that no method has."""
     if name in _registered:
         return _registered[name].parameters
     found: type[Parameters] = _at(_place(name)[0])
@@ -49,7 +49,7 @@ def declared(name: str) -> type[Parameters]:
 
 
 def method(name: str) -> Method:
-    """A method by its name, or that of a preset. Raises InputError for a name that is none."""
+    """A method by its name, or that of a preset. Raises InputError for a name that no method has."""
     if name in _registered:
         return _registered[name]
     made: Method = _at(_place(name)[1])()

@@ -124,8 +124,8 @@ def calibrate(candidates: Candidates) -> dict[str, Any]:
             after[k][mine] = values
     gains = np.mean([after[k] - before[k] for k in before], axis=0)
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / len(gains) ** 0.5)
-    figures = {f"P@{k}": [round(float(p[k].mean()), 4) for p in (before, after)] for k in before}
-    about = {"rows": len(gains), "gain": round(gain, 4), "standard_error": round(error, 4), **figures}
+    metrics = {f"P@{k}": [round(float(p[k].mean()), 4) for p in (before, after)] for k in before}
+    about = {"rows": len(gains), "gain": round(gain, 4), "standard_error": round(error, 4), **metrics}
     return {"applied": gain > _NOISE * error, **fit(candidates).to_dict(), **about}
 
 

@@ -1,4 +1,4 @@
-"""What evaluating a model of any kind counts: positives of labels in parts, and the figures made of them."""
+"""What evaluating a model of any kind counts: positives of labels in parts, and the metrics made of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.figures import sort_rows
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
-from xmc_stream.metrics import LabelFigures, auc_units, average_auc, leave_out_labels
+from xmc_stream.kernels.metrics import sort_rows
+from xmc_stream.metrics import LabelMetrics, auc_units, average_auc, leave_out_labels
 from xmc_stream.store.matrix import Block
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
@@ -21,13 +21,13 @@ COUNT_BYTES = 3 * 4  # of a label, in each thread
 HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
 
 
-def fold_figures(
+def fold_metrics(
     tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, threshold: float,
     labels: NDArray[np.int64], best: NDArray[np.float32], counts: NDArray[np.int32],
 ) -> int:  # fmt: skip
     """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
 
-    tiles: makes the scores of all rows of the block by runs of classes (first class, rows x classes), ascending; it is
+    tiles: makes the scores of all rows of the block by ranges of classes (first class, rows x classes), ascending; it is
     called twice: for the scores of true labels, and for how many exceed them. pairs: are not true and score -inf.
     """
     y_indptr, y_indices = y.indptr, y.indices
@@ -79,13 +79,13 @@ def float32_below(threshold: float) -> np.float32:
     return nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-np.inf))
 
 
-def figures_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:
-    """The figures of all jobs together, from their receipts and files of counts."""
-    figures = LabelFigures()
+def metrics_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:
+    """The metrics of all jobs together, from their receipts and files of counts."""
+    metrics = LabelMetrics()
     for first in range(0, n_labels, _LABELS):
         total = np.zeros((3, min(_LABELS, n_labels - first)), np.int64)
         for path in counts:
             read_counts(path, first, total)
-        figures.update(*total)
+        metrics.update(*total)
     auc = average_auc(sum(receipt["auc"] for receipt in receipts), n_samples)
-    return {"average_auc": auc, **figures.result(n_samples)}
+    return {"average_auc": auc, **metrics.result(n_samples)}

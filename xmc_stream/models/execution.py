@@ -67,11 +67,11 @@ class Execution:
         return MemoryLimit.of(self.memory_limit)
 
 
-def memory_plan(engine: Engine, limit: MemoryLimit, held: int, cuts: Cuts | None = None) -> MemoryPlan:
+def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:
     """What jobs may hold when libraries and kernels hold so many bytes."""
     from xmc_stream.jobs.plan import Cuts, MemoryPlan
 
-    return MemoryPlan(limit.limit, limit.beside(held), engine.threads, engine.processes, cuts or Cuts())
+    return MemoryPlan(limit.limit, limit.budget(resident_bytes), engine.threads, engine.processes, cuts or Cuts())
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class Model(StoredModel, ABC):
     nnz : int
         Weights that are stored, without the bias of each class; of a low-rank model the numbers in W and H.
     attributes : dict
-        How the model was made, and figures of its training, as `xmc-stream info` shows them.
+        How the model was made, and the report of its training, as `xmc-stream info` shows them.
     kind : str
         "linear" for weights by class, "low-rank" for factors, "row-sparse" for rows of few features.
 

@@ -170,8 +170,8 @@ def predict(
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> data = xs.convert(X, "predict.xmc", labels=X)
     >>> model = xs.PPDSparse().fit(data).model_
-    >>> figures = xs.predict(model, data, "predictions.npz", k=2)
-    >>> figures["n_samples"], np.load("predictions.npz")["labels"].shape
+    >>> report = xs.predict(model, data, "predictions.npz", k=2)
+    >>> report["n_samples"], np.load("predictions.npz")["labels"].shape
     (30, (30, 2))
     """
     from xmc_stream.jobs.job import Notes
@@ -284,7 +284,7 @@ def _export(predictions: Predictions, out: Path, limit: MemoryLimit, model: Mode
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Sizes and figures of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
+    """Sizes and report of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
     from xmc_stream.engine.summary import summarise_events
 
     n_bytes = folder_bytes(model.path)

@@ -359,8 +359,8 @@ class Dataset:
         """
         return max((int(counts.max()) for _, counts in self._positives()), default=0)
 
-    def positives_of_runs(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Labels with positives, and positives, of each n consecutive labels. The last run may be shorter.
+    def positives_of_ranges(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Labels with positives, and positives, of each n consecutive labels. The last range may be shorter.
 
         Parameters
         ----------
@@ -370,7 +370,7 @@ class Dataset:
         Returns
         -------
         learned : int64 array (ceil(K / n),)
-            How many labels of each run have positives.
+            How many labels of each range have positives.
         positives : int64 array (ceil(K / n),)
             How many positives they have together.
         """

@@ -171,7 +171,7 @@ class LineWriter:
             self._indptr.append(ends[1:] - ends[0] + self.nnz)
             self.lines += len(ends) - 1
             self.nnz += int(ends[-1] - ends[0])
-        for indices, data in source.pieces(start, stop, _PIECE):
+        for indices, data in source.windows(start, stop, _PIECE):
             self._indices.append(indices)
             if self._data is not None and data is not None:
                 self._data.append(data)

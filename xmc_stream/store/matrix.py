@@ -1,4 +1,4 @@
-"""A sparse matrix on disk, read by runs of lines (rows of CSR, columns of CSC) and by lists of lines."""
+"""A sparse matrix on disk, read by ranges of lines (rows of CSR, columns of CSC) and by lists of lines."""
 
 from __future__ import annotations
 
@@ -205,15 +205,15 @@ class SparseMatrix:
             if self._finite and data is not None and not np.isfinite(data[low:high]).all():
                 raise StoreError(f"{self.path} has values that are not finite: the store is damaged; make it again")
 
-    def pieces(self, start: int, stop: int, size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
+    def windows(self, start: int, stop: int, size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
         """Indices and values (None: ones) of lines [start, stop), one after another, so many at a time."""
-        return self._pieces(start, stop, size, self.data)
+        return self._windows(start, stop, size, self.data)
 
-    def index_pieces(self, start: int, stop: int, size: int) -> Iterator[NDArray[Any]]:
+    def index_windows(self, start: int, stop: int, size: int) -> Iterator[NDArray[Any]]:
         """Indices alone of lines [start, stop), so many at a time."""
-        return (indices for indices, _ in self._pieces(start, stop, size, None))
+        return (indices for indices, _ in self._windows(start, stop, size, None))
 
-    def _pieces(
+    def _windows(
         self, start: int, stop: int, size: int, values: ChunkedArray | None
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any] | None]]:
         for low in range(start, stop, _WINDOW):

@@ -1,6 +1,6 @@
 """Rows to columns in bounded memory: one pass when the columns fit the buffers, else two, whatever the size.
 
-The first of two passes reads the rows, sorts each block's entries by bucket (a run of columns that fits the buffers) and
+The first of two passes reads the rows, sorts each block's entries by bucket (a range of columns that fits the buffers) and
 spills them to disk; the second takes bucket by bucket, its segment of every block in turn.
 """
 
@@ -72,7 +72,7 @@ def load_kernels(n_rows: int, column_dtype: DTypeLike) -> None:
 
 
 def _buckets(ends: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Bounds of runs of columns with at most `capacity` entries together; a larger column is a run by itself."""
+    """Bounds of ranges of columns with at most `capacity` entries together; a larger column is a run by itself."""
     bounds = [0]
     while bounds[-1] < len(ends) - 1:
         low = bounds[-1]

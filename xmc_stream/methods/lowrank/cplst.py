@@ -17,7 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.lowrank.leml import plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters
 from xmc_stream.methods.lowrank.steps import ModelJob, RidgeJob, StartJob, write_factors
-from xmc_stream.models.lowrank.factors import FACTORS, Beside, Factor, Panels
+from xmc_stream.models.lowrank.factors import FACTORS, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.products import LINES, Learned, ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
@@ -38,7 +38,7 @@ class TurnJob:
     sums: Panels
     positives: int
     before: Factor
-    w: Beside
+    w: SideBySide
     rank: int
     last: bool
     out: str
@@ -85,7 +85,7 @@ class CPLSTRun:
         self._sizes = plan_lowrank(self.plan, self.dataset, self._inner)
 
     def loop(self) -> Loop:
-        """Phases of jobs; returns figures of the model."""
+        """Phases of jobs; returns attributes of the model."""
         p, inner, d = self.parameters, self._inner, self.dataset
         state, scratch, q = self.work / "state", self.work / "scratch", inner.rank
         learned = Learned.of(d, 0.0, self.seed, p.bias)
@@ -102,7 +102,7 @@ class CPLSTRun:
                 )
                 for cut in self._sizes.cuts
             ]  # fmt: skip
-            w = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], learned.n_inputs()) for job in solves))
+            w = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], learned.n_inputs()) for job in solves))
             name = f"iteration {number}"
             if self.ledger.get(f"h/{number}") is None:
                 yield Phase(f"{name}, W", solves, unit="iteration", number=number)

@@ -45,9 +45,9 @@ class AllPairs:
         """The sum of values, in units; the block is the same under every plan, so it is rounded as a whole."""
         return loss_units(values.sum(keepdims=True))
 
-    def rows_left(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def rows_left(self, held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Where values of rows that are held out stand."""
-        return held
+        return held_out
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class GivenPairs:
         """The sum of values, in units, each rounded by itself: a plan may cut rows into other blocks."""
         return loss_units(values)
 
-    def rows_left(self, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def rows_left(self, held_out: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Where values of rows that are held out stand."""
-        return np.repeat(held, np.diff(self.indptr))
+        return np.repeat(held_out, np.diff(self.indptr))
 
 
 def given(mask: Block, y: Block) -> GivenPairs:

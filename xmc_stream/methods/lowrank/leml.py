@@ -23,7 +23,7 @@ from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.lowrank.scale import ScaleJob
 from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, RidgeJob, StartJob
 from xmc_stream.metrics import average_auc
-from xmc_stream.models.lowrank.factors import FACTORS, Beside, Cut, Factor, Panels
+from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LINES,
@@ -40,14 +40,14 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream
 
 _GRAMS = 16  # parts of A^T A, at most
-_TOLD = ("held_out_P@1", "held_out_auc")  # while it goes on
+_SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """cuts: runs of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
+    """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
 
     pairs; small: whether a W step is one job.
     """
@@ -84,7 +84,7 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns
 
 
 def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
-    """Cut the columns into as few runs as the threads and the limit let there be.
+    """Cut the columns into as few ranges as the threads and the limit let there be.
 
     Raises MemoryLimitError where not even single columns fit.
     """
@@ -110,7 +110,7 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
 
 
 def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
-    """Runs of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
+    """ranges of labels whose given pairs take an eighth of a thread's memory at most, and a part of all."""
     mask = dataset.observed_columns()
     ends = mask.ends(0, mask.n_lines)
     most = max(1, min(plan.per_thread // 8 // 32, mask.nnz // parts))
@@ -163,12 +163,12 @@ class LEMLProbe:
 
 @dataclass(frozen=True)
 class Alternation:
-    """number: of its factors; start: of those that it begins from; told: of the one before; learned: rows to learn from."""
+    """number: of its factors; start: of those that it begins from; said: of the one before; learned: rows to learn from."""
 
     number: int
     start: int
     name: str
-    told: str
+    said: str
     learned: Learned
     lam: float
 
@@ -200,7 +200,7 @@ class LEMLRun:
         return Factor(str(self._state("factors", number) / "all" / name), self.parameters.rank, n)
 
     def loop(self) -> Loop:
-        """Phases of jobs; returns figures of the model."""
+        """Phases of jobs; returns attributes of the model."""
         p, d = self.parameters, self.dataset
         self._scratch.mkdir(parents=True, exist_ok=True)
         learned = Learned.of(d, p.held_out, self.seed, p.bias)
@@ -219,7 +219,7 @@ class LEMLRun:
             receipts.append(receipt)
             history.append(self._entry("alternation", number, receipt))
             f = history[-1]["objective"]
-            if receipt.get("held") and best and self._score(history[-1]) <= self._score(history[best - 1]):
+            if receipt.get("n_held_out") and best and self._score(history[-1]) <= self._score(history[best - 1]):
                 waited += 1
             else:
                 best, waited = number, 0
@@ -228,8 +228,8 @@ class LEMLRun:
             if waited == p.patience or before - f <= p.tol * abs(f):
                 break
             before = f
-        final, told = best, history[best - 1]
-        if p.refit and receipt.get("held"):
+        final, said = best, history[best - 1]
+        if p.refit and receipt.get("n_held_out"):
             final, everything = len(receipts), replace(learned, share=0.0)
             step = Alternation(final, best - 1, f"alternation {best}, all rows", self._told(history), everything, lam)
             again = yield from self._alternate(step, receipts[best - 1])
@@ -245,8 +245,8 @@ class LEMLRun:
             "objective": history[final - 1]["objective"],
             "duality_gap": None,
             "best_pass": best,
-            **{name: value for name, value in told.items() if name.startswith("held_out")},
-            "n_held_out": receipt.get("held", 0),
+            **{name: value for name, value in said.items() if name.startswith("held_out")},
+            "n_held_out": receipt.get("n_held_out", 0),
             "history": history,
         }
 
@@ -260,18 +260,20 @@ class LEMLRun:
         if not history:
             return ""
         last = history[-1]
-        held = "".join(f", {name.removeprefix('held_out_')} {last[name]:.4g}" for name in _TOLD if name in last)
-        return f" (objective {last['objective']:.6g}{held})"
+        held_out = "".join(f", {name.removeprefix('held_out_')} {last[name]:.4g}" for name in _SHOWN if name in last)
+        return f" (objective {last['objective']:.6g}{held_out})"
 
     @staticmethod
     def _entry(stage: str, number: int, receipt: Receipt) -> dict[str, Any]:
-        held = receipt.get("held", 0)
-        figures = {f"held_out_P@{k}": round(100 * receipt["hits"][k - 1] / (k * held), 4) for k in (1, 3, 5) if held}
-        if held and "auc" in receipt:
-            figures["held_out_auc"] = round(average_auc(receipt["auc"], held), 6)
+        held_out = receipt.get("n_held_out", 0)
+        metrics = {
+            f"held_out_P@{k}": round(100 * receipt["hits"][k - 1] / (k * held_out), 4) for k in (1, 3, 5) if held_out
+        }
+        if held_out and "auc" in receipt:
+            metrics["held_out_auc"] = round(average_auc(receipt["auc"], held_out), 6)
         return {
             "stage": stage, "alternation": number, "objective_w": receipt["objective_w"], "objective": receipt["objective"],
-            "products": receipt["products"], **figures,
+            "products": receipt["products"], **metrics,
         }  # fmt: skip
 
     def _keep(self, kept: set[int], last: int) -> None:
@@ -300,9 +302,9 @@ class LEMLRun:
             for cut in self._sizes.cuts
         ]  # fmt: skip
         out = self._state("factors", number) / "all"
-        steps = yield Phase(f"{name}, W", solves, note=step.told, unit="alternation", number=number)
+        steps = yield Phase(f"{name}, W", solves, note=step.said, unit="alternation", number=number)
         n = learned.n_inputs()
-        parts = Beside(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
+        parts = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
         projected = yield Phase(f"{name}, A", projections, kept=False)
@@ -336,10 +338,10 @@ class LEMLRun:
         solved = self.ledger.get(of_w.name)
         if self._sizes.small:
             alone = [WStepJob(of_w, str(w))]
-            solved = (yield Phase(f"{name}, W", alone, note=step.told, unit="alternation", number=number))[0]
+            solved = (yield Phase(f"{name}, W", alone, note=step.said, unit="alternation", number=number))[0]
         elif solved is None:
-            figures = yield from of_w.loop()
-            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), figures)]))[0]
+            receipt = yield from of_w.loop()
+            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)]))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
         projections = [ProjectJob(learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
         yield Phase(f"{name}, A", projections, kept=False)

@@ -24,7 +24,7 @@ from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
 from xmc_stream.methods.lowrank.steps import write_factors
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_figures
+from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_out_metrics
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 
@@ -61,7 +61,7 @@ class MixJob:
         return {"units": units, "bytes_read": Y.bytes_read + (mask.bytes_read if mask else 0)}
 
     def _weights(
-        self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held: Any
+        self, pairs: AllPairs | GivenPairs, h: Array, a: Array, b: Array | None, held_out: Any
     ) -> tuple[Array, int]:
         z = pairs.dots(a, h)
         if b is None:
@@ -71,8 +71,8 @@ class MixJob:
             )
         else:
             values, weights = np.zeros(1), loss_curvatures(self.loss, pairs.true, z) * pairs.dots(b, h)
-        if held is not None:
-            left = pairs.rows_left(held)
+        if held_out is not None:
+            left = pairs.rows_left(held_out)
             weights[left] = 0
             if b is None:
                 values[left] = 0
@@ -109,7 +109,7 @@ class MixJob:
 
 @dataclass(frozen=True)
 class BackwardJob:
-    """X^T V + lam S, of a run of columns."""
+    """X^T V + lam S, of a range of columns."""
 
     learned: Learned
     name: str
@@ -143,7 +143,7 @@ class WStep:
     """The W step over pairs: trust-region Newton, or with the squared loss conjugate gradients.
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
-    columns in runs `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
+    columns in ranges `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
     from, None for 0. scratch: a folder.
     """
 
@@ -274,17 +274,17 @@ class WStepJob:
 
     def run(self) -> Receipt:
         """Solve and store W."""
-        figures = run_here(self.step.loop(), Notes())
-        return figures | StoreWJob(self.step, self.out, figures).run()
+        receipt = run_here(self.step.loop(), Notes())
+        return receipt | StoreWJob(self.step, self.out, receipt).run()
 
 
 @dataclass(frozen=True)
 class StoreWJob:
-    """Store the W that a step left in its panels. figures: of the step; what it read is counted with its own jobs."""
+    """Store the W that a step left in its panels. receipt: of the step; what it read is counted with its own jobs."""
 
     step: WStep
     out: str
-    figures: Receipt
+    receipt: Receipt
 
     @property
     def key(self) -> str:
@@ -297,12 +297,12 @@ class StoreWJob:
         with new_factors(Path(self.out), {"W": panels.columns}) as writers:
             for first in range(0, panels.n, BLOCK):
                 writers["W"].append(panels.read(first, min(first + BLOCK, panels.n)).ravel())
-        return {name: self.figures[name] for name in ("objective_w", "products")}
+        return {name: self.receipt[name] for name in ("objective_w", "products")}
 
 
 @dataclass(frozen=True)
 class LabelsJob:
-    """The H step over pairs, of labels [first, last): with A held, each h_k is a problem of r variables by itself.
+    """The H step over pairs, of labels [first, last): with A fixed, each h_k is a problem of r variables by itself.
 
     Squared loss: solved; else trust-region Newton. A label without a pair gets 0. Writes its lines of H.
     """
@@ -373,14 +373,14 @@ class _GivenOfLabels:
 
 
 class _Labels:
-    """The problems of a run of labels, for `trust_region`; `solve` for the squared loss."""
+    """The problems of a range of labels, for `trust_region`; `solve` for the squared loss."""
 
     def __init__(self, job: LabelsJob, pairs: _AllOfLabels | _GivenOfLabels) -> None:
         self._job, self._pairs, self._n = job, pairs, job.last - job.first
         self._at = np.zeros((self._n, job.parameters.rank), np.float32)
         self.n_pairs = np.zeros(self._n)
-        for p, _, held in self._sweep():
-            self.n_pairs += p.label_sums(self._counted(p, np.ones(p.true.shape), held), self._n)
+        for p, _, held_out in self._sweep():
+            self.n_pairs += p.label_sums(self._counted(p, np.ones(p.true.shape), held_out), self._n)
 
     def _sweep(self) -> Iterator[tuple[AllPairs | GivenPairs, Array, Any]]:
         n = self._job.scores.n
@@ -393,18 +393,18 @@ class _Labels:
             )
 
     @staticmethod
-    def _counted(pairs: AllPairs | GivenPairs, values: Array, held: Any) -> Array:
-        if held is not None:
-            values[pairs.rows_left(held)] = 0
+    def _counted(pairs: AllPairs | GivenPairs, values: Array, held_out: Any) -> Array:
+        if held_out is not None:
+            values[pairs.rows_left(held_out)] = 0
         return values
 
     def value(self, h: Array) -> Generator[Any, Any, NDArray[np.float64]]:
         """The objective of each label."""
         loss, low = self._job.parameters.loss, h.astype(np.float32)
         total = 0.5 * self._job.lam * np.square(h).sum(axis=1)
-        for pairs, a, held in self._sweep():
+        for pairs, a, held_out in self._sweep():
             values = loss_values(loss, pairs.true, pairs.dots(a, low).astype(np.float64))
-            total += pairs.label_sums(self._counted(pairs, values, held), self._n)
+            total += pairs.label_sums(self._counted(pairs, values, held_out), self._n)
         return np.asarray(total)
         yield  # a generator, as the protocol has it, that waits for nobody
 
@@ -412,19 +412,19 @@ class _Labels:
         """Its gradient, (labels x r)."""
         self._at = h.astype(np.float32)
         total = self._job.lam * h
-        for pairs, a, held in self._sweep():
+        for pairs, a, held_out in self._sweep():
             slopes = loss_slopes(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
-            pairs.add_by_label(self._counted(pairs, slopes, held), a, total)
+            pairs.add_by_label(self._counted(pairs, slopes, held_out), a, total)
         return np.asarray(total)
         yield
 
     def hessian(self, s: Array) -> Generator[Any, Any, Array]:
         """The products with the Hessians."""
         total, low = self._job.lam * s, s.astype(np.float32)
-        for pairs, a, held in self._sweep():
+        for pairs, a, held_out in self._sweep():
             weights = loss_curvatures(self._job.parameters.loss, pairs.true, pairs.dots(a, self._at))
             weights *= pairs.dots(a, low)
-            pairs.add_by_label(self._counted(pairs, weights, held), a, total)
+            pairs.add_by_label(self._counted(pairs, weights, held_out), a, total)
         return np.asarray(total)
         yield
 
@@ -436,21 +436,21 @@ class _Labels:
         for low in range(0, self._n, step):
             high = min(low + step, self._n)
             grams, right = np.zeros((high - low, r, r)), np.zeros((high - low, r))
-            for pairs, a, held in self._sweep():
-                self._add_grams(pairs, a.astype(np.float64), held, low, grams, right)
+            for pairs, a, held_out in self._sweep():
+                self._add_grams(pairs, a.astype(np.float64), held_out, low, grams, right)
             for k in range(low, high):
                 if self.n_pairs[k]:
                     out[k] = solve_gram(grams[k - low], right[k - low][None], lam)[0]
         return out
 
     @staticmethod
-    def _add_grams(pairs: AllPairs | GivenPairs, a: Array, held: Any, low: int, grams: Array, right: Array) -> None:
+    def _add_grams(pairs: AllPairs | GivenPairs, a: Array, held_out: Any, low: int, grams: Array, right: Array) -> None:
         if not isinstance(pairs, GivenPairs):
             raise TypeError("all pairs of the squared loss are solved by methods.lowrank.steps")
         rows = np.repeat(np.arange(len(a)), np.diff(pairs.indptr))
         kept = (pairs.labels >= low) & (pairs.labels < low + len(grams))
-        if held is not None:
-            kept &= ~held[rows]
+        if held_out is not None:
+            kept &= ~held_out[rows]
         order = np.argsort(pairs.labels[kept], kind="stable")
         rows, labels, true = rows[kept][order], pairs.labels[kept][order] - low, pairs.true[kept][order]
         ends = np.searchsorted(labels, np.arange(len(grams) + 1))
@@ -463,9 +463,9 @@ class _Labels:
 
 @dataclass(frozen=True)
 class JoinJob:
-    """Store the factors of an alternation together; the receipt has its figures.
+    """Store the factors of an alternation together; the receipt has its sums.
 
-    losses: with lam/2 ||H||^2, after the H step; h_square: ||H||^2 before it; solved: figures of the W step.
+    losses: with lam/2 ||H||^2, after the H step; h_square: ||H||^2 before it; solved: the receipt of the W step.
     """
 
     learned: Learned
@@ -488,10 +488,10 @@ class JoinJob:
     def run(self) -> Receipt:
         """Write."""
         with one_blas_thread():
-            held = held_figures(self.learned, self.scores, self.h, self.criterion) if self.learned.share else {}
+            held_out = held_out_metrics(self.learned, self.scores, self.h, self.criterion) if self.learned.share else {}
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.h}, None)
         return {
-            **receipt, **held, "products": self.solved["products"],
+            **receipt, **held_out, "products": self.solved["products"],
             "objective_w": self.solved["objective_w"] + 0.5 * self.lam * self.h_square,
             "objective": self.losses + 0.5 * self.lam * receipt["w_square"],
         }  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Any
 
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.methods.contract import Figures, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
-from xmc_stream.methods.lowrank.warm import WarmUp
+from xmc_stream.methods.lowrank.warm import LEMLWarmUp
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class AlternationForecaster(Forecaster):
         """Whether single columns fit."""
         plan_lowrank(plan, self.task.dataset, self.steps)
 
-    def figures(self, plan: MemoryPlan) -> Figures:
+    def forecast(self, plan: MemoryPlan) -> Forecast:
         """By a probe of the first rows."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
         probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed))
-        passes, runs = most_passes(self.steps), len(sizes.cuts)
-        n_bytes = passes * dataset.X_rows().nnz * 8 * runs
+        passes, ranges = most_passes(self.steps), len(sizes.cuts)
+        n_bytes = passes * dataset.X_rows().nnz * 8 * ranges
         width = max(last - first for first, last in sizes.cuts)
         return {
             "passes": passes,
             "at_most": True,
-            "column_blocks": runs,
+            "column_blocks": ranges,
             "bytes_read": n_bytes,
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
@@ -52,17 +52,17 @@ class AlternationForecaster(Forecaster):
 
 
 class _LowRankMethod(Method):
-    """What both share: state, and how a training is told of."""
+    """What both share: state, and how a training is said of."""
 
     kind = "low-rank"
-    figures = (
+    reported = (
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "held_out_auc", "rank", "n_learned",
         "n_held_out", "history",
     )  # fmt: skip
 
     def warm_up(self, task: Task) -> Job:
         """Train by LEML on a few rows."""
-        return WarmUp()
+        return LEMLWarmUp()
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """W steps can be done again; of factors only those that a run begins from."""
@@ -72,14 +72,16 @@ class _LowRankMethod(Method):
             return f"w/{number}" if name == "all" else f"w/{number}/{name}"
         return "start" if (what, number) == ("factors", "0") else None
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
-        """Rank, lam, the best round, figures of held-out rows."""
-        held = [f"{name} {figures[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in figures]
-        told = f", {', '.join(held)} on {figures['n_held_out']:,} rows held out" if held else ""
-        best, rounds = figures.get("best_pass", figures["rounds"]), figures["rounds"]
-        lam = f", lam {figures['lam']:.3g}" if "lam" in figures else ""
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
+        """Rank, lam, the best round, metrics of held-out rows."""
+        held_out = [
+            f"{name} {report[f'held_out_{name}']:.4g}" for name in ("P@1", "auc") if f"held_out_{name}" in report
+        ]
+        said = f", {', '.join(held_out)} on {report['n_held_out']:,} rows held out" if held_out else ""
+        best, rounds = report.get("best_pass", report["rounds"]), report["rounds"]
+        lam = f", lam {report['lam']:.3g}" if "lam" in report else ""
         return [
-            f"rank {figures['rank']}{lam}, objective {figures['objective']:.6g} after {best} of {rounds} rounds{told}"
+            f"rank {report['rank']}{lam}, objective {report['objective']:.6g} after {best} of {rounds} rounds{said}"
         ]
 
 
@@ -93,10 +95,10 @@ class LEMLMethod(_LowRankMethod):
         return parameters.observed == "given"
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
-        """It probes when it is asked for figures."""
+        """It probes when it is asked for a forecast."""
         return AlternationForecaster(task, task.parameters, once)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> LEMLRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> LEMLRun:
         """Alternation after alternation."""
         return LEMLRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
@@ -116,9 +118,9 @@ class CPLSTMethod(_LowRankMethod):
         self._steps(task)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> AlternationForecaster:
-        """It probes when it is asked for figures."""
+        """It probes when it is asked for a forecast."""
         return AlternationForecaster(task, self._steps(task), once)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> CPLSTRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> CPLSTRun:
         """Iteration after iteration."""
         return CPLSTRun(task.dataset, work, task.parameters, task.seed, plan, ledger)

@@ -48,8 +48,8 @@ class ScaleJob:
 
     def _counted(self, first: int, n: int) -> NDArray[np.bool_]:
         """Which rows are learned from."""
-        held = self.learned.kept_out(first, n)
-        return np.ones(n, np.bool_) if held is None else ~held
+        held_out = self.learned.kept_out(first, n)
+        return np.ones(n, np.bool_) if held_out is None else ~held_out
 
     def _spread(self, X: SparseMatrix) -> float:
         """The mean of ||x_i - m||^2. Sums go row after row, as blocks may be cut elsewhere."""

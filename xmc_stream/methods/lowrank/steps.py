@@ -1,8 +1,8 @@
-"""Jobs of low-rank models over all pairs: products of X and Y with a run of a factor's columns, and systems of its rank.
+"""Jobs of low-rank models over all pairs: products of X and Y with a range of a factor's columns, and systems of its rank.
 
-A job has a run of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
+A job has a range of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
 any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
-once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each run of them.
+once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each range of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_columns, solve_gram
-from xmc_stream.models.lowrank.factors import Beside, Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LINES,
@@ -26,7 +26,7 @@ from xmc_stream.models.lowrank.products import (
     Array,
     Learned,
     blocks,
-    held_figures,
+    held_out_metrics,
     times,
     x_bytes,
 )
@@ -89,7 +89,7 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
 
 @dataclass(frozen=True)
 class RidgeJob:
-    """The W step of the squared loss and full labels, of a run of columns.
+    """The W step of the squared loss and full labels, of a range of columns.
 
     Where H^T H is diagonal, with values v_c, column c of W is by itself a ridge regression,
         (v_c X^T X + lam I) w_c = X^T Y h_c,
@@ -157,9 +157,9 @@ class RidgeJob:
         return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
 
     def _leave_out(self, x: Block, lines: Array) -> None:
-        held = self.learned.kept_out(x.start, x.n)
-        if held is not None:
-            lines[held] = 0
+        held_out = self.learned.kept_out(x.start, x.n)
+        if held_out is not None:
+            lines[held_out] = 0
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ class GramJob:
         with one_blas_thread():
             for first in range(self.first, self.last, BLOCK):
                 lines = self.scores.read(first, min(first + BLOCK, self.last)).astype(np.float64)
-                held = self.learned.kept_out(first, len(lines))
-                if held is not None:
-                    lines[held] = 0
+                held_out = self.learned.kept_out(first, len(lines))
+                if held_out is not None:
+                    lines[held_out] = 0
                 gram += lines.T @ lines
         np.save(self.out, gram)
         return {}
@@ -209,7 +209,7 @@ class FactorsJob:
     positives: int
     before: Factor
     values: tuple[float, ...]
-    w: Beside
+    w: SideBySide
     solved: Panels
     out: str
     steps: int
@@ -236,13 +236,15 @@ class FactorsJob:
                 self.solved.write((0, h.shape[1]), first, h)
                 square += h.T.astype(np.float64) @ h
             h_square = float(np.trace(square))
-            held = held_figures(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
+            held_out = (
+                held_out_metrics(self.learned, self.scores, self.solved, self.criterion) if self.learned.share else {}
+            )
             receipt = write_factors(Path(self.out), {"W": self.w, "H": self.solved}, rotation_of(square))
         w_square = receipt["w_square"]
         fit_before = 0.5 * (self.positives - 2 * met_before + float(np.diag(gram) @ np.array(self.values)))
         fit = 0.5 * (self.positives - 2 * met + float(np.vdot(gram, square)))
         return {
-            **receipt, **held, "products": self.steps,
+            **receipt, **held_out, "products": self.steps,
             "objective_w": fit_before + 0.5 * self.lam * (w_square + sum(self.values)),
             "objective": fit + 0.5 * self.lam * (w_square + h_square),
         }  # fmt: skip

@@ -10,12 +10,12 @@ from typing import Any
 
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.methods.contract import Figures, Method, Redo, Task
+from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import PassProbe
 from xmc_stream.methods.pdsparse.plan import pass_needs, plan_pass
 from xmc_stream.methods.pdsparse.run import PDSparseRun, most_passes
-from xmc_stream.methods.pdsparse.warm import WarmUp
+from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 
 
@@ -30,7 +30,7 @@ class PassForecaster(Forecaster):
         """Whether tables and a group of rows fit."""
         plan_pass(plan, self.task.dataset, self.task.parameters)
 
-    def figures(self, plan: MemoryPlan) -> Figures:
+    def forecast(self, plan: MemoryPlan) -> Forecast:
         """By a probe of the first rows."""
         dataset, parameters = self.task.dataset, self.task.parameters
         sizes = plan_pass(plan, dataset, parameters)
@@ -54,20 +54,20 @@ class PDSparseMethod(Method):
     """Max-margin learning of all classes at once (Yen et al. 2016)."""
 
     parameters = PDSparseParameters
-    figures = (
+    reported = (
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",
         "history",
     )  # fmt: skip
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
-        return WarmUp()
+        return PDSparseWarmUp()
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PassForecaster:
-        """It probes when it is asked for figures."""
+        """It probes when it is asked for a forecast."""
         return PassForecaster(task, once)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> PDSparseRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PDSparseRun:
         """Pass after pass."""
         return PDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
@@ -93,20 +93,18 @@ class PDSparseMethod(Method):
                 others[folder] = damage
         found = super().redo(work, others, keys, warm_start)
         if passes:
-            (stage, number), legs, folders = legs_again(work, passes, keys)
-            found.append(Redo(passes[min(passes)], f"pass/{stage}/{number}", undo=legs, remove=folders))
+            (stage, number), segments, folders = segments_again(work, passes, keys)
+            found.append(Redo(passes[min(passes)], f"pass/{stage}/{number}", undo=segments, remove=folders))
         return found
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
         """Which pass is the best, and how near to the optimum it is."""
-        held = figures.get("held_out_P@1")
-        told = "" if held is None else f", P@1 {held:.2f} on {figures['n_held_out']:,} rows held out"
-        skipped = (
-            f"; {figures['n_skipped']:,} rows without labels, or with all, left out" if figures["n_skipped"] else ""
-        )
+        held_out = report.get("held_out_P@1")
+        said = "" if held_out is None else f", P@1 {held_out:.2f} on {report['n_held_out']:,} rows held out"
+        skipped = f"; {report['n_skipped']:,} rows without labels, or with all, left out" if report["n_skipped"] else ""
         return [
-            f"lam {figures['lam']:g}, the best of {figures['rounds']} passes is number {figures['best_pass']}{told}{skipped}",
-            f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap']:.2g}",
+            f"lam {report['lam']:g}, the best of {report['rounds']} passes is number {report['best_pass']}{said}{skipped}",
+            f"objective {report['objective']:.6g}; duality gap / objective: {report['duality_gap']:.2g}",
         ]
 
 
@@ -116,33 +114,33 @@ def pass_of(kind: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
-def legs_again(
+def segments_again(
     work: Path, damaged: Iterable[tuple[int, int]], keys: Iterable[str]
 ) -> tuple[tuple[int, int], list[str], list[Path]]:
-    """Where some passes are damaged: stage and pass that PD-Sparse goes back to the beginning of, legs to undo, folders
+    """Where some passes are damaged: stage and pass that PD-Sparse goes back to the beginning of, segments to undo, folders
     to remove.
 
     That is behind the last pass before all damage, of its stage, whose files are all there (some are gone: what none goes
     on from is not kept), or else the stage's beginning: it begins from nothing, or from a pass of an earlier one.
     keys: of all jobs that are done.
     """
-    legs: dict[tuple[int, int], list[int]] = {}
+    segments: dict[tuple[int, int], list[int]] = {}
     for key in keys:
         kind, *place = key.split("/")
         if kind == "pass":
             stage, number, first = map(int, place)
-            legs.setdefault((stage, number), []).append(first)
+            segments.setdefault((stage, number), []).append(first)
     stage, number = min(damaged)
-    while number and not _pass_is_there(work, stage, number - 1, legs.get((stage, number - 1), [])):
+    while number and not _pass_is_there(work, stage, number - 1, segments.get((stage, number - 1), [])):
         number -= 1
     to = stage, number
-    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in legs.items() if (s, n) >= to for first in firsts]
+    undone = [f"pass/{s}/{n}/{first}" for (s, n), firsts in segments.items() if (s, n) >= to for first in firsts]
     folders = [f for f in work.glob("state/*") if (of := pass_of(f.name)) is not None and of >= to]
     return to, undone, folders
 
 
-def _pass_is_there(work: Path, stage: int, number: int, legs: Sequence[int]) -> bool:
+def _pass_is_there(work: Path, stage: int, number: int, segments: Sequence[int]) -> bool:
     place = f"{stage}-{number}"
-    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in legs]
-    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(legs)[-1:]]
-    return bool(legs) and all(folder.exists() for folder in needed)
+    needed = [work / "state" / f"dual-{place}" / f"{first:06d}" for first in segments]
+    needed += [work / "state" / f"tables-{place}" / f"{first:06d}" for first in sorted(segments)[-1:]]
+    return bool(segments) and all(folder.exists() for folder in needed)

@@ -1,7 +1,8 @@
-"""Jobs of PD-Sparse: a leg of a pass over the rows, the objective of what came out, the weights by class.
+"""Jobs of PD-Sparse: a segment of a pass over the rows, the objective of what came out, the weights by class.
 
-The tables stay in the process from leg to leg; a leg leaves them on disk too, with the dual variables of the rows it
-visited, so that the next one may run anywhere. A leg is a run of groups of an order that the data and the seed give.
+The tables stay in the process from segment to segment. A segment leaves them on disk too, with the dual variables of
+the rows it visited, so that the next one may run anywhere. A segment is neighbouring groups of an order that the data
+and the seed give.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.plan import ENTRIES, STRETCH, PassPlan
 from xmc_stream.methods.pdsparse.rows import Data, Rows, Which
 from xmc_stream.methods.pdsparse.solver import Stepper, TablesFullError, label_numbers, pass_key
-from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_leg, new_tables, stored_tables
+from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import Unit, new_unit
@@ -40,7 +41,7 @@ _DEAD = 1e-9  # |v| up to here is what rounding left of a sum that is 0
 
 @dataclass
 class _Session:
-    """The tables in this process, and after which leg they are so."""
+    """The tables in this process, and after which segment they are so."""
 
     stepper: Stepper
     after: str
@@ -59,12 +60,12 @@ def drop_session() -> None:
 
 
 @dataclass(frozen=True)
-class LegJob:
+class SegmentJob:
     """Groups [first, last) of a pass.
 
     stage: of the run: a value of lam, or the post-solve. most: labels that a search may bring in. dual: folders of the
-    pass before, none for a = 0. tables: the folder that this leg begins from, "" for v = 0. support: no search, and no v
-    but those there, of the tables that the stage begins from |v| > support. total: groups of the pass; the last leg looks
+    pass before, none for a = 0. tables: the folder that this segment begins from, "" for v = 0. support: no search, and no v
+    but those there, of the tables that the stage begins from |v| > support. total: groups of the pass; the last segment looks
     at the rows that are held out, if it learns from the others. rows: that it visits.
     """
 
@@ -98,11 +99,11 @@ class LegJob:
         return f"{self.first:06d}"
 
     def folder(self, kind: str) -> Path:
-        """`dual` or `tables` of this leg."""
+        """`dual` or `tables` of this segment."""
         return Path(self.data.work) / "state" / f"{kind}-{self.stage}-{self.number}" / self.name
 
     def run(self) -> Receipt:
-        """Visit the rows; write dual variables and tables; the receipt has figures of the leg and, at the end, the pass."""
+        """Visit the rows; write dual variables and tables; the receipt has sums of the segment and, at the end, the pass."""
         drop_tiles()
         began = time.perf_counter()
         rows = Rows(self.data, self.rows)
@@ -110,22 +111,24 @@ class LegJob:
         key = pass_key(self.data.seed, self.stage, self.number)
         order, slots = rows.groups(key)
         before = (
-            PassState([Path(leg) for leg in self.dual], rows.n_samples, rows.n_labels, rows.bits) if self.dual else None
+            PassState([Path(segment) for segment in self.dual], rows.n_samples, rows.n_labels, rows.bits)
+            if self.dual
+            else None
         )
-        with new_leg(self.folder("dual"), rows.n_labels) as writer:
+        with new_segment(self.folder("dual"), rows.n_labels) as writer:
             for group in range(self.first, self.last):
-                runs = np.sort(order[group * GROUP : (group + 1) * GROUP])
+                strips = np.sort(order[group * GROUP : (group + 1) * GROUP])
                 following = np.sort(order[(group + 1) * GROUP : (group + 2) * GROUP])
-                for run in following.tolist():
-                    rows.X.will_need(run << rows.bits, min((run + 1) << rows.bits, rows.n_samples))
-                state = self._visit(rows, stepper, before, runs, slots[runs], key)
+                for strip in following.tolist():
+                    rows.X.will_need(strip << rows.bits, min((strip + 1) << rows.bits, rows.n_samples))
+                state = self._visit(rows, stepper, before, strips, slots[strips], key)
                 writer.active.append(state.size, state.labels, state.a)
-                writer.runs.append(runs)
+                writer.strips.append(strips)
         write_tables(self.folder("tables"), stepper, rows.dataset.n_features)
-        figures = stepper.take_figures()
+        sums = stepper.take_sums()
         square, l1, nnz = norms(stepper.tables)
         receipt: Receipt = {
-            "last": self.last, **figures, "square": square, "l1": l1, "nnz": nnz,
+            "last": self.last, **sums, "square": square, "l1": l1, "nnz": nnz,
             "passes": (self.last - self.first) / self.total,
         }  # fmt: skip
         if self.last == self.total and self.rows != "held out":
@@ -135,7 +138,7 @@ class LegJob:
         return {**receipt, "bytes_read": read, "seconds": round(time.perf_counter() - began, 3)}
 
     def _stepper(self, rows: Rows) -> Stepper:
-        """The tables as this leg finds them: those that are in this process, or read from disk."""
+        """The tables as this segment finds them: those that are in this process, or read from disk."""
         session = _sessions.pop(self.data.work, None)
         drop_session()
         most_bytes = self.data.plan.most_bytes(self.fixed)
@@ -153,21 +156,21 @@ class LegJob:
         return stepper
 
     def _visit(
-        self, rows: Rows, stepper: Stepper, before: PassState | None, runs: NDArray[np.int64], slots: NDArray[np.int64],
+        self, rows: Rows, stepper: Stepper, before: PassState | None, strips: NDArray[np.int64], slots: NDArray[np.int64],
         key: np.uint64,
     ) -> DualRows:  # fmt: skip
         """Visit the rows of a group; returns what they have then, row after row."""
-        most = len(runs) << rows.bits
+        most = len(strips) << rows.bits
         at, places = np.empty(most, np.int64), np.empty(most, np.int64)
-        n = group_rows(runs, slots, rows.n_samples, rows.bits, key, at, places)
+        n = group_rows(strips, slots, rows.n_samples, rows.bits, key, at, places)
         at = at[:n]
         indptr, labels = rows.labels(at)
         n_positive = np.diff(indptr)
         if before is None:
             state = DualRows(indptr[:-1], n_positive, labels, np.zeros(len(labels)))
         else:
-            sizes = np.minimum((runs + 1) << rows.bits, rows.n_samples) - (runs << rows.bits)
-            state = before.read(runs, sizes)
+            sizes = np.minimum((strips + 1) << rows.bits, rows.n_samples) - (strips << rows.bits)
+            state = before.read(strips, sizes)
             if not begin_with(state, indptr, labels):
                 raise StoreError(
                     f"{Path(self.dual[0]).parent}: labels of rows are not theirs: remove the unfinished run and begin anew"
@@ -235,7 +238,7 @@ class LegJob:
                 block.indptr, block.indices, block.values, indptr, labels, rows.numbers, stepper.tables, stepper.z, hits
             )  # fmt: skip
             n += block.n
-        return {"hits": hits.tolist(), "held": n}
+        return {"hits": hits.tolist(), "n_held_out": n}
 
 
 def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
@@ -418,4 +421,4 @@ class UnitJob:
             for block in weights.blocks(max(4 * MIB, 16 * self.n_features), first, last):
                 writer.weights.append(np.diff(block.indptr), block.indices, block.values)
                 tiles.add(np.diff(block.indptr), block.indices)
-        return {"nnz": writer.weights.nnz, "runs": [astuple(run) for run in tiles.runs]}
+        return {"nnz": writer.weights.nnz, "tile_ranges": [astuple(span) for span in tiles.ranges]}

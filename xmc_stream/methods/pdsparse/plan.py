@@ -8,8 +8,8 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.tables import most_bytes_of
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.pdsparse.solver import PLACES, run_bits
-from xmc_stream.methods.pdsparse.state import LEG_BYTES
+from xmc_stream.methods.pdsparse.solver import PLACES, strip_bits
+from xmc_stream.methods.pdsparse.state import SEGMENT_BYTES
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -22,7 +22,7 @@ _LEAST_TABLES = 4 * MIB
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What a leg may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
+    """What a segment may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
     tables; dense: vectors of all labels instead.
 
     A post-solve has tables in any case: they tell what is in the support.
@@ -40,11 +40,11 @@ class PassPlan:
 
 def group_rows(dataset: Dataset) -> int:
     """Rows of a group, at most."""
-    return min(dataset.n_samples, GROUP << run_bits(dataset.n_samples, dataset.X_rows().nnz))
+    return min(dataset.n_samples, GROUP << strip_bits(dataset.n_samples, dataset.X_rows().nnz))
 
 
 def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
-    """What a leg holds beside the tables."""
+    """What a segment holds beside the tables."""
     d, k, n, X = dataset.n_features, dataset.n_labels, dataset.n_samples, dataset.X_rows()
     parts, rows = min(parameters.parts, k), group_rows(dataset)
     longest, most = min(d, X.nnz, _X_BYTES // 8), min(parameters.most, k)
@@ -54,8 +54,8 @@ def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, in
         "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
         "a row": 8 * min(PLACES, longest * k),
         "labels that searches bring in": (12 * min(rows, STRETCH) + 48) * most,
-        "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> run_bits(n, X.nnz)),
-        "writers and windows": LEG_BYTES + 24 * ENTRIES + 4 * MIB,
+        "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> strip_bits(n, X.nnz)),
+        "writers and windows": SEGMENT_BYTES + 24 * ENTRIES + 4 * MIB,
     }
 
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.dual import HELD_OUT, held_out
-from xmc_stream.kernels.order import GROUP, run_slots
+from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.plan import STRETCH, PassPlan
-from xmc_stream.methods.pdsparse.solver import label_numbers, run_bits
+from xmc_stream.methods.pdsparse.solver import label_numbers, strip_bits
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
@@ -42,8 +42,8 @@ class Rows:
         self.dataset = Dataset(data.path)
         self.n_samples, self.n_labels = self.dataset.n_samples, self.dataset.n_labels
         self.X, self.Y = self.dataset.X_rows(), self.dataset.Y_rows()
-        self.bits = run_bits(self.n_samples, self.X.nnz)
-        self.n_runs = -(-self.n_samples >> self.bits)
+        self.bits = strip_bits(self.n_samples, self.X.nnz)
+        self.n_strips = -(-self.n_samples >> self.bits)
         self.numbers = label_numbers(self.n_labels, data.seed).astype(np.int32)
         share = min(data.parameters.held_out, HELD_OUT / max(self.n_samples, 1))
         self._seed, self._share, self._which = data.seed, 0.0 if which == "all" else share, which
@@ -56,9 +56,9 @@ class Rows:
         return self.X.bytes_read + self.Y.bytes_read
 
     def groups(self, key: np.uint64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Runs in the order of a pass, and the slot of each run."""
-        slots = np.empty(self.n_runs, np.int64)
-        run_slots(self.n_runs, key, slots)
+        """Strips in the order of a pass, and the slot of each strip."""
+        slots = np.empty(self.n_strips, np.int64)
+        strip_slots(self.n_strips, key, slots)
         return np.argsort(slots), slots
 
     def kept_out(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -97,13 +97,13 @@ class Rows:
             )
         return self.X.gather(rows, self._buffer, spans)
 
-    def blocks(self, held: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
+    def blocks(self, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:
         """Rows with labels, but not all, that are held out, or the others, in order: X, their labels as indptr, numbers."""
         step = GROUP << self.bits
         for start in range(0, self.n_samples, step):
             rows = np.arange(start, min(start + step, self.n_samples))
             n_labels = self.Y.lengths(rows)[1]
-            rows = rows[(self.kept_out(rows) == held) & (n_labels > 0) & (n_labels < self.n_labels)]
+            rows = rows[(self.kept_out(rows) == held_out) & (n_labels > 0) & (n_labels < self.n_labels)]
             if not len(rows):
                 continue
             spans = self.X.lengths(rows)

@@ -1,4 +1,4 @@
-"""PD-Sparse's passes: leg after leg until the held-out rows say stop, for each lam; then the model of the best pass.
+"""PD-Sparse's passes: segment after segment until the held-out rows say stop, for each lam; then the model of the best pass.
 
 The loop is a generator, as that of `methods.ppdsparse.run`. All it decides comes from receipts. After a kill it runs
 again from the start, and the receipts come out of the ledger.
@@ -15,7 +15,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
-from xmc_stream.methods.pdsparse.passes import LegJob, ObjectiveJob, UnitJob, WeightsJob, drop_session
+from xmc_stream.methods.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.methods.pdsparse.plan import plan_pass
 from xmc_stream.methods.pdsparse.rows import Data, Which
 from xmc_stream.methods.pdsparse.solver import more_labels, n_groups
@@ -26,7 +26,7 @@ from xmc_stream.store.encoding import remove
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
-_LEG_SECONDS = 30.0  # of a leg, about: what a kill loses
+_SEGMENT_SECONDS = 30.0  # of a segment, about: what a kill loses
 _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
@@ -47,7 +47,7 @@ def most_passes(parameters: PDSparseParameters, n_samples: int) -> int:
 class Stage:
     """Passes with one lam. number: of the stage in the run; start: the pass that it goes on from, None for from nothing.
 
-    support, rows: see `LegJob`; passes: at most.
+    support, rows: see `SegmentJob`; passes: at most.
     """
 
     number: int
@@ -61,32 +61,32 @@ class Stage:
 
 @dataclass
 class Pass:
-    """A pass that has ended: where it left things, sums over its legs, and what stands in the receipt of the last one."""
+    """A pass that has ended: where it left things, sums over its segments, and what stands in the receipt of the last one."""
 
     stage: Stage
     number: int
     most: int
     dual: tuple[str, ...]
     tables: str
-    figures: dict[str, Any]
+    sums: dict[str, Any]
 
     @property
     def dual_objective(self) -> float:
         """1/2 ||w||^2 + the sum of a over negatives."""
-        square, negatives = float(self.figures["square"]), float(self.figures["negatives"])
+        square, negatives = float(self.sums["square"]), float(self.sums["negatives"])
         return 0.5 * square + negatives
 
     def precision(self, k: int) -> float:
         """P@k on the rows held out, in per cent; 0 without any."""
-        hits, held = sum(self.figures["hits"][:k]), int(self.figures["held"])
-        return float(100.0 * hits / (k * max(held, 1)))
+        hits, held_out = sum(self.sums["hits"][:k]), int(self.sums["n_held_out"])
+        return float(100.0 * hits / (k * max(held_out, 1)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Figures for the model's attributes."""
-        f, rows = self.figures, max(self.figures["rows"], 1)
+        """Numbers for the model's attributes."""
+        f, rows = self.sums, max(self.sums["rows"], 1)
         return {
             "stage": self.stage.name, "pass": self.number + 1, "lam": self.stage.lam, "dual": self.dual_objective,
-            **{f"held_out_P@{k}": round(self.precision(k), 4) for k in (1, 3, 5) if f["held"]}, "nnz": f["nnz"],
+            **{f"held_out_P@{k}": round(self.precision(k), 4) for k in (1, 3, 5) if f["n_held_out"]}, "nnz": f["nnz"],
             "active_labels": round(f["active"] / rows, 4), "nnz_a": round(f["used"] / rows, 4), "rows": f["rows"],
         }  # fmt: skip
 
@@ -111,7 +111,7 @@ class PDSparseRun:
         self._passes: list[Pass] = []
 
     def loop(self) -> Loop:
-        """Phases of jobs; returns figures of the model."""
+        """Phases of jobs; returns attributes of the model."""
         p = self.parameters
         best: Pass | None = None
         for number, lam in enumerate(p.lams):
@@ -125,7 +125,7 @@ class PDSparseRun:
         if best is None:
             raise InputError("PDSparse has no lam to try")
         lam, number = best.stage.lam, len(p.lams)
-        rows: Which = "learned" if best.figures["held"] else "all"
+        rows: Which = "learned" if best.sums["n_held_out"] else "all"
         final = best
         if p.refit and rows == "learned":
             # rows that were held out begin from nothing: they come to where the others are before these move again
@@ -144,7 +144,7 @@ class PDSparseRun:
         max_bytes = max(16 * MIB, self.plan.budget // 2)
         yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
         d = self.dataset
-        units = units_of_run(d, self.ledger)
+        units = units_of_run(d, self.ledger, ("finalise",))
         jobs = [
             UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
         ]
@@ -152,7 +152,7 @@ class PDSparseRun:
         drop_session()
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective
-        told = best.to_dict()
+        said = best.to_dict()
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
@@ -162,10 +162,10 @@ class PDSparseRun:
             "duality_gap": gap / objective if objective else 0.0,
             "lam": lam,
             "best_pass": best.number + 1,
-            **{name: value for name, value in told.items() if name.startswith("held_out")},
-            "n_learned": final.figures["rows"],
-            "n_held_out": best.figures["held"],
-            "n_skipped": d.n_samples - best.figures["rows"] - best.figures["held"],
+            **{name: value for name, value in said.items() if name.startswith("held_out")},
+            "n_learned": final.sums["rows"],
+            "n_held_out": best.sums["n_held_out"],
+            "n_skipped": d.n_samples - best.sums["rows"] - best.sums["n_held_out"],
             "history": [done.to_dict() for done in self._passes],
         }
 
@@ -186,9 +186,9 @@ class PDSparseRun:
             done = yield from self._pass(stage, number, before, most)
             if before is not best and before not in stay:
                 self._drop(before)
-            before, f = done, done.figures
+            before, f = done, done.sums
             most = most if stage.start else more_labels(most, f["searched"], f["stepped"], bound)
-            if f["held"] and best is not None and self._score(done) <= self._score(best):
+            if f["n_held_out"] and best is not None and self._score(done) <= self._score(best):
                 waited += 1
                 if waited == p.patience:
                     break
@@ -196,7 +196,7 @@ class PDSparseRun:
             if best not in stay:
                 self._drop(best)
             best, waited = done, 0
-            if not f["held"] and f["largest"] <= p.tol:
+            if not f["n_held_out"] and f["largest"] <= p.tol:
                 break
         if before is not best:
             self._drop(before)
@@ -206,35 +206,35 @@ class PDSparseRun:
         self, stage: Stage, number: int, before: Pass | None, most: int
     ) -> Generator[Phase, list[Receipt], Pass]:  # fmt: skip
         last_one = self._passes[-1] if self._passes else None
-        told = "" if last_one is None else f" ({self._told(last_one)})"
-        speed = 0.0 if last_one is None else self._groups / max(last_one.figures["seconds"], 1e-3)
+        said = "" if last_one is None else f" ({self._told(last_one)})"
+        speed = 0.0 if last_one is None else self._groups / max(last_one.sums["seconds"], 1e-3)
         first, tables = 0, "" if before is None else before.tables
         dual = () if before is None else before.dual
-        legs: list[LegJob] = []
-        figures: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "held", "seconds"), 0) | {"hits": [0]}
+        segments: list[SegmentJob] = []
+        sums: dict[str, Any] = dict.fromkeys((*_SUMS, "largest", "n_held_out", "seconds"), 0) | {"hits": [0]}
         while first < self._groups:
-            last = min(self._groups, first + max(1, int(speed * _LEG_SECONDS)))
-            job = LegJob(
+            last = min(self._groups, first + max(1, int(speed * _SEGMENT_SECONDS)))
+            job = SegmentJob(
                 self._data, stage.number, stage.lam, number, first, last, self._groups, most, self._rate, dual, tables,
                 stage.support, stage.rows,
             )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
                 receipts = yield Phase(
-                    f"{stage.name} {number + 1}", [job], first, self._groups, told, unit="pass",
+                    f"{stage.name} {number + 1}", [job], first, self._groups, said, unit="pass",
                     number=len(self._passes) + 1,
                 )  # fmt: skip
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
-            if legs:
-                remove(legs[-1].folder("tables"))
-            legs.append(job)
+            if segments:
+                remove(segments[-1].folder("tables"))
+            segments.append(job)
             tables = str(job.folder("tables"))
-            for figure in (*_SUMS, "seconds"):
-                figures[figure] += known[figure]
-            figures["largest"] = max(figures["largest"], known["largest"])
-            figures |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "held") if what in known}
-        done = Pass(stage, number, most, tuple(str(leg.folder("dual")) for leg in legs), tables, figures)
+            for name in (*_SUMS, "seconds"):
+                sums[name] += known[name]
+            sums["largest"] = max(sums["largest"], known["largest"])
+            sums |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "n_held_out") if what in known}
+        done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)
         if stage.rows != "held out":
             self._passes.append(done)
         return done
@@ -242,8 +242,8 @@ class PDSparseRun:
     @staticmethod
     def _told(done: Pass) -> str:
         f = done.to_dict()
-        held = f"P@1 {f['held_out_P@1']:.2f}, " if "held_out_P@1" in f else ""
-        return f"dual {f['dual']:.6g}, {held}{f['nnz']:,} weights, {f['active_labels']:.3g} active labels a sample"
+        held_out = f"P@1 {f['held_out_P@1']:.2f}, " if "held_out_P@1" in f else ""
+        return f"dual {f['dual']:.6g}, {held_out}{f['nnz']:,} weights, {f['active_labels']:.3g} active labels a sample"
 
     def _drop(self, done: Pass | None) -> None:
         """Remove what a pass left on disk."""

@@ -28,19 +28,19 @@ from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 
 _STEP_WORK = 16  # a look at v takes as long as so many weights of a search
 PLACES = 1 << 19  # of v that are remembered for a row at a time, at most
-_RUN_BYTES, _RUN_BITS = 1 << 17, 7  # of a run of rows, on average, and rows at most (log2)
+_STRIP_BYTES, _STRIP_BITS = 1 << 17, 7  # of a strip of rows, on average, and rows at most (log2)
 
 
-def run_bits(n_samples: int, nnz: int) -> int:
-    """Rows of a run, log2: a matter of the data alone."""
+def strip_bits(n_samples: int, nnz: int) -> int:
+    """Rows of a strip, log2: a matter of the data alone."""
     row_bytes = 8 * nnz // max(n_samples, 1)
-    return min(max(0, (_RUN_BYTES // max(row_bytes, 1)).bit_length() - 1), _RUN_BITS)
+    return min(max(0, (_STRIP_BYTES // max(row_bytes, 1)).bit_length() - 1), _STRIP_BITS)
 
 
 def n_groups(n_samples: int, nnz: int) -> int:
-    """Groups of runs that a pass takes in turn."""
-    n_runs = -(-n_samples >> run_bits(n_samples, nnz))
-    return -(-n_runs // GROUP)
+    """Groups of strips that a pass takes in turn."""
+    n_strips = -(-n_samples >> strip_bits(n_samples, nnz))
+    return -(-n_strips // GROUP)
 
 
 def label_numbers(n_labels: int, seed: int) -> NDArray[np.int64]:
@@ -70,7 +70,7 @@ class TablesFullError(Exception):
 class Stepper:
     """Takes steps on rows in memory: the tables, and scratch.
 
-    most_bytes: of tables; 0 for dense vectors. figures: of the rows visited so far (see `take_figures`).
+    most_bytes: of tables; 0 for dense vectors. sums: of the rows visited so far (see `take_sums`).
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Stepper:
         self._sums += [n, negatives, active, used]
         return sets
 
-    def take_figures(self) -> dict[str, Any]:
+    def take_sums(self) -> dict[str, Any]:
         """Of the rows visited since the last call: how many, sums over them, weights met, the largest step."""
         rows, negatives, active, used = self._sums.tolist()
-        figures = {
+        sums = {
             "rows": int(rows), "negatives": negatives, "active": int(active), "used": int(used),
             "searched": int(self._work[0]), "stepped": int(self._work[1]), "largest": float(self._largest[0]),
         }  # fmt: skip
         self._reset()
-        return figures
+        return sums

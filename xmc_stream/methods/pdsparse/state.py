@@ -1,6 +1,7 @@
-"""What a pass of PD-Sparse leaves on disk, leg by leg: the dual variables of the rows it visited, and the tables of v.
+"""What a pass of PD-Sparse leaves on disk, segment by segment: the dual variables of the rows it visited, and the tables of v.
 
-Scratch of one run: written whole, and sealed, or not at all. A leg is a run of groups of runs of rows (`kernels.order`).
+Scratch of one run: written whole, and sealed, or not at all. A segment is some groups of strips of rows, in turn
+(`kernels.order`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, ArrayWriter, MatrixWr
 from xmc_stream.store.inventory import BLANK, SEAL, fill_seal
 from xmc_stream.store.matrix import SparseMatrix
 
-LEG_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
+SEGMENT_BYTES = 12 * SCRATCH_CHUNK_BYTES  # six arrays: a chunk and its checksummed copy each
 _ROWS = 1 << 12  # compared at a time
 _TABLES = {"counts": np.int32, "labels": np.int32, "values": np.float64}
 
@@ -49,73 +50,75 @@ def begin_with(rows: DualRows, indptr: NDArray[np.int64], labels: NDArray[np.int
     return True
 
 
-class LegWriter:
-    """active: rows x K (csr), values a; the labels of a row in their own order. The rows are those of runs, in turn."""
+class SegmentWriter:
+    """active: rows x K (csr), values a; the labels of a row in their own order. The rows are those of strips, in turn."""
 
     def __init__(self, active: MatrixWriter) -> None:
         self.active = active
-        self.runs: list[NDArray[np.int64]] = []
+        self.strips: list[NDArray[np.int64]] = []
 
 
 @contextmanager
-def new_leg(path: Path, n_labels: int) -> Iterator[LegWriter]:
-    """The dual variables of a leg's rows, under their name when the block ends well."""
+def new_segment(path: Path, n_labels: int) -> Iterator[SegmentWriter]:
+    """The dual variables of a segment's rows, under their name when the block ends well."""
     with new_store(path, {SEAL: BLANK}) as group:
         matrix = MatrixWriter(
             group.create_group("active"), "csr_matrix", (None, n_labels), np.float64, SCRATCH_CHUNK_BYTES
         )
-        writer = LegWriter(matrix)
+        writer = SegmentWriter(matrix)
         yield writer
         matrix.close()
-        runs = ArrayWriter(group, "runs", np.int64, SCRATCH_CHUNK_BYTES)
-        runs.append(np.concatenate(writer.runs))
-        runs.close()
+        strips = ArrayWriter(group, "strips", np.int64, SCRATCH_CHUNK_BYTES)
+        strips.append(np.concatenate(writer.strips))
+        strips.close()
         fill_seal(path.with_name(path.name + ".partial"))
 
 
 class PassState:
-    """The dual variables that the legs of a pass left."""
+    """The dual variables that the segments of a pass left."""
 
-    def __init__(self, legs: Sequence[Path], n_samples: int, n_labels: int, run_bits: int) -> None:
+    def __init__(self, segments: Sequence[Path], n_samples: int, n_labels: int, strip_bits: int) -> None:
         # a row's labels stand in an order of their own
         self._active = [
-            SparseMatrix(leg / "active", ordered=False, finite=True).expect((None, n_labels), "csr_matrix", np.float64)
-            for leg in legs
+            SparseMatrix(segment / "active", ordered=False, finite=True).expect(
+                (None, n_labels), "csr_matrix", np.float64
+            )
+            for segment in segments
         ]
-        n_runs = -(-n_samples >> run_bits)
-        self._leg = np.full(n_runs, -1, np.int32)
-        self._line = np.zeros(n_runs, np.int64)
-        for number, (leg, active) in enumerate(zip(legs, self._active, strict=True)):
-            n = open_array(leg / "runs").size
-            if n > n_runs:
-                raise _damaged(leg / "runs")
-            runs = read_small(leg, "runs", n, np.int64)
-            known = ((runs >= 0) & (runs < n_runs)).all() and (self._leg[runs] < 0).all()
-            sizes = np.minimum((runs + 1) << run_bits, n_samples) - (runs << run_bits) if known else runs
-            if not known or len(np.unique(runs)) != len(runs) or sizes.sum() != active.n_lines:
-                raise _damaged(leg / "runs")
-            self._leg[runs], self._line[runs] = number, np.cumsum(sizes) - sizes
-        if (self._leg < 0).any():
-            raise _damaged(legs[-1] / "runs")
+        n_strips = -(-n_samples >> strip_bits)
+        self._segment = np.full(n_strips, -1, np.int32)
+        self._line = np.zeros(n_strips, np.int64)
+        for number, (segment, active) in enumerate(zip(segments, self._active, strict=True)):
+            n = open_array(segment / "strips").size
+            if n > n_strips:
+                raise _damaged(segment / "strips")
+            strips = read_small(segment, "strips", n, np.int64)
+            known = ((strips >= 0) & (strips < n_strips)).all() and (self._segment[strips] < 0).all()
+            sizes = np.minimum((strips + 1) << strip_bits, n_samples) - (strips << strip_bits) if known else strips
+            if not known or len(np.unique(strips)) != len(strips) or sizes.sum() != active.n_lines:
+                raise _damaged(segment / "strips")
+            self._segment[strips], self._line[strips] = number, np.cumsum(sizes) - sizes
+        if (self._segment < 0).any():
+            raise _damaged(segments[-1] / "strips")
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the ranges read so far."""
         return sum(matrix.bytes_read for matrix in self._active)
 
-    def read(self, runs: NDArray[np.int64], sizes: NDArray[np.int64]) -> DualRows:
-        """Of the rows of some runs with so many rows, run after run."""
+    def read(self, strips: NDArray[np.int64], sizes: NDArray[np.int64]) -> DualRows:
+        """Of the rows of some strips with so many rows, strip after strip."""
         firsts = np.cumsum(sizes) - sizes
         begin, size = (np.empty(int(sizes.sum()), np.int64) for _ in range(2))
         labels: list[NDArray[np.int32]] = []
         a: list[NDArray[np.float64]] = []
         filled = 0
         for number, matrix in enumerate(self._active):
-            mine = np.flatnonzero(self._leg[runs] == number)
-            mine = mine[np.argsort(self._line[runs[mine]])]
+            mine = np.flatnonzero(self._segment[strips] == number)
+            mine = mine[np.argsort(self._line[strips[mine]])]
             if not len(mine):
                 continue
-            lines = np.concatenate([np.arange(sizes[j]) + self._line[runs[j]] for j in mine])
+            lines = np.concatenate([np.arange(sizes[j]) + self._line[strips[j]] for j in mine])
             rows = np.concatenate([np.arange(sizes[j]) + firsts[j] for j in mine])
             block = matrix.gather(lines)
             begin[rows], size[rows] = block.indptr[:-1] + filled, np.diff(block.indptr)
@@ -156,7 +159,7 @@ def _damaged(path: Path) -> StoreError:
 def stored_tables(
     path: Path, n_features: int, n_labels: int, most: int
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Runs of features with about so many labels together: the first feature, counts, labels, values.
+    """Ranges of features with about so many labels together: the first feature, counts, labels, values.
 
     Raises StoreError where they are not those of so many features and labels.
     """

@@ -5,30 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.run import PDSparseRun
 from xmc_stream.store.model import begin_model
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class PDSparseWarmUp(WarmUp):
     """Train by PD-Sparse on a few rows."""
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
-        load_once(self, "pdsparse")
-        return {}
+    def loads(self) -> str:
+        return "pdsparse"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")

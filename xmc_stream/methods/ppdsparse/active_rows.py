@@ -1,4 +1,4 @@
-"""Where the pairs (row, class) of large classes are while X streams by: in memory, by runs on disk, or one class on disk."""
+"""Where the active rows of large classes are while X streams by: in memory, by strips on disk, or one class on disk."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import count_before, draw_negatives, mark, marked_rows, rank
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.slabs import ASLEEP, FRESH, POSITIVE
-from xmc_stream.kernels.stream import Pairs, run_starts
+from xmc_stream.kernels.spill import ASLEEP, FRESH, POSITIVE
+from xmc_stream.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.methods.ppdsparse.streaming import Taken
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix
 
-NO_STARTS = np.empty((0, 0), np.int32)  # of pairs that are taken for some runs alone
+NO_STARTS = np.empty((0, 0), np.int32)  # of active rows that are taken for some strips alone
 _STEP = MIB // 4  # rows, or entries of a line, at a time
 
 
@@ -55,25 +55,25 @@ class ScratchFile:
         os.close(self._fd)
 
 
-class MemoryPairs:
-    """Pairs of some classes in memory. order: of the rows."""
+class MemoryRows:
+    """Active rows of some classes in memory. order: of the rows."""
 
-    def __init__(self, sizes: NDArray[np.int64], order: RowOrder, rough: bool) -> None:
+    def __init__(self, sizes: NDArray[np.int64], order: RowOrder, approximate: bool) -> None:
         self.n_classes = len(sizes)
         ptr = np.concatenate([[0], np.cumsum(sizes)])
         n = int(ptr[-1])
-        self._run_bits = order.run_bits
-        self.all = Pairs(
+        self._strip_bits = order.strip_bits
+        self.all = ActiveRows(
             ptr, np.empty(n, index_dtype(order.n_samples)), np.empty(n, np.int8), np.empty(n), np.zeros(n, np.bool_),
-            np.empty((len(sizes), order.n_runs + 1), np.int32),
+            np.empty((len(sizes), order.n_strips + 1), np.int32),
         )  # fmt: skip
-        self._fresh = np.zeros(n if rough else 0, np.bool_)
+        self._fresh = np.zeros(n if approximate else 0, np.bool_)
 
     def put(self, c: int, sets: ActiveSets) -> None:
         """The active set of class c."""
         mine = slice(int(self.all.ptr[c]), int(self.all.ptr[c + 1]))
         self.all.rows[mine], self.all.sign[mine], self.all.alpha[mine] = sets.rows, sets.sign, sets.alpha
-        run_starts(sets.rows, self._run_bits, self.all.starts[c])
+        strip_starts(sets.rows, self._strip_bits, self.all.starts[c])
         if len(self._fresh):
             self._fresh[mine] = (sets.alpha == 0.0) & (sets.sign < 0)
 
@@ -92,7 +92,7 @@ class MemoryPairs:
             self.all.asleep[self.all.ptr[c] : self.all.ptr[c + 1]] = False
 
     def fresh(self) -> tuple[int, int]:
-        """Rows that a rough search brought in, and those of them that are of use."""
+        """Rows that an approximate search brought in, and those of them that are of use."""
         return int(self._fresh.sum()), int((self.all.alpha[: len(self._fresh)][self._fresh] > 0.0).sum())
 
     def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
@@ -106,14 +106,14 @@ class MemoryPairs:
 
 @dataclass
 class _Taken(Taken):
-    """Pairs that were read from disk: from which places, with which flags."""
+    """Active rows that were read from disk: from which places, with which flags."""
 
     places: list[tuple[int, int]]
     flags: NDArray[np.uint8]
 
 
-class DiskPairs:
-    """Pairs of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory.
+class DiskRows:
+    """Active rows of one class, on disk: alpha and flags, a value a row. Which rows is a bit each in memory.
 
     words (N / 64,): the active rows are marked; before: how many are ahead of each word.
     """
@@ -145,7 +145,7 @@ class DiskPairs:
         return rows[begin:end]
 
     def write(self, at: int, alpha: NDArray[np.float64], flags: NDArray[np.uint8]) -> None:
-        """Values of the pairs from place `at` on."""
+        """Values of the active rows from place `at` on."""
         self._alpha.write(at, alpha)
         self._flags.write(at, flags)
 
@@ -160,20 +160,20 @@ class DiskPairs:
         flags = np.concatenate([values[1] for values in read])
         sign = np.where(flags & POSITIVE, 1, -1).astype(np.int8)
         asleep = (flags & ASLEEP).astype(np.bool_)
-        pairs = Pairs(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS)
-        return _Taken(pairs, places, flags)
+        active = ActiveRows(np.array([0, len(rows)]), rows, sign, alpha, asleep, NO_STARTS)
+        return _Taken(active, places, flags)
 
     def give_back(self, taken: Taken) -> None:
         if not isinstance(taken, _Taken):
             return
-        pairs, flags = taken.pairs, taken.flags & np.uint8(POSITIVE | FRESH)
-        flags[pairs.asleep] |= ASLEEP
-        self._asleep += int(pairs.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
+        active, flags = taken.active, taken.flags & np.uint8(POSITIVE | FRESH)
+        flags[active.asleep] |= ASLEEP
+        self._asleep += int(active.asleep.sum()) - int(np.count_nonzero(taken.flags & ASLEEP))
         taken.flags = flags
         done = 0
         for begin, end in taken.places:
             mine = slice(done, done + end - begin)
-            self.write(begin, pairs.alpha[mine], flags[mine])
+            self.write(begin, active.alpha[mine], flags[mine])
             done += end - begin
 
     def sleeping(self) -> NDArray[np.bool_]:
@@ -200,8 +200,8 @@ class DiskPairs:
 
     def parts(self, c: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.float64]]]:
         for start in range(0, self._n_samples, _STEP):
-            pairs = self.take([(start, min(start + _STEP, self._n_samples))]).pairs
-            yield pairs.rows, pairs.sign, pairs.alpha
+            active = self.take([(start, min(start + _STEP, self._n_samples))]).active
+            yield active.rows, active.sign, active.alpha
 
     def close(self) -> None:
         """Close the files."""
@@ -209,11 +209,11 @@ class DiskPairs:
         self._flags.close()
 
 
-def disk_pairs(
+def rows_on_disk(
     folder: Path, words: NDArray[np.uint64], before: NDArray[np.int32], n_samples: int, label: int, seed: int,
-    Y: SparseMatrix, n_active: int, old: tuple[SparseMatrix, int] | None, found: Iterator[NDArray[np.int64]], rough: bool,
-) -> DiskPairs:  # fmt: skip
-    """The active set of a class that is larger than memory: what `merge_found` or `start_sets` make, on disk.
+    Y: SparseMatrix, n_active: int, old: tuple[SparseMatrix, int] | None, found: Iterator[NDArray[np.int64]], approximate: bool,
+) -> DiskRows:  # fmt: skip
+    """The active set of a class that is larger than memory: what `merge_candidates` or `start_sets` make, on disk.
 
     words, before: for its rows' bits. Y: by columns. n_active: its size. old: the active sets of the round before and
     the class's line in them, None in round 0. found: rows that a search brings in, part by part.
@@ -231,12 +231,12 @@ def disk_pairs(
             mark(rows, words)
         for rows in found:
             mark(rows, words)
-    pairs = DiskPairs(folder, words, before, n_samples)
+    active = DiskRows(folder, words, before, n_samples)
     positives, kept = _Cursor(_line(Y, label)), _Cursor(iter(()) if old is None else _line(*old))
     done = 0
     for start in range(0, n_samples, _STEP):
         stop = min(start + _STEP, n_samples)
-        rows = pairs.rows(start, stop)
+        rows = active.rows(start, stop)
         alpha, flags = np.zeros(len(rows)), np.zeros(len(rows), np.uint8)
         mine, _ = positives.up_to(stop)
         at = np.searchsorted(rows, mine)
@@ -247,11 +247,11 @@ def disk_pairs(
         flags[at] = POSITIVE
         mine, values = kept.up_to(stop)
         alpha[np.searchsorted(rows, mine)] = values
-        if rough:
+        if approximate:
             flags[(alpha == 0.0) & (flags == 0)] = FRESH
-        pairs.write(done, alpha, flags)
+        active.write(done, alpha, flags)
         done += len(rows)
-    return pairs
+    return active
 
 
 _Part = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -259,7 +259,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 def _line(matrix: SparseMatrix, line: int) -> Iterator[_Part]:
     """Indices and values (zeros for a matrix of ones) of one line, in parts."""
-    for indices, data in matrix.pieces(line, line + 1, _STEP):
+    for indices, data in matrix.windows(line, line + 1, _STEP):
         yield indices.astype(np.int64, copy=False), np.zeros(len(indices)) if data is None else data
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.kernels.active import append_lines
-from xmc_stream.methods.ppdsparse.state import Found
+from xmc_stream.methods.ppdsparse.state import CandidateRows
 from xmc_stream.store.encoding import index_dtype
 
 _WHOLE = 1 << 20  # rows found of a class that are read at once, whatever is wanted of them
@@ -20,20 +20,20 @@ _HIGH = 16  # bits of a score's key that are counted at a time
 
 
 @dataclass(frozen=True)
-class FoundFile:
+class CandidateFile:
     """What one search job found for classes [first, last). Files of the same classes stand in the order of their rows."""
 
     first: int
     last: int
     path: str
 
-    def open(self, n_samples: int) -> Found:
+    def open(self, n_samples: int) -> CandidateRows:
         """What it holds of the rows of so many samples."""
-        return Found(Path(self.path), self.last - self.first, n_samples)
+        return CandidateRows(Path(self.path), self.last - self.first, n_samples)
 
 
-def read_found(
-    files: Sequence[FoundFile], first: int, last: int, n_samples: int, room: NDArray[np.int64]
+def read_candidates(
+    files: Sequence[CandidateFile], first: int, last: int, n_samples: int, room: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]:
     """What was found for classes [first, last): their places (n + 1,), rows (ascending in a class) and scores.
 
@@ -50,7 +50,7 @@ def read_found(
     rows, scores = np.empty(ptr[-1], index_dtype(n_samples)), np.empty(ptr[-1], np.float32)
     if one:
         filled, (threshold, last_tie) = 0, select_threshold(files, first, int(room[0]), n_samples)
-        for some_rows, some in found_windows(files, first, n_samples):
+        for some_rows, some in candidate_windows(files, first, n_samples):
             best = (some > threshold) | ((some == threshold) & (some_rows <= last_tie))
             part = slice(filled, filled := filled + int(np.count_nonzero(best)))
             if filled > len(rows):
@@ -70,15 +70,15 @@ def read_found(
     return ptr, rows, scores
 
 
-def _expect(counted: bool, files: Sequence[FoundFile]) -> None:
+def _expect(counted: bool, files: Sequence[CandidateFile]) -> None:
     if not counted:
         raise StoreError(
             f"{Path(files[0].path).parent}: rows found are not as many as counted: remove the unfinished run"
         )
 
 
-def found_windows(
-    files: Sequence[FoundFile], label: int, n_samples: int
+def candidate_windows(
+    files: Sequence[CandidateFile], label: int, n_samples: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """What was found for one class, a few MB at a time: rows (int64, ascending throughout) and scores."""
     for file, _, _ in _holding(files, label, label + 1):
@@ -86,7 +86,7 @@ def found_windows(
             yield rows.astype(np.int64), scores
 
 
-def select_threshold(files: Sequence[FoundFile], label: int, room: int, n_samples: int) -> tuple[float, int]:
+def select_threshold(files: Sequence[CandidateFile], label: int, room: int, n_samples: int) -> tuple[float, int]:
     """A score t and a row r: the best `room` rows found for a class score above t, or just t and are not beyond r.
 
     Better are higher scores, then lower rows. r is -1 where none with score t is among them. Where no more than `room`
@@ -97,7 +97,7 @@ def select_threshold(files: Sequence[FoundFile], label: int, room: int, n_sample
     prefix, above = 0, 0  # the leading bits of the key of the score, and how many keys lead with more
     for bits in (32 - _HIGH, 0):
         counts = np.zeros(1 << _HIGH, np.int64)
-        for _, scores in found_windows(files, label, n_samples):
+        for _, scores in candidate_windows(files, label, n_samples):
             keys = _keys(scores).astype(np.int64) >> bits
             keys = keys[keys >> _HIGH == prefix] - (prefix << _HIGH)
             counts += np.bincount(keys, minlength=len(counts))
@@ -109,7 +109,7 @@ def select_threshold(files: Sequence[FoundFile], label: int, room: int, n_sample
         prefix = (prefix << _HIGH) + digit
     threshold = _score_of(prefix)
     ties = room - above
-    for rows, scores in found_windows(files, label, n_samples):
+    for rows, scores in candidate_windows(files, label, n_samples):
         equal = rows[scores == threshold]
         if len(equal) >= ties:
             return threshold, int(equal[ties - 1])
@@ -128,7 +128,7 @@ def _score_of(key: int) -> float:
     return float(np.uint32(bits).view(np.float32))
 
 
-def _holding(files: Sequence[FoundFile], first: int, last: int) -> Iterator[tuple[FoundFile, int, int]]:
+def _holding(files: Sequence[CandidateFile], first: int, last: int) -> Iterator[tuple[CandidateFile, int, int]]:
     """The files that hold some of classes [first, last), and which."""
     for file in files:
         low, high = max(first, file.first), min(last, file.last)

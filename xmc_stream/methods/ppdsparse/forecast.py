@@ -19,7 +19,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
-    LEGS,
+    INTERVALS,
     SearchSize,
     SolvePlan,
     choose_streamed,
@@ -32,7 +32,7 @@ from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
-from xmc_stream.models.linear.tiles import EIGHTH, Run, tile_width, widest
+from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.dataset import Dataset
@@ -122,15 +122,15 @@ class PPDSparseForecaster(Forecaster):
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether every phase fits."""
-        self.forecast(plan)
+        self._foresee(plan)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether a search takes all classes at once."""
-        return self.forecast(plan).passes == self.searches
+        return self._foresee(plan).passes == self.searches
 
-    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
-        """Those of the forecast."""
-        forecast = self.forecast(plan)
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """What the contract asks for, of `Forecast`."""
+        forecast = self._foresee(plan)
         return {
             "passes": forecast.passes,
             "solve_passes": forecast.solve_passes,
@@ -145,7 +145,7 @@ class PPDSparseForecaster(Forecaster):
             "seconds": round(forecast.seconds, 1),
         }
 
-    def forecast(self, plan: MemoryPlan) -> Forecast:
+    def _foresee(self, plan: MemoryPlan) -> Forecast:
         """For a plan, which is worked out once. Raises MemoryLimitError as the run would."""
         if self._last is None or self._last[0] != plan:
             self._last = plan, self._forecast(plan)
@@ -180,24 +180,24 @@ class PPDSparseForecaster(Forecaster):
 
     def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
         """Of the class block that needs most."""
-        return max((self._search_needs(plan, pieces) for pieces in cut), key=lambda of: sum(of.values()), default={})
+        return max((self._search_needs(plan, sizes) for sizes in cut), key=lambda of: sum(of.values()), default={})
 
     def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
         wanted = self.active[0] - self.counts
-        runs = [[Run(*run) for run in some] for some in model.tiles]
+        spans = [[TileRange(*span) for span in some] for some in model.tiles]
         units = []
         for unit in self.units:
-            mine = runs[unit.numbers[0]]
+            mine = spans[unit.numbers[0]]
             if len(unit.numbers) > 1:  # one tile instead of many
-                parts = [widest(runs[number], lambda run: True)[0] for number in unit.numbers]
+                parts = [widest(spans[number], lambda span: True)[0] for number in unit.numbers]
                 of_features = 4 * (self.dataset.n_features + 1)
-                tile = sum(run.tile - of_features for run in parts) + of_features
-                mine = [Run(*unit, tile, sum(run.weights for run in parts))]
+                tile = sum(span.tile - of_features for span in parts) + of_features
+                mine = [TileRange(*unit, tile, sum(span.weights for span in parts))]
             sizes = []
-            for run in mine:
-                classes = slice(run.first, run.last)
-                sizes.append(SearchSize(run, held_rows(wanted[classes]), held_rows(self.counts[classes])))
+            for span in mine:
+                classes = slice(span.first, span.last)
+                sizes.append(SearchSize(span, held_rows(wanted[classes]), held_rows(self.counts[classes])))
             units.append(sizes)
         return units
 
@@ -213,13 +213,15 @@ class PPDSparseForecaster(Forecaster):
             sizes = []
             for level in range(4):
                 firsts = starts[:: 1 << level]
-                of_runs = np.add.reduceat(eighths, np.arange(0, len(starts), 1 << level), axis=1)
-                for first, last, of in zip(firsts, [*firsts[1:], unit.last], of_runs.T, strict=True):
+                of_spans = np.add.reduceat(eighths, np.arange(0, len(starts), 1 << level), axis=1)
+                for first, last, of in zip(firsts, [*firsts[1:], unit.last], of_spans.T, strict=True):
                     learned, weights, rows = int(of[0]), int(of[1] * more), of[2:].astype(np.int64).tolist()
                     if learned:
                         fixed = 4 * (self.dataset.n_features + 1) + 4 * tile_width(learned)
-                        run = Run(int(first), int(last), int(weights * self.probe["tile_ratio"]) + fixed, weights)
-                        sizes.append(SearchSize(run, rows[: len(LEGS) + 1], rows[len(LEGS) + 1 :]))
+                        span = TileRange(
+                            int(first), int(last), int(weights * self.probe["tile_ratio"]) + fixed, weights
+                        )
+                        sizes.append(SearchSize(span, rows[: len(INTERVALS) + 1], rows[len(INTERVALS) + 1 :]))
                 if len(firsts) == 1:
                     break
             if sizes:
@@ -231,14 +233,14 @@ class PPDSparseForecaster(Forecaster):
         p, n, kept = self.parameters, self.dataset.n_samples, self.kept[round_]
         room = added_sizes(np.ceil(kept).astype(np.int64), p.added, n, p.growth_after(round_))
         wanted = np.where(self.learned, 1 if check else room, 0)
-        held = (np.minimum(sizes, leg) for sizes in (wanted, kept) for leg in (*LEGS, n))
-        of_classes = itertools.chain((self.learned, self.weights), held)
+        in_memory = (np.minimum(sizes, interval) for sizes in (wanted, kept) for interval in (*INTERVALS, n))
+        of_classes = itertools.chain((self.learned, self.weights), in_memory)
         starts = np.concatenate([_eighths_of(unit) for unit in self.units])
         return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
-    def _search_needs(self, plan: MemoryPlan, pieces: Sequence[SearchSize]) -> Needs:
+    def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize]) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
-        needs = search_needs(plan, pieces, self.dataset.n_features, self.dataset.n_samples)
+        needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples)
         rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
@@ -307,10 +309,10 @@ class PPDSparseForecaster(Forecaster):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
-                runs, slabs = sizes.room.together(active[chosen], epochs, self.X.nnz)
-                passes += len(runs) * (epochs + 2)
-                for begin, end in runs:
-                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], slabs=slabs))
+                turns, spilled = sizes.room.together(active[chosen], epochs, self.X.nnz)
+                passes += len(turns) * (epochs + 2)
+                for begin, end in turns:
+                    largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
         return streamed, passes, largest
 
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:

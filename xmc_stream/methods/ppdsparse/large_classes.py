@@ -16,21 +16,21 @@ from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, MemoryPairs
+from xmc_stream.methods.ppdsparse.active_rows import DiskRows, MemoryRows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
-from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
-from xmc_stream.methods.ppdsparse.streaming import DESKS, StreamSolver, Weights
+from xmc_stream.methods.ppdsparse.streaming import BUFFERS, StreamSolver, Weights
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 
-AnyPairs = MemoryPairs | SlabPairs | DiskPairs
+AnyRows = MemoryRows | SpilledRows | DiskRows
 
 
 class LargeClasses:
-    """Solves large classes of a unit, a run of them at a time, and writes their lines of a unit's state in order.
+    """Solves large classes of a unit, a range of them at a time, and writes their lines of a unit's state in order.
 
-    active_set: of a class, in memory. disk_pairs: of a class that is too large for that, in a folder. weights: those of
+    active_set: of a class, in memory. rows_on_disk: of a class that is too large for that, in a folder. weights: those of
     a warm start of some classes, or None. start_slope: of its alpha.
     """
 
@@ -42,16 +42,16 @@ class LargeClasses:
         order: RowOrder,
         X: SparseMatrix,
         room: StreamRoom,
-        rough: bool,
+        approximate: bool,
         active_set: Callable[[int], ActiveSets],
-        disk_pairs: Callable[[int, Path], DiskPairs],
+        rows_on_disk: Callable[[int, Path], DiskRows],
         weights: Callable[[NDArray[np.int64]], Iterator[Weights]] | None,
         start_slope: float,
         scratch: Path,
     ) -> None:
         self.parameters, self.seed, self.round, self.order = parameters, seed, round_, order
-        self.X, self.room, self.rough, self.scratch = X, room, rough, scratch
-        self._active_set, self._disk_pairs, self._weights = active_set, disk_pairs, weights
+        self.X, self.room, self.approximate, self.scratch = X, room, approximate, scratch
+        self._active_set, self._rows_on_disk, self._weights = active_set, rows_on_disk, weights
         self.start_slope = start_slope
         self.fresh = self.used = 0
         self.passes = 0
@@ -74,40 +74,40 @@ class LargeClasses:
 
         Returns the sizes of the active sets that are kept.
         """
-        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(DESKS)]
+        buffers = [Buffer(self.X, min(self.room.nnz, self.X.nnz)) for _ in range(BUFFERS)]
         kept = np.empty(len(classes), np.int64)
-        runs, slabs = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
-        for begin, end in runs:
+        turns, spilled = self.room.together(n_active, self.parameters.epochs_of(self.round), self.X.nnz, n_found)
+        for begin, end in turns:
             mine = slice(begin, end)
-            fits = self.room.bytes(n_active[mine], n_found[mine], slabs) <= self.room.classes
+            fits = self.room.bytes(n_active[mine], n_found[mine], spilled) <= self.room.classes
             with ExitStack() as stack:
                 self._beside = stack.enter_context(ThreadPoolExecutor(1)) if self.room.threads > 1 else None
                 shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed
                 stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-                pairs = self._pairs(classes[mine], n_active[mine], fits, slabs)
-                stack.callback(pairs.close)
-                self._solve(classes[mine], pairs, begin, buffers, writer, kept[mine])
-                del pairs  # or they would stay beside the next ones, uncounted
+                active = self._active(classes[mine], n_active[mine], fits, spilled)
+                stack.callback(active.close)
+                self._solve(classes[mine], active, begin, buffers, writer, kept[mine])
+                del active  # or they would stay beside the next ones, uncounted
         return kept
 
-    def _pairs(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, slabs: bool) -> AnyPairs:
+    def _active(self, classes: NDArray[np.int64], n_active: NDArray[np.int64], fits: bool, spilled: bool) -> AnyRows:
         """The active sets of some classes."""
         n = self.order.n_samples
         if not fits:
-            return self._disk_pairs(int(classes[0]), self.scratch)
-        if slabs:
-            on_disk = SlabPairs(self.scratch, len(classes), n, self.order.run_bits)
+            return self._rows_on_disk(int(classes[0]), self.scratch)
+        if spilled:
+            on_disk = SpilledRows(self.scratch, len(classes), n, self.order.strip_bits)
             for i, c in enumerate(classes):
-                on_disk.put(i, self._active_set(int(c)), self.rough)
+                on_disk.put(i, self._active_set(int(c)), self.approximate)
             on_disk.arrange()
             return on_disk
-        pairs = MemoryPairs(n_active, self.order, self.rough)
+        active = MemoryRows(n_active, self.order, self.approximate)
         for i, c in enumerate(classes):
-            pairs.put(i, self._active_set(int(c)))
-        return pairs
+            active.put(i, self._active_set(int(c)))
+        return active
 
     def _solve(
-        self, classes: NDArray[np.int64], pairs: AnyPairs, line: int, buffers: list[Buffer], writer: UnitStateWriter,
+        self, classes: NDArray[np.int64], active: AnyRows, line: int, buffers: list[Buffer], writer: UnitStateWriter,
         kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         def gather(lines: NDArray[np.int64], number: int) -> Callable[[], Block] | None:
@@ -127,28 +127,28 @@ class LargeClasses:
                 self._lookup.will_need(start, stop)
 
         solver = StreamSolver(
-            self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.run_bits, pairs, gather,
+            self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.strip_bits, active, gather,
             ahead, min(self.room.threads, len(classes)),
         )  # fmt: skip
         inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slope)
         self.passes += solver.passes
-        if isinstance(pairs, SlabPairs):
-            pairs.collect()
-        if self.rough:
-            fresh, used = pairs.fresh()
+        if isinstance(active, SpilledRows):
+            active.collect()
+        if self.approximate:
+            fresh, used = active.fresh()
             self.fresh, self.used = self.fresh + fresh, self.used + used
-        self._write(pairs, solver, inside, line, writer, kept)
+        self._write(active, solver, inside, line, writer, kept)
 
     def _write(
-        self, pairs: AnyPairs, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,
+        self, active: AnyRows, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,
         kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         p, n_features = self.parameters, self.X.shape[1]
         features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
         w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
-        for i in range(pairs.n_classes):
+        for i in range(active.n_classes):
             dual, kept[i] = 0.0, 0
-            for _, sign, alpha in pairs.parts(i):
+            for _, sign, alpha in active.parts(i):
                 dual = dual_terms(alpha, p.h2, dual)
                 kept[i] += int(((sign > 0) | (alpha > 0.0)).sum())
             local_of[:] = features
@@ -157,11 +157,11 @@ class LargeClasses:
             )
             one = np.array([n], np.int64)
             writer.weights.append(one, w_features[:n], w_values[:n])
-            writer.figures[line + i, [BIAS, DUAL, KEPT, INSIDE]] = (
+            writer.statistics[line + i, [BIAS, DUAL, KEPT, INSIDE]] = (
                 bias, 0.5 * p.tau * square + dual, objective, inside[i],
             )  # fmt: skip
             counts = kept[i : i + 1]
-            for rows, sign, alpha in pairs.parts(i):
+            for rows, sign, alpha in active.parts(i):
                 mine = (sign > 0) | (alpha > 0.0)
                 writer.active.append(counts, rows[mine], alpha[mine])
                 counts = counts[:0]

@@ -10,13 +10,13 @@ from typing import Any, cast
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
-from xmc_stream.methods.contract import Figures, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import row_order
-from xmc_stream.methods.ppdsparse.warm import WarmUp
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -28,7 +28,7 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    figures = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, and as many features and labels."""
@@ -47,7 +47,7 @@ class PPDSparseMethod(Method):
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return WarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
@@ -59,7 +59,7 @@ class PPDSparseMethod(Method):
         probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
         return PPDSparseForecaster(dataset, task.parameters, probe, start)
 
-    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Figures) -> PPDSparseRun:
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""
         start = "" if task.warm_start is None else str(task.warm_start.path.absolute())
         blocks = tuple(foreseen["class_blocks"])
@@ -75,37 +75,44 @@ class PPDSparseMethod(Method):
             return None
         what, round_ = found[1], int(found[2])
         if what == "search":
-            plain = name.removeprefix("rough.")
-            return f"search/{round_}/{'rough/' if plain != name else ''}{plain.replace('.', '/')}"
+            plain = name.removeprefix("approximate.")
+            return f"search/{round_}/{'approximate/' if plain != name else ''}{plain.replace('.', '/')}"
         if round_ == -1:
             return f"start/{name}"
         before = work / "state" / f"solve-{round_ - 1}" / name
         return f"solve/{round_}/{name}" if before.exists() or (round_ == 0 and not warm_start) else None
 
     def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: PPDSparseParameters) -> dict[str, int]:
-        """Blocks of a pass; multiply-adds of all searches, and of as many exact ones, where searches are approximate."""
+        """Blocks of a search; passes of solves; multiply-adds of all searches, and of as many exact ones, if approximate."""
         blocks: dict[str, int] = {}
+        solve_passes = class_blocks = 0
         work = {"search": 0, "solve": 0}
         for key, receipt in receipts:
             kind = key.partition("/")[0]
+            solve_passes += receipt.get("solve_passes", 0)
+            class_blocks = max(class_blocks, receipt.get("class_blocks", 0))
             if kind == "search":
                 searched = key.rsplit("/", 1)[0]
                 blocks[searched] = blocks.get(searched, 0) + receipt["row_blocks"]
             if kind in work and not key.startswith("search/0/"):  # which a warm start begins with
                 work[kind] += receipt.get("work", 0)
-        figures = {"row_blocks": max(blocks.values(), default=0)}
+        sums = {
+            "solve_passes": solve_passes,
+            "class_blocks": class_blocks,
+            "row_blocks": max(blocks.values(), default=0),
+        }
         if parameters.approximate:
-            figures |= {"search_work": work["search"], "search_work_exact": work["solve"]}
-        return figures
+            sums |= {"search_work": work["search"], "search_work_exact": work["solve"]}
+        return sums
 
-    def summary(self, figures: Mapping[str, Any]) -> list[str]:
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
         """How near to the optimum the classes are."""
         lines = [
-            f"objective {figures['objective']:.6g}; duality gap / objective: {figures['duality_gap_mean']:.2g} on average, "
-            f"{figures['duality_gap']:.2g} for the worst class; {figures['n_open']:,} classes stopped short of tol"
+            f"objective {report['objective']:.6g}; duality gap / objective: {report['duality_gap_mean']:.2g} on average, "
+            f"{report['duality_gap']:.2g} for the worst class; {report['n_open']:,} classes stopped short of tol"
         ]
-        if figures["params"]["max_rounds"] is None and figures["n_open"]:
+        if report["params"]["max_rounds"] is None and report["n_open"]:
             cure = "scale the rows (xmc-stream convert --normalize l2), or take a smaller C or a larger tol"
             lines.append(f"these came no nearer to it: their gap did not halve in {PATIENCE} rounds; {cure}")
-        work, exact = figures.get("search_work"), figures.get("search_work_exact")
+        work, exact = report.get("search_work"), report.get("search_work_exact")
         return [*lines, *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if work and exact else [])]

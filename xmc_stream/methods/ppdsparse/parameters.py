@@ -111,7 +111,7 @@ class PPDSparseParameters(Parameters):
 
     @property
     def approximate(self) -> bool:
-        """Whether searches between rounds may be rough."""
+        """Whether searches between rounds may be approximate."""
         return self.delta > 0 or self.min_value > 0
 
     @property

@@ -1,4 +1,4 @@
-"""What a training by PPDSparse may hold: classes of a solve and of a search, legs, streams of large classes.
+"""What a training by PPDSparse may hold: classes of a solve and of a search, intervals, streams of large classes.
 
 Plans decide where work is cut and never what comes out of it."""
 
@@ -19,21 +19,23 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.order import GROUP, RowOrder
 from xmc_stream.kernels.scores import BINS, SPARE
 from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
-from xmc_stream.methods.ppdsparse.streaming import DESKS
-from xmc_stream.models.linear.tiles import Run, widest
+from xmc_stream.methods.ppdsparse.streaming import BUFFERS
+from xmc_stream.models.linear.tiles import TileRange, widest
 
-PAIR_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _MERGING = 60  # bytes a row, while the active set of one class is put together
-SLICES = 2048  # ranges of rows for which a class on disk keeps where its pairs begin
-SORTED = 1 << 18  # pairs of classes on disk that are sorted at a time
-_GROUPS = 1.5 * DESKS  # whose pairs are in memory at a time; some groups, or slices, have more than others
-_TAKEN_BYTES = 64  # of a pair that was read from disk: in its order there, and by class
+SLICES = 2048  # ranges of rows for which a class on disk keeps where its active rows begin
+SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
+_GROUPS = 1.5 * BUFFERS  # whose active rows are in memory at a time; some groups, or slices, have more than others
+_TAKEN_BYTES = 64  # of an active row that was read from disk: in its order there, and by class
 _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
 _SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
-LEGS = tuple(4096 << k for k in range(0, 10, 2))  # rows of a leg of a search job, if it is not all of its rows
+INTERVALS = tuple(
+    4096 << k for k in range(0, 10, 2)
+)  # rows of an interval of a search job, if it is not all of its rows
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round
 
 
@@ -56,9 +58,9 @@ class SolvePlan:
 class StreamRoom:
     """What a solve job may hold while X streams by for large classes.
 
-    nnz: entries of X, in each of DESKS buffers; classes: bytes for the classes solved beside each other; threads: that
+    nnz: entries of X, in each of BUFFERS buffers; classes: bytes for the classes solved beside each other; threads: that
     share them.
-    share: of all rows, those of DESKS groups, so also of the pairs on disk what is in memory. n_runs: of X.
+    share: of all rows, those of BUFFERS groups, so also of the active rows on disk what is in memory. n_strips: of X.
     """
 
     nnz: int
@@ -66,48 +68,50 @@ class StreamRoom:
     threads: int
     n_features: int
     share: float
-    n_runs: int
+    n_strips: int
 
     def group_bytes(self, order: RowOrder) -> int:
-        """Of DESKS groups of rows: their places and numbers, each thread's scratch."""
-        return ((50 * DESKS + 40 * self.threads) << order.run_bits) * GROUP + MIB
+        """Of BUFFERS groups of rows: their places and numbers, each thread's scratch."""
+        return ((50 * BUFFERS + 40 * self.threads) << order.strip_bits) * GROUP + MIB
 
-    def bytes(self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, slabs: bool = False) -> int:
-        """Of classes with so many active rows: v and the pairs, and what putting the largest together takes.
+    def bytes(
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, spilled: bool = False
+    ) -> int:
+        """Of classes with so many active rows: v and the active rows, and what putting the largest together takes.
 
-        n_found: rows that the searches found for each, where that is known. slabs: with the pairs on disk by runs.
+        n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by strips.
         """
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
         merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
-        if not slabs:
-            starts = 4 * (self.n_runs + 1) * len(n_active)
-            return v + starts + PAIR_BYTES * int(n_active.sum()) + merging
-        pairs = float(n_active.sum())
-        taken = max(pairs * self.share, SORTED, _GROUPS * pairs / SLICES)
+        if not spilled:
+            starts = 4 * (self.n_strips + 1) * len(n_active)
+            return v + starts + ACTIVE_BYTES * int(n_active.sum()) + merging
+        active = float(n_active.sum())
+        taken = max(active * self.share, SORTED, _GROUPS * active / SLICES)
         return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
 
     def together(
         self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
     ) -> tuple[list[tuple[int, int]], bool]:
-        """Runs of classes that fit beside each other, a larger one by itself; whether their pairs go to disk.
+        """Ranges of classes that fit beside each other, a larger one by itself; whether their active rows go to disk.
 
         They do where that reads and writes less. nnz: entries of X; epochs: that stream them.
         """
-        memory, disk = (self._cut(n_active, n_found, slabs) for slabs in (False, True))
+        memory, disk = (self._cut(n_active, n_found, spilled) for spilled in (False, True))
         sweep = 8 * nnz * (epochs + 2)
         moved = 16 * int(n_active.sum()) * (2 * epochs + 6)
-        slabs = len(disk) * sweep + moved < len(memory) * sweep
-        return (disk, True) if slabs else (memory, False)
+        spilled = len(disk) * sweep + moved < len(memory) * sweep
+        return (disk, True) if spilled else (memory, False)
 
     def _cut(
-        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, slabs: bool
+        self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, spilled: bool
     ) -> list[tuple[int, int]]:
         cuts, begin = [], 0
         for end in range(2, len(n_active) + 1):
             mine = slice(begin, end)
             if (
                 end - begin > 1
-                and self.bytes(n_active[mine], None if n_found is None else n_found[mine], slabs) > self.classes
+                and self.bytes(n_active[mine], None if n_found is None else n_found[mine], spilled) > self.classes
             ):
                 cuts.append((begin, end - 1))
                 begin = end - 1
@@ -146,9 +150,9 @@ def plan_solve(
     room = None
     if streaming:
         # half of what is left at most; a group takes 16 to 32 MiB on average
-        nnz = min((left - streaming - 8 * n_features) // (2 * DESKS), 36 * MIB) // 8
-        share = _GROUPS * (GROUP << order.run_bits) / n_samples
-        room = StreamRoom(nnz, left - streaming - 8 * DESKS * nnz, threads, n_features, share, order.n_runs)
+        nnz = min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB) // 8
+        share = _GROUPS * (GROUP << order.strip_bits) / n_samples
+        room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, share, order.n_strips)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
 
 
@@ -175,89 +179,89 @@ def choose_streamed(
 
 
 def held_rows(sizes: NDArray[Any]) -> list[int]:
-    """How many rows some classes with so many rows hold at a time: for each of LEGS, and where a leg is all rows."""
-    return [*(int(np.minimum(sizes, leg).sum()) for leg in LEGS), int(sizes.sum())]
+    """How many rows some classes with so many rows hold at a time: for each of INTERVALS, and where an interval is all rows."""
+    return [*(int(np.minimum(sizes, interval).sum()) for interval in INTERVALS), int(sizes.sum())]
 
 
 @dataclass(frozen=True)
 class SearchSize:
     """What a search needs for some classes of a unit: their tile; rows wanted, and of active sets, as `held_rows`."""
 
-    run: Run
+    span: TileRange
     wanted: Sequence[int]
     active: Sequence[int]
 
 
 @dataclass(frozen=True)
 class _Load:
-    """The sums over some pieces; `making`: the weights of the largest one."""
+    """The sums over some sizes; `making`: the weights of the largest one."""
 
     tiles: int = 0
     classes: int = 0
     making: int = 0
-    wanted: Sequence[int] = (0,) * (len(LEGS) + 1)
-    active: Sequence[int] = (0,) * (len(LEGS) + 1)
+    wanted: Sequence[int] = (0,) * (len(INTERVALS) + 1)
+    active: Sequence[int] = (0,) * (len(INTERVALS) + 1)
 
-    def plus(self, piece: SearchSize) -> _Load:
+    def plus(self, size: SearchSize) -> _Load:
         return _Load(
-            self.tiles + piece.run.tile,
-            self.classes + piece.run.last - piece.run.first,
-            max(self.making, piece.run.weights),
-            [a + b for a, b in zip(self.wanted, piece.wanted, strict=True)],
-            [a + b for a, b in zip(self.active, piece.active, strict=True)],
+            self.tiles + size.span.tile,
+            self.classes + size.span.last - size.span.first,
+            max(self.making, size.span.weights),
+            [a + b for a, b in zip(self.wanted, size.wanted, strict=True)],
+            [a + b for a, b in zip(self.active, size.active, strict=True)],
         )
 
-    def needs(self, plan: MemoryPlan, n_features: int, rows: int, leg: int) -> dict[str, int]:
+    def needs(self, plan: MemoryPlan, n_features: int, rows: int, interval: int) -> dict[str, int]:
         """See `search_needs`. rows: of a search job at most."""
-        t, k, legs = plan.threads, bisect_left(LEGS, leg), -(-rows // leg)
-        wanted, most = self.wanted[k], leg if legs > 1 else rows  # all together, and of a class
-        flushed = min(self.classes, self.wanted[-1] // leg) if legs > 1 else 0
+        t, k, intervals = plan.threads, bisect_left(INTERVALS, interval), -(-rows // interval)
+        wanted, most = self.wanted[k], interval if intervals > 1 else rows  # all together, and of a class
+        flushed = min(self.classes, self.wanted[-1] // interval) if intervals > 1 else 0
         found = 12 * wanted + 8 * SPARE * self.classes  # see `places`
         sifting = 6 * min(wanted, most) + 4 * SPARE
         return {
             "tiles": self.tiles,
             "rows found": t * (found + sifting + 4 * BINS * flushed),
             "active sets": t * 4 * self.active[k],
-            "classes": t * (_CLASS_BYTES + 8 * legs) * self.classes,
+            "classes": t * (_CLASS_BYTES + 8 * intervals) * self.classes,
             "making tiles": t * (8 * self.making + 8 * n_features),
             "row blocks": t * (2 * plan.row_block_bytes + _WINDOWS),
         }
 
 
-def search_needs(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int, n_samples: int) -> dict[str, int]:
-    """Bytes by component that a search of these pieces takes in one process, its legs as `search_leg` has them."""
-    load, rows = reduce(_Load.plus, pieces, _Load()), _most_rows(plan, n_samples)
-    return load.needs(plan, n_features, rows, _leg(plan, load, n_features, rows))
+def search_needs(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> dict[str, int]:
+    """Bytes by component that a search of spans of these sizes takes in a process, by intervals of `search_interval`."""
+    load, rows = reduce(_Load.plus, sizes, _Load()), _most_rows(plan, n_samples)
+    return load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows))
 
 
-def search_leg(plan: MemoryPlan, pieces: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
-    """Rows of a leg of a search of these pieces: the longest that fit; all of a job's rows where they do."""
-    return _leg(plan, reduce(_Load.plus, pieces, _Load()), n_features, _most_rows(plan, n_samples))
+def search_interval(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
+    """Rows of an interval of a search of spans of these sizes: the longest that fit; all of a job's rows where they do."""
+    return _interval(plan, reduce(_Load.plus, sizes, _Load()), n_features, _most_rows(plan, n_samples))
 
 
 def _most_rows(plan: MemoryPlan, n_samples: int) -> int:
     return max(stop - start for start, stop in search_ranges(plan, n_samples))
 
 
-def _leg(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
-    """The longest leg that fits, else the one that needs least."""
-    if plan.cuts.leg:
-        return min(plan.cuts.leg, rows)
+def _interval(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
+    """The longest interval that fits, else the one that needs least."""
+    if plan.cuts.interval:
+        return min(plan.cuts.interval, rows)
     totals = {}
-    for leg in (rows, *(leg for leg in reversed(LEGS) if leg < rows)):
-        totals[leg] = sum(load.needs(plan, n_features, rows, leg).values())
-        if totals[leg] <= plan.budget:
-            return leg
+    for interval in (rows, *(interval for interval in reversed(INTERVALS) if interval < rows)):
+        totals[interval] = sum(load.needs(plan, n_features, rows, interval).values())
+        if totals[interval] <= plan.budget:
+            return interval
     return min(totals, key=totals.__getitem__)
 
 
 def class_blocks(
     plan: MemoryPlan, units: Sequence[Sequence[SearchSize]], n_features: int, n_samples: int, at_least: int = 1
 ) -> list[list[SearchSize]]:
-    """Pieces of units in blocks, each as long as the budget allows. units: of each, all pieces it may be cut into.
+    """Sizes of spans of units in blocks, each as long as the budget allows. units: of each, all spans it may be cut into.
 
     at_least: blocks that a forecast promised; they are made of nearly equal size. Raises MemoryLimitError for a smallest
-    piece that does not fit by itself.
+    span that does not fit by itself.
     """
     rows = _most_rows(plan, n_samples)
     blocks = _cut_blocks(plan, units, n_features, rows)
@@ -268,7 +272,7 @@ def class_blocks(
         middle = (low + high) // 2
         try:
             cut = _cut_blocks(replace(plan, budget=middle), units, n_features, rows)
-        except MemoryLimitError:  # not a single piece fits
+        except MemoryLimitError:  # not a single span fits
             low = middle
             continue
         if len(cut) < at_least:
@@ -285,7 +289,7 @@ def class_blocks(
 
 
 def _bytes(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
-    return sum(load.needs(plan, n_features, rows, _leg(plan, load, n_features, rows)).values())
+    return sum(load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows)).values())
 
 
 def _cut_blocks(
@@ -297,17 +301,17 @@ def _cut_blocks(
     blocks: list[list[SearchSize]] = []
     load = _Load()  # of the last block
     for sizes in units:
-        of = {size.run: size for size in sizes}
-        for run in widest(of, lambda run: fit(_Load().plus(of[run]))):  # noqa: B023 - called at once
-            piece = of[run]
-            alone, together = _Load().plus(piece), load.plus(piece)
+        of = {size.span: size for size in sizes}
+        for span in widest(of, lambda span: fit(_Load().plus(of[span]))):  # noqa: B023 - called at once
+            size = of[span]
+            alone, together = _Load().plus(size), load.plus(size)
             if blocks and fit(together):
-                blocks[-1].append(piece)
+                blocks[-1].append(size)
                 load = together
                 continue
-            what = f"the search for classes {run.first} to {run.last - 1} on {plan.threads} threads"
-            plan.refuse_unless(alone.needs(plan, n_features, rows, _leg(plan, alone, n_features, rows)), what)
-            blocks.append([piece])
+            what = f"the search for classes {span.first} to {span.last - 1} on {plan.threads} threads"
+            plan.refuse_unless(alone.needs(plan, n_features, rows, _interval(plan, alone, n_features, rows)), what)
+            blocks.append([size])
             load = alone
     return blocks
 

@@ -95,9 +95,9 @@ class ProbeJob:
 
         entries = int(np.diff(block.indptr)[at].sum())
         scratch = new_scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
-        figures = np.empty((len(classes), 4))
+        statistics = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed, row_order(n, X.nnz)).solve(sets, at, block, 0, scratch, figures, sink)
+        Solver(self.parameters, self.seed, row_order(n, X.nnz)).solve(sets, at, block, 0, scratch, statistics, sink)
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)
@@ -108,7 +108,7 @@ class ProbeJob:
         of_feature = np.bincount(features, minlength=dataset.n_features)
         indptr = np.concatenate([[0], np.cumsum(weights)])
         values = np.concatenate([part[1] for part in parts])
-        tile = make_tile(indptr, features, values, figures[:, 0].astype(np.float32), dataset.n_features)
+        tile = make_tile(indptr, features, values, statistics[:, 0].astype(np.float32), dataset.n_features)
         fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
         return {
             "counts": counts[classes].tolist(),

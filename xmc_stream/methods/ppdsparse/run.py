@@ -17,11 +17,18 @@ import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.methods.ppdsparse.candidates import FoundFile
+from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
-from xmc_stream.methods.ppdsparse.plan import SearchSize, SolvePlan, class_blocks, plan_solve, search_leg, search_ranges
-from xmc_stream.methods.ppdsparse.search import Piece, SearchJob
-from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_figures
+from xmc_stream.methods.ppdsparse.plan import (
+    SearchSize,
+    SolvePlan,
+    class_blocks,
+    plan_solve,
+    search_interval,
+    search_ranges,
+)
+from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
+from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.start import StartJob, learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import (
@@ -37,15 +44,15 @@ from xmc_stream.methods.ppdsparse.state import (
     UnitState,
 )
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.tiles import Run, TileSizes
+from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
 from xmc_stream.store.model import UNIT
 
-_CLASS_BYTES = 320  # of a class in a solve job: two times its figures, and some 25 numbers
-_USED_SHARE = 8  # rough searches go on while one in so many of the rows they bring in is of use
+_CLASS_BYTES = 320  # of a class in a solve job: two times its statistics, and some 25 numbers
+_USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class FinaliseJob:
     n_features: int
     unit: Unit
     state: str
-    found: tuple[FoundFile, ...]
+    candidates: tuple[CandidateFile, ...]
     out: str
 
     @property
@@ -74,8 +81,8 @@ class FinaliseJob:
         drop_tiles()
         first, last = self.unit
         state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
-        figures = state.figures
-        update_figures(figures, self.found, first, self.parameters, self.n_samples, self.round)
+        statistics = state.statistics
+        update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
@@ -86,25 +93,25 @@ class FinaliseJob:
                     features, values = features[kept], values[kept]
                 writer.weights.append(lengths, features, values)
                 tiles.add(lengths, features)
-            writer.bias[:] = figures[:, BIAS]
-            objective = figures[:, KEPT] + self.parameters.C * figures[:, LOSS]
-            gap = objective + figures[:, DUAL]
-            writer.figures = {
+            writer.bias[:] = statistics[:, BIAS]
+            objective = statistics[:, KEPT] + self.parameters.C * statistics[:, LOSS]
+            gap = objective + statistics[:, DUAL]
+            writer.statistics = {
                 "objective": objective,
                 "duality_gap": gap,
-                "violation": np.maximum(figures[:, INSIDE], figures[:, OUTSIDE]),
+                "violation": np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE]),
             }
-        learned = figures[:, STATUS] != EMPTY
+        learned = statistics[:, STATUS] != EMPTY
         relative = gap[learned] / objective[learned]
         return {
             "nnz": writer.weights.nnz,
-            "runs": [astuple(run) for run in tiles.runs],
+            "tile_ranges": [astuple(span) for span in tiles.ranges],
             "learned": int(learned.sum()),
-            "open": int((writer.figures["violation"][learned] > self.parameters.tol).sum()),
+            "open": int((writer.statistics["violation"][learned] > self.parameters.tol).sum()),
             "objective": float(objective.sum()),
             "gap_worst": float(relative.max(initial=0.0)),
             "gap_sum": float(relative.sum()),
-            "violation": float(writer.figures["violation"][learned].max(initial=0.0)),
+            "violation": float(writer.statistics["violation"][learned].max(initial=0.0)),
         }
 
 
@@ -149,26 +156,26 @@ class PPDSparseRun:
     @cached_property
     def units(self) -> list[Unit]:
         """What the classes are cut into."""
-        return units_of_run(self.dataset, self.ledger)
+        return units_of_run(self.dataset, self.ledger, ("start", "solve/0", "finalise"))
 
     def loop(self) -> Loop:
-        """Phases of jobs until every class is done or the cap on rounds is reached; returns figures of the model."""
+        """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
         solves = yield from self._first_solve()
-        rough = p.approximate
+        approximate = p.approximate
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
-            rough = rough and (p.common_rounds is None or round_ < p.common_rounds)
+            approximate = approximate and (p.common_rounds is None or round_ < p.common_rounds)
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
-                files: list[FoundFile] = []  # searched and solved in an earlier session
+                files: list[CandidateFile] = []  # searched and solved in an earlier session
             elif finished or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
-                files, n_found = yield from self._search(round_, rough, solves)
-                if rough and n_found == 0:  # whether nothing is left, an exact search says
-                    rough = False
-                    files, n_found = yield from self._search(round_, rough, solves)
+                files, n_found = yield from self._search(round_, approximate, solves)
+                if approximate and n_found == 0:  # whether nothing is left, an exact search says
+                    approximate = False
+                    files, n_found = yield from self._search(round_, approximate, solves)
                 settled = n_found == 0 and all(receipt["inside"] <= p.tol for receipt in solves)
                 last = last or settled or not self._worth_more(round_, files)
             if last:
@@ -176,7 +183,7 @@ class PPDSparseRun:
             make_folder(self._state(f"solve-{round_}"))
             solves = yield Phase(
                 f"round {round_ + 1}: solve",
-                self._solve_jobs(round_, files, rough),
+                self._solve_jobs(round_, files, approximate),
                 unit="round",
                 number=round_ + 1,
                 gathers=True,
@@ -184,7 +191,7 @@ class PPDSparseRun:
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
-            rough = rough and 0 < fresh <= _USED_SHARE * used
+            approximate = approximate and 0 < fresh <= _USED_SHARE * used
         receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
         learned = sum(receipt["learned"] for receipt in receipts)
         return {
@@ -200,7 +207,7 @@ class PPDSparseRun:
             **starts_of(self.units),
         }
 
-    def _worth_more(self, round_: int, files: list[FoundFile]) -> bool:
+    def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
         p = self.parameters
         if p.common_rounds is None or round_ < p.common_rounds or round_ == p.max_rounds:
@@ -210,9 +217,9 @@ class PPDSparseRun:
             sums = []
             for unit in self.units:
                 d, state = self.dataset, self._state(f"solve-{round_ - 1}", unit.name)
-                figures = UnitState(state, unit.last - unit.first, d.n_samples, d.n_features).figures
-                update_figures(figures, self._of_unit(files, unit), unit.first, p, d.n_samples, round_)
-                sums.append(open_gap(figures, p.C))
+                statistics = UnitState(state, unit.last - unit.first, d.n_samples, d.n_features).statistics
+                update_statistics(statistics, self._of_unit(files, unit), unit.first, p, d.n_samples, round_)
+                sums.append(open_gap(statistics, p.C))
             gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
             known = {"worth": gap > WORTH * objective}
             self.ledger.add(note, known)
@@ -229,7 +236,7 @@ class PPDSparseRun:
 
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
-        files: list[FoundFile] = []
+        files: list[CandidateFile] = []
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
             starts = yield Phase("warm start: weights", self._start_jobs(), gathers=True)
@@ -260,20 +267,20 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _solve_jobs(self, round_: int, files: list[FoundFile], rough: bool = False) -> list[SolveJob]:
+    def _solve_jobs(self, round_: int, files: list[CandidateFile], approximate: bool = False) -> list[SolveJob]:
         d = self.dataset
         sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start), self.units)
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
-                self._of_unit(files, unit), rough, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
+                self._of_unit(files, unit), approximate, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
                 self._start_slope,
             )
             for unit in self.units
         ]  # fmt: skip
 
-    def _finalise_jobs(self, round_: int, files: list[FoundFile]) -> list[FinaliseJob]:
+    def _finalise_jobs(self, round_: int, files: list[CandidateFile]) -> list[FinaliseJob]:
         return [
             FinaliseJob(
                 self.parameters, round_, self.dataset.n_samples, self.dataset.n_features, unit,
@@ -284,12 +291,12 @@ class PPDSparseRun:
         ]  # fmt: skip
 
     @staticmethod
-    def _of_unit(files: list[FoundFile], unit: Unit) -> tuple[FoundFile, ...]:
+    def _of_unit(files: list[CandidateFile], unit: Unit) -> tuple[CandidateFile, ...]:
         return tuple(file for file in files if file.first < unit.last and file.last > unit.first)
 
     def _search(
-        self, round_: int, rough: bool, solves: list[Receipt]
-    ) -> Generator[Phase, list[Receipt], tuple[list[FoundFile], int]]:
+        self, round_: int, approximate: bool, solves: list[Receipt]
+    ) -> Generator[Phase, list[Receipt], tuple[list[CandidateFile], int]]:
         """One pass over the rows for each class block; returns the files written and how many classes have violators.
 
         solves: receipts of the jobs that made the weights.
@@ -297,18 +304,18 @@ class PPDSparseRun:
         A search that an earlier session finished is used as it was cut then; one that it left unfinished goes on if
         the present limit cuts it the same way, else it begins anew.
         """
-        note = f"cut/{round_}/rough" if rough else f"cut/{round_}"
+        note = f"cut/{round_}/approximate" if approximate else f"cut/{round_}"
         before = self.ledger.get(note)
         if before is not None:
             known = [receipt for key in before["keys"] if (receipt := self.ledger.get(key)) is not None]
             if len(known) == len(before["keys"]):
-                files = [FoundFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
+                files = [CandidateFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
-        blocks = self._cut_classes(round_, check, rough, solves)
-        phases = [self._search_jobs(round_, check, rough, *block) for block in blocks]
+        blocks = self._cut_classes(round_, check, approximate, solves)
+        phases = [self._search_jobs(round_, check, approximate, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]
-        files = [FoundFile(job.first, job.last, job.out) for job in jobs]
+        files = [CandidateFile(job.first, job.last, job.out) for job in jobs]
         cut = {
             "keys": [job.key for job in jobs],
             "files": [[f.first, f.last, str(Path(f.path).relative_to(self.work))] for f in files],
@@ -326,27 +333,27 @@ class PPDSparseRun:
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, rough: bool, pieces: tuple[Piece, ...], cache_bytes: int, leg: int
+        self, round_: int, check: bool, approximate: bool, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
     ) -> list[SearchJob]:
         d = self.dataset
-        name = f"{'rough.' if rough else ''}{pieces[0].first}-{pieces[-1].last}"
+        name = f"{'approximate.' if approximate else ''}{spans[0].first}-{spans[-1].last}"
         return [
             SearchJob(
-                str(d.path), self.parameters, self.seed, round_, check, rough, start, stop, pieces,
-                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, leg,
+                str(d.path), self.parameters, self.seed, round_, check, approximate, start, stop, spans,
+                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip
 
     def _cut_classes(
-        self, round_: int, check: bool, rough: bool, solves: list[Receipt]
-    ) -> list[tuple[tuple[Piece, ...], int, int]]:
-        """Class blocks: the pieces of each, the bytes of its tiles, rows of a leg. Only open classes are in them."""
-        kind = "rough_runs" if rough and self.parameters.delta > 0 else "runs"
-        units = [[SearchSize(Run(*run[:4]), *run[4:]) for run in receipt[kind]] for receipt in solves]
+        self, round_: int, check: bool, approximate: bool, solves: list[Receipt]
+    ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
+        """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
+        kind = "approximate_ranges" if approximate and self.parameters.delta > 0 else "tile_ranges"
+        units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[kind]] for receipt in solves]
         if check:
             units = [
-                [replace(size, wanted=[size.run.last - size.run.first] * len(size.wanted)) for size in sizes]
+                [replace(size, wanted=[size.span.last - size.span.first] * len(size.wanted)) for size in sizes]
                 for sizes in units
             ]
         blocks = []
@@ -354,25 +361,25 @@ class PPDSparseRun:
         promised = self.blocks[at] if at < len(self.blocks) else 1
         d = self.dataset
         for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
-            pieces = tuple(
-                Piece(run.first, run.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), run.tile)
-                for run, unit in ((piece.run, unit_of(self.units, piece.run.first)) for piece in block)
+            spans = tuple(
+                UnitSpan(tile.first, tile.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), tile.tile)
+                for tile, unit in ((size.span, unit_of(self.units, size.span.first)) for size in block)
             )
-            leg = search_leg(self.plan, block, d.n_features, d.n_samples)
-            blocks.append((pieces, sum(piece.tile_bytes for piece in pieces), leg))
+            interval = search_interval(self.plan, block, d.n_features, d.n_samples)
+            blocks.append((spans, sum(span.tile_bytes for span in spans), interval))
         if self.plan.cuts.classes:
             blocks = [
-                ((small,), small.tile_bytes, leg)
-                for pieces, _, leg in blocks
-                for piece in pieces
-                for small in self._split(piece, self.plan.cuts.classes)
+                ((small,), small.tile_bytes, interval)
+                for spans, _, interval in blocks
+                for span in spans
+                for small in self._split(span, self.plan.cuts.classes)
             ]
         return blocks
 
-    def _split(self, piece: Piece, step: int) -> list[Piece]:
-        """A piece in parts of `step` classes. A narrower tile has more dense rows: 1,024 is a bound on their growth."""
-        bound = piece.tile_bytes * UNIT
+    def _split(self, span: UnitSpan, step: int) -> list[UnitSpan]:
+        """A span in spans of `step` classes. A narrower tile has more dense rows: 1,024 is a bound on their growth."""
+        bound = span.tile_bytes * UNIT
         return [
-            replace(piece, first=first, last=min(first + step, piece.last), tile_bytes=bound)
-            for first in range(piece.first, piece.last, step)
+            replace(span, first=first, last=min(first + step, span.last), tile_bytes=bound)
+            for first in range(span.first, span.last, step)
         ]

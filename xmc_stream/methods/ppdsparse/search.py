@@ -32,7 +32,7 @@ from xmc_stream.kernels.scores import (
     search,
 )
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, FoundWriter, UnitState, new_found
+from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.linear.tiles import make_tile, tile_width
 from xmc_stream.models.linear.weights import Unit
@@ -45,7 +45,7 @@ _WINDOW = 1 << 19  # entries of active sets read at a time
 
 
 @dataclass(frozen=True)
-class Piece:
+class UnitSpan:
     """Classes [first, last) of one unit, the unit, its state, and the bytes of their tile (or a bound)."""
 
     first: int
@@ -55,35 +55,35 @@ class Piece:
     tile_bytes: int
 
 
-class _PieceSearch:
-    """The search state of one piece: what was found, thresholds, the active rows still ahead, losses; one entry a slot.
+class _SpanSearch:
+    """The search state of one span: what was found, thresholds, the active rows still ahead, losses; one entry a slot.
 
-    bounds: ends of the job's legs. Slots that want more rows than a leg has are flushed when it ends.
+    bounds: ends of the job's intervals. Slots that want more rows than an interval has are flushed when it ends.
     """
 
-    def __init__(self, piece: Piece, job: SearchJob, dataset: Dataset, bounds: NDArray[np.int64]) -> None:
-        self.piece, self.job = piece, job
-        n_rows, leg, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
-        low, n_samples = piece.first - piece.unit.first, dataset.n_samples
-        state = UnitState(Path(piece.state), piece.unit.last - piece.unit.first, n_samples, dataset.n_features)
-        mine = slice(low, low + piece.last - piece.first)
-        open_ = state.figures[mine, STATUS] == OPEN
-        self.classes = np.flatnonzero(open_)  # of each slot, from piece.first
+    def __init__(self, span: UnitSpan, job: SearchJob, dataset: Dataset, bounds: NDArray[np.int64]) -> None:
+        self.span, self.job = span, job
+        n_rows, interval, parameters = job.stop - job.start, int(bounds[1] - bounds[0]), job.parameters
+        low, n_samples = span.first - span.unit.first, dataset.n_samples
+        state = UnitState(Path(span.state), span.unit.last - span.unit.first, n_samples, dataset.n_features)
+        mine = slice(low, low + span.last - span.first)
+        open_ = state.statistics[mine, STATUS] == OPEN
+        self.classes = np.flatnonzero(open_)  # of each slot, from span.first
         self.slot_of = np.full(len(open_), -1, np.int16)
         self.slot_of[open_] = np.arange(len(self.classes))
-        self.bias = state.figures[mine, BIAS][open_].astype(np.float32)
+        self.bias = state.statistics[mine, BIAS][open_].astype(np.float32)
         self.width = tile_width(len(self.classes))
 
         ptr = state.active.ends(mine.start, mine.stop)
-        room = state.figures[mine, ROOM][open_].astype(np.int64)
+        room = state.statistics[mine, ROOM][open_].astype(np.int64)
         wanted = np.minimum(room, 1 if job.check else n_rows)
-        large = wanted > leg
+        large = wanted > interval
         self.flushed, self.kept = np.flatnonzero(large), np.flatnonzero(~large)
         self.wanted = wanted[self.flushed]
         capacity = np.zeros(self.width, np.int64)
-        capacity[: len(wanted)] = np.minimum(wanted, leg)
+        capacity[: len(wanted)] = np.minimum(wanted, interval)
         rows_of_slot = np.full(self.width, n_rows)
-        rows_of_slot[self.flushed] = leg
+        rows_of_slot[self.flushed] = interval
         of_slot = places(capacity, rows_of_slot)
         self.most_places = int(of_slot.max(initial=0))
         order = np.concatenate([self.flushed, self.kept])
@@ -91,7 +91,7 @@ class _PieceSearch:
         end[order] = np.cumsum(of_slot[order])
         begin = np.zeros(self.width, np.int64)
         begin[order] = end[order] - of_slot[order]
-        n_places, near = int(of_slot.sum()), -parameters.tol if job.rough else parameters.near
+        n_places, near = int(of_slot.sum()), -parameters.tol if job.approximate else parameters.near
         threshold = np.full(self.width, np.inf, np.float32)
         threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
         self.best = BestRows(
@@ -99,28 +99,28 @@ class _PieceSearch:
             threshold,
         )  # fmt: skip
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
-        loss, grid = NO_LOSS if job.rough else parameters.loss_code, loss_grid(n_samples)
+        loss, grid = NO_LOSS if job.approximate else parameters.loss_code, loss_grid(n_samples)
         self.losses = LossSums(loss, grid, np.zeros(self.width), np.zeros(self.width))
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
 
-        self.begins = self._begins_of_legs(state.active, mine, ptr, bounds)
+        self.begins = self._begins_of_intervals(state.active, mine, ptr, bounds)
         self.begins[~open_] = 0
         most_active = int(np.diff(self.begins.sum(axis=0)).max())
         self.ahead = ActiveAhead(
             np.zeros(self.width, np.int64), np.zeros(self.width, np.int64), np.empty(most_active, np.int32)
         )  # fmt: skip
-        self.start_leg(0, state.active.indices)
+        self.start_interval(0, state.active.indices)
 
     @staticmethod
-    def _begins_of_legs(
+    def _begins_of_intervals(
         active: SparseMatrix, mine: slice, ptr: NDArray[np.int64], bounds: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Where the active rows of each class that lie in each leg begin: (classes, legs + 1). One pass over the rows."""
+        """Where the active rows of each class in each interval begin: (classes, intervals + 1). One pass over the rows."""
         begins = np.empty((len(ptr) - 1, len(bounds)), np.int64)
         begins[:] = ptr[:-1, None]
         low = int(ptr[0])
-        for rows in active.index_pieces(mine.start, mine.stop, _WINDOW):
+        for rows in active.index_windows(mine.start, mine.stop, _WINDOW):
             high = low + len(rows)
             # the classes with entries in the window: the last one may go on in the next
             a, b = int(np.searchsorted(ptr, low, "right")) - 1, int(np.searchsorted(ptr, high, "left"))
@@ -128,12 +128,12 @@ class _PieceSearch:
             low = high
         return begins
 
-    def start_leg(self, leg: int, indices: ChunkedArray | None = None) -> None:
-        """Read the active rows of a leg, as numbers from the job's start, class after class."""
-        if indices is None:  # not left open: a file of each piece of a block is more than a process may have open
-            indices = open_array(Path(self.piece.state) / "active" / "indices")
-        firsts = self.begins[self.classes, leg]
-        counts = self.begins[self.classes, leg + 1] - firsts
+    def start_interval(self, interval: int, indices: ChunkedArray | None = None) -> None:
+        """Read the active rows of an interval, as numbers from the job's start, class after class."""
+        if indices is None:  # not left open: a file of each span of a block is more than a process may have open
+            indices = open_array(Path(self.span.state) / "active" / "indices")
+        firsts = self.begins[self.classes, interval]
+        counts = self.begins[self.classes, interval + 1] - firsts
         ends = np.cumsum(counts)
         self.ahead.end[: len(ends)] = ends
         self.ahead.next[: len(ends)] = ends - counts
@@ -144,32 +144,30 @@ class _PieceSearch:
             indices.read_ranges(*clip_ranges(firsts, counts, low, high), window[: high - low])
             self.ahead.rows[low:high] = window[: high - low] - self.job.start
 
-    def end_leg(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
-        """Write what the leg brought to the slots that are flushed, and empty them."""
-        if writer.legs is not None and len(self.flushed):
+    def end_interval(self, writer: CandidateWriter, scratch: NDArray[np.float32]) -> None:
+        """Write what the interval brought to the slots that are flushed, and empty them."""
+        if writer.intervals is not None and len(self.flushed):
             n = len(self.flushed)
-            scores = self._append(writer, writer.legs, self.flushed, np.arange(n), n, scratch)
+            scores = self._append(writer, writer.intervals, self.flushed, np.arange(n), n, scratch)
             begin_anew(self.flushed, self.wanted, self.best.size, scores, self.counts, self.best.threshold)
 
-    def end(self, writer: FoundWriter, scratch: NDArray[np.float32]) -> None:
-        """Write what is left, and the losses; classes without a slot, from where the last piece ended, are empty."""
+    def end(self, writer: CandidateWriter, scratch: NDArray[np.float32]) -> None:
+        """Write what is left, and the losses; classes without a slot, from where the last span ended, are empty."""
         done = self.job.first + writer.rows.lines
-        writer.rows.append(np.zeros(self.piece.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-        self._append(
-            writer, writer.rows, self.kept, self.classes[self.kept], self.piece.last - self.piece.first, scratch
-        )
+        writer.rows.append(np.zeros(self.span.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+        self._append(writer, writer.rows, self.kept, self.classes[self.kept], self.span.last - self.span.first, scratch)
         losses = self.losses.sums + (self.job.stop - self.job.start) * self.losses.of_bias
-        writer.losses[self.piece.first - self.job.first + self.classes] = losses[: len(self.classes)]
+        writer.losses[self.span.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
-        self, writer: FoundWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
+        self, writer: CandidateWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
         scratch: NDArray[np.float32],
     ) -> NDArray[np.float32]:  # fmt: skip
         """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""
         n = close_up(slots, self.best, scratch)
         begin = int(self.best.begin[slots[0]]) if len(slots) else 0
         scores, rows = self.best.scores[begin : begin + n], self.best.rows[begin : begin + n]
-        sizes, classes = self.best.size[slots], self.piece.first - self.job.first + self.classes[slots]
+        sizes, classes = self.best.size[slots], self.span.first - self.job.first + self.classes[slots]
         writer.counts[classes] += sizes
         some = sizes > 0
         if n:
@@ -183,14 +181,14 @@ class _PieceSearch:
         return scores
 
     def make_tile(self, n_features: int) -> Tile:
-        """Weights of the open classes, by feature; a rough search draws some of them."""
-        weights = SparseMatrix(Path(self.piece.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
-        low, job = self.piece.first - self.piece.unit.first, self.job
+        """Weights of the open classes, by feature; an approximate search draws some of them."""
+        weights = SparseMatrix(Path(self.span.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
+        low, job = self.span.first - self.span.unit.first, self.job
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)
-        if job.rough and job.parameters.delta > 0:
-            labels = self.piece.first + classes
+        if job.approximate and job.parameters.delta > 0:
+            labels = self.span.first + classes
             n = sparsify(
                 block.indptr, block.indices, block.values, labels, job.seed, job.round, job.parameters.delta
             )  # fmt: skip
@@ -199,17 +197,17 @@ class _PieceSearch:
     @contextmanager
     def tile(self, n_features: int) -> Iterator[Tile]:
         """The tile, from the process's cache or made."""
-        key = (self.piece.state, self.piece.first, self.piece.last, self.job.rough)
+        key = (self.span.state, self.span.first, self.span.last, self.job.approximate)
         with shared_cache(self.job.cache_bytes).use(
-            key, self.piece.tile_bytes, partial(self.make_tile, n_features)
+            key, self.span.tile_bytes, partial(self.make_tile, n_features)
         ) as tile:
             yield tile
 
     def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, scratch: NDArray[np.float32]) -> None:
-        """Score rows [low, high) of a row block, all of one leg."""
+        """Score rows [low, high) of a row block, all of one interval."""
         search(
             CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
-            x.start + low - self.job.start, self.piece.first, self.slot_of, tile, self.ahead, self.best, self.losses,
+            x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best, self.losses,
             self.scores, scratch,
         )  # fmt: skip
 
@@ -220,8 +218,8 @@ class SearchJob:
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
     -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
-    over the rows. check: no round follows, so the highest one is enough. rough: with the parameters' delta and
-    min_value, so that losses are no losses and only the rows count; else exact. leg: rows after which what a class
+    over the rows. check: no round follows, so the highest one is enough. approximate: with the parameters' delta and
+    min_value, so that losses are no losses and only the rows count; else exact. interval: rows after which what a class
     found is written where it wants more than so many; its active rows are read as many at a time.
     """
 
@@ -230,77 +228,77 @@ class SearchJob:
     seed: int
     round: int
     check: bool
-    rough: bool
+    approximate: bool
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    spans: tuple[UnitSpan, ...]
     out: str
     plan: MemoryPlan
     cache_bytes: int
-    leg: int
+    interval: int
 
     @property
     def first(self) -> int:
         """First class of the block."""
-        return self.pieces[0].first
+        return self.spans[0].first
 
     @property
     def last(self) -> int:
         """Last class of the block, plus one."""
-        return self.pieces[-1].last
+        return self.spans[-1].last
 
     @property
     def key(self) -> str:
         """Round, classes, rows."""
-        kind = "rough/" if self.rough else ""
+        kind = "approximate/" if self.approximate else ""
         return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Search; the receipt counts classes with violators (`found`), bytes, row blocks and, where searches may be
-        rough, multiply-adds.
+        approximate, multiply-adds.
         """
         dataset = Dataset(self.data)
         p, d = self.parameters, dataset.n_features
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        bounds = np.append(np.arange(self.start, self.stop, self.leg), self.stop)
-        searches = [_PieceSearch(piece, self, dataset, bounds) for piece in self.pieces]
-        searches = [piece for piece in searches if len(piece.classes)]
-        scratch = np.empty(max((piece.most_places for piece in searches), default=0), np.float32)
-        flushed = [piece.piece.first - self.first + piece.classes[piece.flushed] for piece in searches]
+        bounds = np.append(np.arange(self.start, self.stop, self.interval), self.stop)
+        searches = [_SpanSearch(span, self, dataset, bounds) for span in self.spans]
+        searches = [one for one in searches if len(one.classes)]
+        scratch = np.empty(max((one.most_places for one in searches), default=0), np.float32)
+        flushed = [one.span.first - self.first + one.classes[one.flushed] for one in searches]
         entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
-        n_blocks = leg = 0
-        with new_found(
+        n_blocks = interval = 0
+        with new_candidates(
             Path(self.out), self.last - self.first, dataset.n_samples, np.concatenate([np.empty(0, np.int64), *flushed])
         ) as writer:
             for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
                 n_blocks += 1
-                if self.rough and p.min_value > 0:
+                if self.approximate and p.min_value > 0:
                     keep_large(x.indptr, x.indices, x.values, p.min_value)
                 if p.approximate:
                     count_indices(x.indices[: x.indptr[-1]], entries)
                 low = 0
                 while low < x.n:
-                    high = min(x.n, int(bounds[leg + 1]) - x.start)
-                    for piece in searches:
-                        with piece.tile(d) as tile:
-                            piece.search(x, y, low, high, tile, scratch)
+                    high = min(x.n, int(bounds[interval + 1]) - x.start)
+                    for one in searches:
+                        with one.tile(d) as tile:
+                            one.search(x, y, low, high, tile, scratch)
                         del tile  # or it would stay beside the next one, uncounted
-                    if x.start + high == bounds[leg + 1]:
-                        leg += 1
-                        for piece in searches:
-                            piece.end_leg(writer, scratch)
-                            if leg + 1 < len(bounds):
-                                piece.start_leg(leg)
+                    if x.start + high == bounds[interval + 1]:
+                        interval += 1
+                        for one in searches:
+                            one.end_interval(writer, scratch)
+                            if interval + 1 < len(bounds):
+                                one.start_interval(interval)
                     low = high
             work = {}
             if p.approximate:
                 work["work"] = 0
-                for piece in searches:
-                    with piece.tile(d) as tile:
-                        work["work"] += count_work(entries, tile.start, tile.weights, piece.width)
+                for one in searches:
+                    with one.tile(d) as tile:
+                        work["work"] += count_work(entries, tile.start, tile.weights, one.width)
                     del tile
-            for piece in searches:
-                piece.end(writer, scratch)
+            for one in searches:
+                one.end(writer, scratch)
             nothing = np.zeros(self.last - self.first - writer.rows.lines, np.int64)
             writer.rows.append(nothing, np.empty(0, np.int32), np.empty(0, np.float32))
         return {

@@ -18,7 +18,7 @@ from xmc_stream.kernels.active import (
     drop_idle,
     mark,
     marked_rows,
-    merge_found,
+    merge_candidates,
     rank,
     set_signs,
     start_sets,
@@ -26,8 +26,8 @@ from xmc_stream.kernels.active import (
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import new_scratch, start_alpha
 from xmc_stream.kernels.sample import sparsify
-from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
-from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
+from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
@@ -59,28 +59,28 @@ from xmc_stream.store.matrix import Block, Buffer
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
-def set_empty(figures: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
-    """The figures of classes without positives: nothing is learned of them, and they score -inf."""
-    figures[empty] = 0.0
-    figures[empty, STATUS], figures[empty, BIAS] = EMPTY, -np.inf
+def set_empty(statistics: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
+    """The statistics of classes without positives: nothing is learned of them, and they score -inf."""
+    statistics[empty] = 0.0
+    statistics[empty, STATUS], statistics[empty, BIAS] = EMPTY, -np.inf
 
 
-def update_figures(
-    figures: NDArray[np.float64],
-    files: tuple[FoundFile, ...],
+def update_statistics(
+    statistics: NDArray[np.float64],
+    files: tuple[CandidateFile, ...],
     first: int,
     parameters: PPDSparseParameters,
     n_samples: int,
     round_: int,
-    rough: bool = False,
+    approximate: bool = False,
 ) -> NDArray[np.int64]:
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
-    figures (n, N_FIGURES) is changed in the rows of open classes. Losses are whole multiples of a power of two
+    statistics (n, N_STATISTICS) is changed in the rows of open classes. Losses are whole multiples of a power of two
     (`kernels.scores.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
-    how many rows were found for each class. A rough search enters nothing.
+    how many rows were found for each class. An approximate search enters nothing.
     """
-    n = len(figures)
+    n = len(statistics)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
     for file in files:
         low, high = max(first, file.first), min(first + n, file.last)
@@ -90,27 +90,27 @@ def update_figures(
             n_found[mine] += found.of_classes("counts", *theirs)
             losses[mine] += found.of_classes("losses", *theirs)
             best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
-    if rough:
+    if approximate:
         return n_found
-    open_ = figures[:, STATUS] == OPEN
-    figures[open_, LOSS] = losses[open_]
-    figures[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
-    done = ~parameters.violates(best) & (figures[:, INSIDE] <= parameters.tol)
-    objective = figures[:, KEPT] + parameters.C * figures[:, LOSS]
-    gap = objective + figures[:, DUAL]
+    open_ = statistics[:, STATUS] == OPEN
+    statistics[open_, LOSS] = losses[open_]
+    statistics[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
+    done = ~parameters.violates(best) & (statistics[:, INSIDE] <= parameters.tol)
+    objective = statistics[:, KEPT] + parameters.C * statistics[:, LOSS]
+    gap = objective + statistics[:, DUAL]
     if parameters.common_rounds is not None:
         done |= (gap <= FAR * objective) & (round_ >= parameters.common_rounds)
     elif round_ and round_ % PATIENCE == 0:
-        done |= (gap > figures[:, MARK] / 2) & (figures[:, MARK] > 0)
-        figures[:, MARK] = gap
-    figures[open_ & done, STATUS] = DONE
+        done |= (gap > statistics[:, MARK] / 2) & (statistics[:, MARK] > 0)
+        statistics[:, MARK] = gap
+    statistics[open_ & done, STATUS] = DONE
     return n_found
 
 
-def open_gap(figures: NDArray[np.float64], C: float) -> tuple[float, float]:
-    """The gaps of the classes that are open, summed, and the objective of all; figures that a search was entered in."""
-    objective = figures[:, KEPT] + C * figures[:, LOSS]
-    gap = (objective + figures[:, DUAL])[figures[:, STATUS] == OPEN]
+def open_gap(statistics: NDArray[np.float64], C: float) -> tuple[float, float]:
+    """The gaps of the classes that are open, summed, and the objective of all; statistics that a search was entered in."""
+    objective = statistics[:, KEPT] + C * statistics[:, LOSS]
+    gap = (objective + statistics[:, DUAL])[statistics[:, STATUS] == OPEN]
     return math.fsum(gap), math.fsum(objective)
 
 
@@ -120,20 +120,20 @@ def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | N
 
 
 def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
-    """For a receipt: what a search needs for each run of classes. heaps, sizes: of first, first + 1, ..."""
-    runs = []
-    for run in tiles.runs:
-        mine = slice(run.first - first, run.last - first)
-        runs.append([*astuple(run), held_rows(heaps[mine]), held_rows(sizes[mine])])
-    return runs
+    """For a receipt: what a search needs for each range of classes. heaps, sizes: of first, first + 1, ..."""
+    needs = []
+    for span in tiles.ranges:
+        mine = slice(span.first - first, span.last - first)
+        needs.append([*astuple(span), held_rows(heaps[mine]), held_rows(sizes[mine])])
+    return needs
 
 
 @dataclass(frozen=True)
 class SolveJob:
     """One round of one unit.
 
-    previous: the unit's state after the round before; in round 0 that of a warm start, or "". rough: a rough search
-    found what was found. start_slope: of a warm start's alpha, see `PPDSparseParameters`.
+    previous: the unit's state after the round before; in round 0 that of a warm start, or "". approximate: whether an
+    approximate search found the candidates. start_slope: of a warm start's alpha, see `PPDSparseParameters`.
     """
 
     data: str
@@ -142,8 +142,8 @@ class SolveJob:
     round: int
     unit: Unit
     previous: str
-    found: tuple[FoundFile, ...]
-    rough: bool
+    candidates: tuple[CandidateFile, ...]
+    approximate: bool
     out: str
     plan: MemoryPlan
     sizes: SolvePlan
@@ -175,7 +175,7 @@ class _UnitSolve:
         self.warm = self.previous is not None and job.round == 0
         self.room = np.zeros(0, np.int64)  # rows that each class may add
         if self.previous is not None:
-            self.room = self.previous.figures[:, ROOM].astype(np.int64)
+            self.room = self.previous.statistics[:, ROOM].astype(np.int64)
             if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
                 self.room = np.minimum(self.room, 1)
         self.order = row_order(self.n_samples, self.X.nnz)
@@ -185,10 +185,12 @@ class _UnitSolve:
         p, d = job.parameters, self.dataset.n_features
         occurrences = self.dataset.feature_counts() if p.approximate else None
         self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
-        self.rough_tiles = None  # of the weights that the next search draws, if there is one
+        self.approximate_tiles = None  # of the weights that the next search draws, if there is one
         if p.delta > 0 and (p.common_rounds is None or job.round + 1 < p.common_rounds):
-            self.rough_tiles = search_tiles(job.unit, d)
-        self.fresh = self.used = 0  # negatives that a rough search brought in, and those with alpha > 0 in the end
+            self.approximate_tiles = search_tiles(job.unit, d)
+        self.fresh = self.used = (
+            0  # negatives that an approximate search brought in, and those with alpha > 0 in the end
+        )
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
@@ -203,44 +205,46 @@ class _UnitSolve:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
                 counts = np.diff(self.Y.ends(self.first, self.last))
-                set_empty(writer.figures, counts == 0)
+                set_empty(writer.statistics, counts == 0)
                 self.n_active = counts + start_sizes(counts, self.n_samples)
             else:
-                writer.figures[:] = self.previous.figures
-                n_found = update_figures(writer.figures, job.found, self.first, p, self.n_samples, job.round, job.rough)
+                writer.statistics[:] = self.previous.statistics
+                n_found = update_statistics(
+                    writer.statistics, job.candidates, self.first, p, self.n_samples, job.round, job.approximate
+                )
                 sizes = np.diff(self.previous.active.ends(0, n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
-            self.tiles.in_tiles[:] = writer.figures[:, STATUS] == OPEN
-            if self.rough_tiles is not None:
-                self.rough_tiles.in_tiles[:] = self.tiles.in_tiles
+            self.tiles.in_tiles[:] = writer.statistics[:, STATUS] == OPEN
+            if self.approximate_tiles is not None:
+                self.approximate_tiles.in_tiles[:] = self.tiles.in_tiles
             streamed = self._stream(n_found, writer)
             rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
             self.scratch = new_scratch(self.dataset.n_features, rows, nnz)
             self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
-            kind = np.where(writer.figures[:, STATUS] == DONE, _CARRIED, _SOLVED)
+            kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
             kind[streamed] = _STREAMED
             # a row that was found takes a quarter of an active one while they are merged
             for low, high in self._batches(kind, self.n_active + n_found // 4):
                 if kind[low] == _STREAMED:
                     self._copy(self.large, self.line_of[low], low, high, writer)
-                elif (writer.figures[low:high, STATUS] == OPEN).any():
+                elif (writer.statistics[low:high, STATUS] == OPEN).any():
                     self._solve_batch(low, high, writer)
                 else:
                     self._copy(self.previous, low, low, high, writer)
             self._large_path.unlink(missing_ok=True)
-            open_ = writer.figures[:, STATUS] == OPEN
+            open_ = writer.statistics[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
-            writer.figures[:, ROOM] = heaps
+            writer.statistics[:, ROOM] = heaps
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:
             options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
-        if self.rough_tiles is not None:
-            options["rough_runs"] = search_sizes(self.rough_tiles, self.first, heaps, self.sizes)
+        if self.approximate_tiles is not None:
+            options["approximate_ranges"] = search_sizes(self.approximate_tiles, self.first, heaps, self.sizes)
         return {
             "open": int(open_.sum()),
-            "runs": search_sizes(self.tiles, self.first, heaps, self.sizes),
+            "tile_ranges": search_sizes(self.tiles, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
-            "inside": float(writer.figures[open_, INSIDE].max(initial=0.0)),
+            "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
             **options,
         }
@@ -248,7 +252,7 @@ class _UnitSolve:
     def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
         """Solve large classes as X streams by, where that is the way; returns which. Their lines are in `large` then."""
         job, n = self.job, self.last - self.first
-        large = np.flatnonzero((self.n_active > self.order.large) & (writer.figures[:, STATUS] == OPEN))
+        large = np.flatnonzero((self.n_active > self.order.large) & (writer.statistics[:, STATUS] == OPEN))
         sizes = self.n_active[large]
         epochs = job.parameters.epochs_of(job.round)
         chosen = choose_streamed(sizes, epochs, job.sizes, self.X.nnz, self.n_samples)
@@ -258,14 +262,16 @@ class _UnitSolve:
         n_features = self.dataset.n_features
         with new_unit_state(self._large_path, len(classes), self.n_samples, n_features, durable=False) as lines:
             solver = LargeClasses(
-                job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.rough,
-                lambda c: self._active_sets(c, c + 1), self._disk_pairs, self._weights if self.warm else None, job.start_slope,
-                self._scratch / f"{job.unit.name}.pairs",
+                job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
+                lambda c: self._active_sets(c, c + 1), self._rows_on_disk, self._weights if self.warm else None,
+                job.start_slope, self._scratch / f"{job.unit.name}.active",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
         self.looked_up = solver.bytes_read
-        writer.figures[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.figures[:, [BIAS, DUAL, KEPT, INSIDE]]
+        writer.statistics[classes[:, None], [BIAS, DUAL, KEPT, INSIDE]] = lines.statistics[
+            :, [BIAS, DUAL, KEPT, INSIDE]
+        ]
         self.large = UnitState(self._large_path, len(classes), self.n_samples, self.dataset.n_features)
         self.line_of = np.zeros(n, np.int64)
         self.line_of[classes] = np.arange(len(classes))
@@ -280,21 +286,21 @@ class _UnitSolve:
     def _large_path(self) -> Path:
         return self._scratch / f"{self.job.unit.name}.large"
 
-    def _disk_pairs(self, c: int, folder: Path) -> DiskPairs:
+    def _rows_on_disk(self, c: int, folder: Path) -> DiskRows:
         """The active set of a class that is larger than memory."""
         job, label = self.job, self.first + c
-        return disk_pairs(
+        return rows_on_disk(
             folder, self.words, self.before, self.n_samples, label, job.seed, self.Y, int(self.n_active[c]),
-            None if self.previous is None else (self.previous.active, c), self._found_rows(c), job.rough,
+            None if self.previous is None else (self.previous.active, c), self._candidates_of(c), job.approximate,
         )  # fmt: skip
 
-    def _found_rows(self, c: int) -> Iterator[NDArray[np.int64]]:
+    def _candidates_of(self, c: int) -> Iterator[NDArray[np.int64]]:
         """The rows that a class may add, part by part."""
         if self.previous is None:
             return
-        files, label = self.job.found, self.first + c
+        files, label = self.job.candidates, self.first + c
         score, last = select_threshold(files, label, int(self.room[c]), self.n_samples)
-        for rows, scores in found_windows(files, label, self.n_samples):
+        for rows, scores in candidate_windows(files, label, self.n_samples):
             yield rows[(scores > score) | ((scores == score) & (rows <= last))]
 
     def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
@@ -302,7 +308,7 @@ class _UnitSolve:
         if self.previous is not None:
             for c in classes.tolist():
                 w = self.previous.weights.block(c, c + 1)
-                yield w.indices, w.values, float(self.previous.figures[c, BIAS])
+                yield w.indices, w.values, float(self.previous.statistics[c, BIAS])
 
     def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
         """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.
@@ -311,7 +317,7 @@ class _UnitSolve:
         """
         first = self.tiles.next
         self.tiles.add(counts, features)
-        if self.rough_tiles is None:
+        if self.approximate_tiles is None:
             return
         if data is not None:
             indptr = np.concatenate([[0], np.cumsum(counts)])
@@ -320,10 +326,10 @@ class _UnitSolve:
                 indptr, features, data, labels, self.job.seed, self.job.round + 1, self.job.parameters.delta
             )  # fmt: skip
             counts, features = np.diff(indptr), features[:n]
-        self.rough_tiles.add(counts, features)
+        self.approximate_tiles.add(counts, features)
 
     def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Runs of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
+        """ranges of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
 
         Classes without positives stand among those to solve: they have no rows.
         """
@@ -371,33 +377,35 @@ class _UnitSolve:
             old = self.previous.active.block(low, high)
             sizes = np.diff(old.indptr)
             room = self.room[low:high]
-            f_ptr, f_rows, f_scores = read_found(job.found, first, first + n, self.n_samples, room)
+            f_ptr, f_rows, f_scores = read_candidates(job.candidates, first, first + n, self.n_samples, room)
             found = np.diff(f_ptr)
             scratch = np.empty(int(found.max()), np.float32)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
-            merge_found(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha)
+            merge_candidates(
+                old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha
+            )
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         return ActiveSets(first, ptr, rows, sign, alpha)
 
     def _solve_batch(self, low: int, high: int, writer: UnitStateWriter) -> None:
         sets = self._active_sets(low, high)
-        figures = np.empty((high - low, 4))
+        statistics = np.empty((high - low, 4))
         # what was kept of the last round has alpha > 0, but for positives
-        fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.rough else np.zeros(0, np.bool_)
-        self._solve_part(sets, figures, writer)
-        if self.job.rough:
+        fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.approximate else np.zeros(0, np.bool_)
+        self._solve_part(sets, statistics, writer)
+        if self.job.approximate:
             self.fresh += int(fresh.sum())
             self.used += int((fresh & (sets.alpha > 0.0)).sum())
-        mine = np.flatnonzero(writer.figures[low:high, STATUS] == OPEN)
-        writer.figures[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = figures[mine]
+        mine = np.flatnonzero(writer.statistics[low:high, STATUS] == OPEN)
+        writer.statistics[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = statistics[mine]
         counts = np.empty(high - low, np.int64)
         filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
         writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
         self.sizes[low:high] = counts
 
-    def _solve_part(self, sets: ActiveSets, figures: NDArray[np.float64], writer: UnitStateWriter) -> None:
+    def _solve_part(self, sets: ActiveSets, statistics: NDArray[np.float64], writer: UnitStateWriter) -> None:
         """Gather the rows of all classes at once if they fit, else of one half after the other; a large class by itself."""
         job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
 
@@ -421,14 +429,14 @@ class _UnitSolve:
                     begin = end
             self.solver.solve_large(
                 sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
-                figures[0], sink,
+                statistics[0], sink,
             )  # fmt: skip
             return
-        if not self._solve_together(sets, figures, sink):
+        if not self._solve_together(sets, statistics, sink):
             for a, b in ((0, n // 2), (n // 2, n)):
-                self._solve_part(_part(sets, a, b), figures[a:b], writer)
+                self._solve_part(_part(sets, a, b), statistics[a:b], writer)
 
-    def _solve_together(self, sets: ActiveSets, figures: NDArray[np.float64], sink: Sink) -> bool:
+    def _solve_together(self, sets: ActiveSets, statistics: NDArray[np.float64], sink: Sink) -> bool:
         """Solve some classes if their rows fit at once; else say so, nothing held any more."""
         sizes = self.job.sizes
         if len(sets.rows) > sizes.max_rows:
@@ -448,7 +456,7 @@ class _UnitSolve:
         block = self.X.gather(union, self.buffer, spans)
         if self.warm:
             self._start_alpha(sets, at, block)
-        self.solver.solve(sets, at, block, self.job.round, self.scratch, figures, sink)
+        self.solver.solve(sets, at, block, self.job.round, self.scratch, statistics, sink)
         return True
 
     def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
@@ -456,7 +464,7 @@ class _UnitSolve:
         if self.previous is None:
             return
         p, low = self.job.parameters, sets.first_label - self.first
-        biases = self.previous.figures[:, BIAS]
+        biases = self.previous.statistics[:, BIAS]
         dense = np.zeros(self.dataset.n_features, np.float32)
         for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
             ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]

@@ -38,7 +38,7 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 4 << 20  # a class whose active rows take more, on average, is large
-RUN_BYTES, RUN_BITS = 1 << 18, 9  # of a run of rows, on average, and rows at most (log2)
+STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows, on average, and rows at most (log2)
 # A warm start brings as many rows at once as a cold one does in its rounds, and solves them in one.
 _WARM_GROWTH = 4
 
@@ -66,8 +66,8 @@ def warm_sizes(n_positives: NDArray[np.int64], added: int, n_samples: int) -> ND
 def row_order(n_samples: int, nnz: int) -> RowOrder:
     """For n_samples rows with nnz entries together."""
     row_bytes = 8 * nnz // max(n_samples, 1)
-    run_bits = max(0, (RUN_BYTES // max(row_bytes, 1)).bit_length() - 1)
-    return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(run_bits, RUN_BITS))
+    strip_bits = max(0, (STRIP_BYTES // max(row_bytes, 1)).bit_length() - 1)
+    return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(strip_bits, STRIP_BITS))
 
 
 def penalty_of(parameters: PPDSparseParameters) -> Penalty:
@@ -98,12 +98,12 @@ class Solver:
         block: CSRBlock,
         round_: int,
         scratch: Scratch,
-        figures: NDArray[np.float64],
+        statistics: NDArray[np.float64],
         sink: Sink,
     ) -> None:
         """Solve all classes, their active rows being rows `at` of the block; sets.alpha is moved on.
 
-        figures (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
+        statistics (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
         set. sink takes weights: counts of some classes in turn, and their features (ascending) and values.
         """
         p = self.parameters
@@ -114,7 +114,7 @@ class Solver:
         done = 0
         while done < n:
             end, filled = solve_classes(
-                done, sets, at, x, self.order, steps, penalty, scratch, counts, figures
+                done, sets, at, x, self.order, steps, penalty, scratch, counts, statistics
             )  # fmt: skip
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
@@ -127,42 +127,42 @@ class Solver:
         max_nnz: int,
         round_: int,
         scratch: Scratch,
-        figures: NDArray[np.float64],
+        statistics: NDArray[np.float64],
         sink: Sink,
     ) -> None:
         """The same for one class of any size: rows are gathered as they are needed, at most max_nnz entries at a time.
 
-        lengths: entries of each active row. gather: its block is renumbered in place. figures (4,). What does not fit at
+        lengths: entries of each active row. gather: its block is renumbered in place. statistics (4,). What does not fit at
         once is gathered anew in every epoch, a stretch of the visiting order after the other. Same arithmetic in the
         same order as `solve`, hence the same bits.
         """
         p = self.parameters
         n = len(sets.rows)
         penalty = penalty_of(p)
-        held: tuple[NDArray[np.int64], CSR, NDArray[np.float64]] | None = None
+        block: tuple[NDArray[np.int64], CSR, NDArray[np.float64]] | None = None
         n_local = 0
         asleep = np.zeros(n, np.bool_)
 
         def stretches(
             order: NDArray[np.int64],
         ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSR, NDArray[np.float64]]]:
-            """Runs of an order that fit: members as ordered, their places in the block, the block, squared norms."""
-            nonlocal n_local, held
+            """Stretches of an order that fit: members as ordered, their places in the block, the block, squared norms."""
+            nonlocal n_local, block
             ends = np.cumsum(lengths[order])
             begin = 0
             while begin < len(order):
                 before = int(ends[begin - 1]) if begin else 0
                 end = max(int(np.searchsorted(ends, before + max_nnz, side="right")), begin + 1)
                 visit = order[begin:end]
-                if held is None or len(held[0]) < n:  # what is held is not all of them
-                    held = None
+                if block is None or len(block[0]) < n:  # what it has is not all of them
+                    block = None
                     members = np.sort(visit)
                     x, squares = CSR.of(gather(sets.rows[members])), np.empty(len(members))
                     n_local = renumber(
                         x, scratch.local_of, scratch.features, n_local, 1.0 if p.bias else 0.0, squares
                     )  # fmt: skip
-                    held = members, x, squares
-                yield visit, np.searchsorted(held[0], visit), *held[1:]
+                    block = members, x, squares
+                yield visit, np.searchsorted(block[0], visit), *block[1:]
                 begin = end
 
         v0 = 0.0
@@ -175,7 +175,7 @@ class Solver:
         for epoch in range(p.epochs_of(round_)):
             if n > self.order.large:
                 stream_order(
-                    sets.rows, self.order.n_samples, self.order.run_bits, self.seed, round_, epoch, order
+                    sets.rows, self.order.n_samples, self.order.strip_bits, self.seed, round_, epoch, order
                 )  # fmt: skip
             else:
                 visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
@@ -206,5 +206,5 @@ class Solver:
             scratch.w_features,
             scratch.w_values,
         )
-        figures[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2, 0.0), kept, inside
+        statistics[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2, 0.0), kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_values[:count])

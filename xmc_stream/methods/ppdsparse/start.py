@@ -64,13 +64,13 @@ class StartJob:
         tiles.in_tiles[:] = counts > 0
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
             biases = [model.unit_array(unit)[low:high] for unit, low, high in model.parts(first, last)]
-            writer.figures[:, BIAS] = np.concatenate(biases)
-            writer.figures[:, INSIDE] = np.inf  # unknown: no class is done
-            writer.figures[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
-            set_empty(writer.figures, counts == 0)
+            writer.statistics[:, BIAS] = np.concatenate(biases)
+            writer.statistics[:, INSIDE] = np.inf  # unknown: no class is done
+            writer.statistics[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
+            set_empty(writer.statistics, counts == 0)
             nothing = np.zeros(0, np.int64)
             writer.active.append(counts, nothing, np.zeros(0))
-            for rows in Y.index_pieces(first, last, MIB // 16):
+            for rows in Y.index_windows(first, last, MIB // 16):
                 writer.active.append(nothing, rows, np.zeros(len(rows)))
             for unit, low, high in model.parts(first, last):
                 weights = model.unit_weights(unit)
@@ -83,6 +83,6 @@ class StartJob:
                     tiles.add(lengths * learned, w.indices[kept])
                 n_bytes += weights.bytes_read
         return {
-            "runs": search_sizes(tiles, first, heaps, counts),
+            "tile_ranges": search_sizes(tiles, first, heaps, counts),
             "bytes_read": Y.bytes_read + n_bytes,
         }

@@ -22,19 +22,19 @@ from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
 
-# columns of a state's figures, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
-BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_FIGURES = range(10)
+# columns of a state's statistics, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
+BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_STATISTICS = range(10)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; without positives
 WRITER_BYTES = 12 * 2**20  # of a state and one of large classes: a chunk of each array, copies of what is appended
 
 
 class UnitStateWriter:
-    """active: classes x N (csr), its values alpha; weights: D x classes (csc); figures: classes x N_FIGURES."""
+    """active: classes x N (csr), its values alpha; weights: D x classes (csc); statistics: classes x N_STATISTICS."""
 
     def __init__(self, pack: PackWriter, n_classes: int, n_samples: int, n_features: int) -> None:
         self.active = PackedMatrixWriter(pack, "active", "csr_matrix", (n_classes, n_samples), np.float64)
         self.weights = PackedMatrixWriter(pack, "weights", "csc_matrix", (n_features, n_classes), np.float32)
-        self.figures = np.zeros((n_classes, N_FIGURES))
+        self.statistics = np.zeros((n_classes, N_STATISTICS))
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def new_unit_state(
         yield writer
         writer.active.close()
         writer.weights.close()
-        pack.write("figures", writer.figures.ravel())
+        pack.write("statistics", writer.statistics.ravel())
 
 
 class UnitState:
@@ -55,7 +55,7 @@ class UnitState:
 
     def __init__(self, path: Path, n_classes: int, n_samples: int, n_features: int) -> None:
         self.path = path
-        self.figures = read_small(path, "figures", n_classes * N_FIGURES, np.float64).reshape(-1, N_FIGURES)
+        self.statistics = read_small(path, "statistics", n_classes * N_STATISTICS, np.float64).reshape(-1, N_STATISTICS)
         self.active = SparseMatrix(path / "active").expect((n_classes, n_samples), "csr_matrix", np.float64)
         self.weights = SparseMatrix(path / "weights").expect((n_features, n_classes), "csc_matrix", np.float32)
 
@@ -65,40 +65,40 @@ class UnitState:
         return self.active.bytes_read + self.weights.bytes_read
 
 
-class FoundWriter:
+class CandidateWriter:
     """What a search job found; of each class its rows ascend, with their scores.
 
-    rows: classes x N (csr), values the scores. Classes of which more may be found than is held at a time (`flushed`,
-    numbers of classes, ascending) are empty there: theirs stand in legs, ((leg, flushed class) x N), as the legs of the
-    rows end. counts (classes,): rows found; losses (classes,): summed over the rows searched; best (classes,): the best
-    score outside the active set, if found.
+    rows: classes x N (csr), values the scores. Classes of which more may be found than is kept at a time (`flushed`,
+    numbers of classes, ascending) are empty there. Theirs stand in intervals, ((interval, flushed class) x N), written
+    as each interval of the rows ends. counts (classes,): rows found; losses (classes,): summed over the rows searched;
+    best (classes,): the best score outside the active set, if found.
     """
 
     def __init__(self, pack: PackWriter, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> None:
         self.rows = PackedMatrixWriter(pack, "rows", "csr_matrix", (n_classes, n_samples), np.float32)
-        self.legs = None
+        self.intervals = None
         if len(flushed):
-            self.legs = PackedMatrixWriter(pack, "legs", "csr_matrix", (None, n_samples), np.float32)
+            self.intervals = PackedMatrixWriter(pack, "intervals", "csr_matrix", (None, n_samples), np.float32)
         self.counts = np.zeros(n_classes, np.int64)
         self.losses = np.zeros(n_classes)
         self.best = np.full(n_classes, -np.inf)
 
 
 @contextmanager
-def new_found(path: Path, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> Iterator[FoundWriter]:
-    """What a search job found for a run of classes, a pack, under its name when the block ends well."""
+def new_candidates(path: Path, n_classes: int, n_samples: int, flushed: NDArray[np.int64]) -> Iterator[CandidateWriter]:
+    """What a search job found for a range of classes, a pack, under its name when the block ends well."""
     with new_pack(path) as pack:
-        writer = FoundWriter(pack, n_classes, n_samples, flushed)
+        writer = CandidateWriter(pack, n_classes, n_samples, flushed)
         yield writer
         writer.rows.close()
-        if writer.legs is not None:
-            writer.legs.close()
+        if writer.intervals is not None:
+            writer.intervals.close()
             pack.write("flushed", flushed)
         for name, values in (("counts", writer.counts), ("losses", writer.losses), ("best", writer.best)):
             pack.write(name, values)
 
 
-class Found:
+class CandidateRows:
     """What a search job found, opened for reading; classes are counted from the first of the job's block.
 
     n_classes, n_samples: of the block, and in all. Raises StoreError where it is of others.
@@ -108,11 +108,11 @@ class Found:
         self._path, self._n_classes, self._n_samples = path, n_classes, n_samples
         self._rows = SparseMatrix(path / "rows").expect((n_classes, n_samples), "csr_matrix", np.float32)
         self._flushed = np.zeros(0, np.int64)
-        self._legs = None
+        self._intervals = None
         if plain_array(path / "flushed") is not None:
-            self._legs = SparseMatrix(path / "legs").expect((None, n_samples), "csr_matrix", np.float32)
+            self._intervals = SparseMatrix(path / "intervals").expect((None, n_samples), "csr_matrix", np.float32)
             n = open_array(path / "flushed").size
-            if not 0 < n <= n_classes or self._legs.n_lines % n:
+            if not 0 < n <= n_classes or self._intervals.n_lines % n:
                 raise self._damaged("flushed")
             self._flushed = read_small(path, "flushed", n, np.int64)
             if not are_apart(self._flushed, np.ones(n, np.int64), n_classes):
@@ -136,21 +136,21 @@ class Found:
         """
         yield np.arange(high - low), self._rows.block(low, high)
         a, b = np.searchsorted(self._flushed, [low, high])
-        if self._legs is None or a == b:
+        if self._intervals is None or a == b:
             return
         n = len(self._flushed)
-        n_legs, step = self._legs.n_lines // n, max(1, _LINES // int(b - a))
-        for leg in range(0, n_legs, step):
-            legs = np.arange(leg, min(leg + step, n_legs))
-            lines = (legs[:, None] * n + np.arange(a, b)).ravel()
-            yield np.tile(self._flushed[a:b] - low, len(legs)), self._legs.gather(lines)
+        n_intervals, step = self._intervals.n_lines // n, max(1, _LINES // int(b - a))
+        for interval in range(0, n_intervals, step):
+            intervals = np.arange(interval, min(interval + step, n_intervals))
+            lines = (intervals[:, None] * n + np.arange(a, b)).ravel()
+            yield np.tile(self._flushed[a:b] - low, len(intervals)), self._intervals.gather(lines)
 
     def windows(self, label: int) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
         """What was found for one class, a window of it at a time: rows (ascending) and scores."""
         at = int(np.searchsorted(self._flushed, label))
         matrix, lines = self._rows, np.array([label])
-        if self._legs is not None and at < len(self._flushed) and self._flushed[at] == label:
-            matrix, lines = self._legs, np.arange(at, self._legs.n_lines, len(self._flushed))
+        if self._intervals is not None and at < len(self._flushed) and self._flushed[at] == label:
+            matrix, lines = self._intervals, np.arange(at, self._intervals.n_lines, len(self._flushed))
         firsts, counts = matrix.lengths(lines)
         total, before = int(counts.sum()), -1
         for begin in range(0, total, _WINDOW):

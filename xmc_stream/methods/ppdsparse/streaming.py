@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock
-from xmc_stream.kernels.order import GROUP, epoch_key, run_slots
+from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.kernels.stream import (
+    ActiveRows,
     Epoch,
     Group,
     GroupScratch,
-    Pairs,
     RowsAtHand,
     add_range,
     descend_group,
@@ -41,24 +41,24 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import penalty_of
 from xmc_stream.stop import stop_if_unwanted
 
-DESKS = 3  # parts in memory: one is worked on, one is read, and of one it is found what must be read
-_SHARES = 8  # runs of classes for each thread: some have more to do, and the last one ends soon
+BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
+_SHARES = 8  # ranges of classes for each thread: some have more to do, and the last one ends soon
 
 
 @dataclass
 class Taken:
-    """What a pair store gave out."""
+    """What a store of active rows gave out."""
 
-    pairs: Pairs
+    active: ActiveRows
 
 
-class PairStore(Protocol):
-    """Where the pairs of some classes are: in memory, or on disk. A part is taken while another one is worked on."""
+class ActiveRowStore(Protocol):
+    """Where the active rows of some classes are: in memory, or on disk. A portion is taken while another one is worked on."""
 
     n_classes: int
 
     def take(self, ranges: Sequence[tuple[int, int]]) -> Taken:
-        """The pairs with rows in some ranges (ascending), or all with their `starts`."""
+        """The active rows with rows in some ranges (ascending), or all with their `starts`."""
         ...
 
     def give_back(self, taken: Taken) -> None:
@@ -77,31 +77,31 @@ class PairStore(Protocol):
 Gather = Callable[[NDArray[np.int64], int], "Callable[[], CSRBlock] | None"]
 Ahead = Callable[[Sequence[tuple[int, int]]], None]
 Weights = tuple[NDArray[Any], NDArray[np.float32], float]  # features, values, bias
-# on a part, for classes [first, last), with a thread's scratch
-Act = Callable[["Part", tuple[int, int], GroupScratch], None]
+# on a portion, for classes [first, last), with a thread's scratch
+Act = Callable[["Portion", tuple[int, int], GroupScratch], None]
 
 
 @dataclass
-class Part:
-    """Rows in memory with the pairs that are theirs: a group's places, or, where that has no runs, rows [low, high)."""
+class Portion:
+    """Rows in memory with the active rows that are theirs: a group's places, or, where that has no strips, rows [low, high)."""
 
     taken: Taken
     group: Group
     at_hand: RowsAtHand
 
     @property
-    def pairs(self) -> Pairs:
+    def active(self) -> ActiveRows:
         """The arrays of what was taken."""
-        return self.taken.pairs
+        return self.taken.active
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Of a group without runs."""
+        """Of a group without strips."""
         return self.group.low, self.group.high
 
 
-class _Desk:
-    """What one part is put together on."""
+class _Buffer:
+    """Where one portion is put together."""
 
     def __init__(self, number: int, rows: int) -> None:
         self.number = number  # for `gather`
@@ -110,26 +110,26 @@ class _Desk:
 
 
 class StreamSolver:
-    """Solves the classes of a pair store; v (n, D) and DESKS groups of rows are what it holds.
+    """Solves the classes of a store of active rows; v (n, D) and BUFFERS groups of rows are what it holds.
 
-    gather: gives what will read rows (ascending) of X into buffer 0 .. DESKS - 1, or None where they are too many at
+    gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
     once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
-    told, before that, of ranges of rows most of which will come after these. threads: that share the classes. run_bits:
-    rows of a run, log2.
+    told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
+    rows of a strip, log2.
     """
 
     def __init__(
-        self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, run_bits: int, pairs: PairStore,
-        gather: Gather, ahead: Ahead, threads: int = 1,
+        self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, strip_bits: int,
+        active: ActiveRowStore, gather: Gather, ahead: Ahead, threads: int = 1,
     ) -> None:  # fmt: skip
-        self.parameters, self.seed, self.n_samples, self.run_bits = parameters, seed, n_samples, run_bits
-        self.pairs, self._gather, self._ahead, self.threads = pairs, gather, ahead, threads
+        self.parameters, self.seed, self.n_samples, self.strip_bits = parameters, seed, n_samples, strip_bits
+        self.active, self._gather, self._ahead, self.threads = active, gather, ahead, threads
         self.penalty = penalty_of(parameters)
         self.passes = 0  # over the rows
-        self.v, self.v0 = np.zeros((pairs.n_classes, n_features)), np.zeros(pairs.n_classes)
-        self._rows = GROUP << run_bits
-        self._desks, self._free = [_Desk(number, self._rows) for number in range(DESKS)], 0
-        self._most_needed = False  # of the rows of the part before
+        self.v, self.v0 = np.zeros((active.n_classes, n_features)), np.zeros(active.n_classes)
+        self._rows = GROUP << strip_bits
+        self._buffers, self._free = [_Buffer(number, self._rows) for number in range(BUFFERS)], 0
+        self._most_needed = False  # of the rows of the portion before
         self._scratch: SimpleQueue[GroupScratch] = SimpleQueue()  # one for each thread
         for _ in range(threads):
             self._scratch.put(GroupScratch(*(np.empty(self._rows, np.int64) for _ in range(4))))
@@ -141,7 +141,7 @@ class StreamSolver:
 
         weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slope.
         """
-        p, n = self.parameters, self.pairs.n_classes
+        p, n = self.parameters, self.active.n_classes
         with (
             ThreadPoolExecutor(self.threads) as self._pool,
             ThreadPoolExecutor(1) as self._reader,
@@ -157,18 +157,18 @@ class StreamSolver:
                 worst = np.zeros(n)
                 self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
                 bar[going] = worst[going]
-                settled, sleeping = going & (worst <= p.tol), self.pairs.sleeping()
+                settled, sleeping = going & (worst <= p.tol), self.active.sleeping()
                 going &= ~settled | sleeping
                 if not going.any():
                     break
                 woken = settled & sleeping
-                self.pairs.wake(woken)
+                self.active.wake(woken)
                 bar[woken] = np.inf
             inside = np.zeros(n)
 
-            def look(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
-                    *classes, part.pairs, *part.rows, part.at_hand, self.v, self.v0, inside, self.penalty,
+                    *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
                     scratch.local,
                 )  # fmt: skip
 
@@ -177,110 +177,112 @@ class StreamSolver:
 
     def _start(self, weights: Iterator[Weights], slope: float) -> None:
         """alpha from the margins that given weights leave; they stand in v meanwhile."""
-        bias = np.zeros(self.pairs.n_classes)
+        bias = np.zeros(self.active.n_classes)
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b
 
-        def start_alpha(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(*classes, part.pairs, *part.rows, part.at_hand, self.v, bias, slope, self.penalty.upper)
+        def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+            start_range(
+                *classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, slope, self.penalty.upper
+            )
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
 
-    def _add(self, part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
-        add_range(*classes, part.pairs, *part.rows, part.at_hand, self.v, self.v0, scratch.local)
+    def _add(self, portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        add_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, scratch.local)
 
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
-        def step(part: Part, classes: tuple[int, int], scratch: GroupScratch) -> None:
+        def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
-                *classes, part.pairs, part.group, part.at_hand, epoch, self.v, self.v0, self.penalty, scratch
+                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
             )  # fmt: skip
 
         self._work(self._groups(key, epoch.going), step, change=True)
 
-    def _work(self, parts: Iterator[Future[Part]], act: Act, change: bool = False) -> None:
-        """Act on part after part, the next ones being read meanwhile; threads take runs of classes with as many pairs.
+    def _work(self, portions: Iterator[Future[Portion]], act: Act, change: bool = False) -> None:
+        """Act on portion after portion, the next ones being read meanwhile; threads take ranges of classes with equal work.
 
-        change: whether the pairs are given back.
+        change: whether the active rows are given back.
         """
         self.passes += 1
-        ahead = deque(self._planner.submit(next, parts, None) for _ in self._desks[1:])
+        ahead = deque(self._planner.submit(next, portions, None) for _ in self._buffers[1:])
         while (coming := ahead.popleft().result()) is not None:
-            part = coming.result()
+            portion = coming.result()
             stop_if_unwanted()
-            ahead.append(self._planner.submit(next, parts, None))
-            ptr = part.pairs.ptr
+            ahead.append(self._planner.submit(next, portions, None))
+            ptr = portion.active.ptr
             n = _SHARES * self.threads if self.threads > 1 else 1
             cuts = np.searchsorted(ptr, np.linspace(0, ptr[-1], n + 1)[1:-1])
-            ends = [0, *np.maximum.accumulate(cuts).tolist(), self.pairs.n_classes]
-            list(self._pool.map(partial(self._act, act, part), itertools.pairwise(ends)))
+            ends = [0, *np.maximum.accumulate(cuts).tolist(), self.active.n_classes]
+            list(self._pool.map(partial(self._act, act, portion), itertools.pairwise(ends)))
             if change:
-                self.pairs.give_back(part.taken)
+                self.active.give_back(portion.taken)
 
-    def _act(self, act: Act, part: Part, classes: tuple[int, int]) -> None:
+    def _act(self, act: Act, portion: Portion, classes: tuple[int, int]) -> None:
         scratch = self._scratch.get()
         try:
-            act(part, classes, scratch)
+            act(portion, classes, scratch)
         finally:
             self._scratch.put(scratch)
 
-    def _ranges(self, all_: bool) -> Iterator[Future[Part]]:
+    def _ranges(self, all_: bool) -> Iterator[Future[Portion]]:
         """Ranges of rows, ascending, with all active rows, or those with alpha > 0."""
         for start in range(0, self.n_samples, self._rows):
             stop = min(start + self._rows, self.n_samples)
             if self._most_needed and stop < self.n_samples:
                 self._ahead([(stop, min(stop + self._rows, self.n_samples))])
-            yield from self._of_range(self.pairs.take([(start, stop)]), all_, start, stop)
+            yield from self._of_range(self.active.take([(start, stop)]), all_, start, stop)
 
-    def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Part]]:
-        desk = self._desks[self._free]
-        needed = desk.needed[: stop - start]
+    def _of_range(self, taken: Taken, all_: bool, start: int, stop: int) -> Iterator[Future[Portion]]:
+        buffer = self._buffers[self._free]
+        needed = buffer.needed[: stop - start]
         needed[:] = False
-        pairs = taken.pairs
-        mark_range(pairs.ptr, pairs.rows, pairs.alpha, all_, start, needed)
+        active = taken.active
+        mark_range(active.ptr, active.rows, active.alpha, all_, start, needed)
         marked = np.flatnonzero(needed)
         self._most_needed = 2 * len(marked) > stop - start
         if not len(marked):
             return
-        desk.local_of[marked] = np.arange(len(marked), dtype=np.int32)
-        read = self._gather(marked + start, desk.number)
+        buffer.local_of[marked] = np.arange(len(marked), dtype=np.int32)
+        read = self._gather(marked + start, buffer.number)
         if read is None:
             middle = (start + stop) // 2
             yield from self._of_range(taken, all_, start, middle)
             yield from self._of_range(taken, all_, middle, stop)
             return
         nothing = np.empty(0, np.int64)
-        yield self._reading(read, taken, Group(nothing, nothing, self.run_bits, np.uint64(0), start, stop))
+        yield self._reading(read, taken, Group(nothing, nothing, self.strip_bits, np.uint64(0), start, stop))
 
-    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Part]]:
+    def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
         """The groups of an epoch, with the rows that some class visits."""
-        n_runs = -(-self.n_samples >> self.run_bits)
-        slots = np.empty(n_runs, np.int64)
-        run_slots(n_runs, key, slots)
+        n_strips = -(-self.n_samples >> self.strip_bits)
+        slots = np.empty(n_strips, np.int64)
+        strip_slots(n_strips, key, slots)
         order = np.argsort(slots)
-        for first in range(0, n_runs, GROUP):
-            runs = np.sort(order[first : first + GROUP])
-            if self._most_needed and first + GROUP < n_runs:
+        for first in range(0, n_strips, GROUP):
+            strips = np.sort(order[first : first + GROUP])
+            if self._most_needed and first + GROUP < n_strips:
                 self._ahead(self._rows_of(np.sort(order[first + GROUP : first + 2 * GROUP])))
-            taken = self.pairs.take(self._rows_of(runs))
-            group = Group(runs, slots[runs], self.run_bits, key, 0, self._rows)
+            taken = self.active.take(self._rows_of(strips))
+            group = Group(strips, slots[strips], self.strip_bits, key, 0, self._rows)
             yield from self._of_group(taken, group, going)
 
-    def _rows_of(self, runs: NDArray[np.int64]) -> list[tuple[int, int]]:
-        starts = runs << self.run_bits
-        stops = np.minimum(starts + (1 << self.run_bits), self.n_samples)
+    def _rows_of(self, strips: NDArray[np.int64]) -> list[tuple[int, int]]:
+        starts = strips << self.strip_bits
+        stops = np.minimum(starts + (1 << self.strip_bits), self.n_samples)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
-    def _of_group(self, taken: Taken, group: Group, going: NDArray[np.bool_]) -> Iterator[Future[Part]]:
+    def _of_group(self, taken: Taken, group: Group, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
         """The rows that come at a group's places."""
-        desk, runs = self._desks[self._free], group.runs
-        desk.needed[:] = False
-        mark_group(going, taken.pairs, group, desk.needed)
-        n = list_needed(desk.needed, runs, self.run_bits, desk.lines, desk.local_of)
-        self._most_needed = 2 * n > len(runs) << self.run_bits
+        buffer, strips = self._buffers[self._free], group.strips
+        buffer.needed[:] = False
+        mark_group(going, taken.active, group, buffer.needed)
+        n = list_needed(buffer.needed, strips, self.strip_bits, buffer.lines, buffer.local_of)
+        self._most_needed = 2 * n > len(strips) << self.strip_bits
         if not n:
             return
-        read = self._gather(desk.lines[:n], desk.number)
+        read = self._gather(buffer.lines[:n], buffer.number)
         if read is None:
             middle = (group.low + group.high) // 2
             yield from self._of_group(taken, group._replace(high=middle), going)
@@ -288,16 +290,16 @@ class StreamSolver:
             return
         yield self._reading(read, taken, group)
 
-    def _reading(self, read: Callable[[], CSRBlock], taken: Taken, group: Group) -> Future[Part]:
-        """The part on the free desk, as soon as it is read."""
-        desk = self._desks[self._free]
-        self._free = (self._free + 1) % DESKS
+    def _reading(self, read: Callable[[], CSRBlock], taken: Taken, group: Group) -> Future[Portion]:
+        """The portion in the free buffer, as soon as it is read."""
+        buffer = self._buffers[self._free]
+        self._free = (self._free + 1) % BUFFERS
 
-        def part() -> Part:
+        def make() -> Portion:
             x = CSR.of(read())
-            squares = np.empty(len(x.indptr) - 1 if len(group.runs) else 0)
-            if len(group.runs):
+            squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
+            if len(group.strips):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            return Part(taken, group, RowsAtHand(desk.local_of, x, squares))
+            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares))
 
-        return self._reader.submit(part)
+        return self._reader.submit(make)

@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.methods.ppdsparse.active_rows import disk_pairs
+from xmc_stream.methods.ppdsparse.active_rows import rows_on_disk
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
-from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import new_unit_state
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by.
@@ -35,25 +35,18 @@ class WarmUp:
     large: bool = False
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
+    def loads(self) -> str:
         p = self.parameters
-        load_once(self, f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}")
-        return {}
+        return f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             work = path / "model.partial"
             begin_model(work)
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
-            # and it wants more rows than a leg has
-            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, leg=16)), Notes()
+            # and it wants more rows than an interval has
+            plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
             p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
@@ -71,18 +64,18 @@ class WarmUp:
         active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
         solver = LargeClasses(
             parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), False, lambda c: active,
-            lambda c, folder: disk_pairs(
+            lambda c, folder: rows_on_disk(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
             (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, 1.0,
-            path / "pairs",
+            path / "active",
         )  # fmt: skip
-        slabs = SlabPairs(path / "slabs", 1, n, 1)
-        slabs.put(0, active, False)
-        slabs.arrange()
-        slabs.give_back(slabs.take([(0, n)]))
-        slabs.wake(np.ones(1, np.bool_))
-        slabs.close()
+        spilled = SpilledRows(path / "spilled", 1, n, 1)
+        spilled.put(0, active, False)
+        spilled.arrange()
+        spilled.give_back(spilled.take([(0, n)]))
+        spilled.wake(np.ones(1, np.bool_))
+        spilled.close()
         for name, size in (("memory", n), ("disk", MIB)):  # the second is said to be too large for memory
             with new_unit_state(path / name, 1, n, d) as writer:
                 solver.solve(np.zeros(1, np.int64), np.array([size]), np.zeros(1, np.int64), writer)

@@ -1,4 +1,4 @@
-"""Figures of merit that need every score: the top k and counts over all classes, by ranges of rows.
+"""Metrics that need every score: the top k and counts over all classes, by ranges of rows.
 
 A row block is scored twice. The first time, only rows with a true label in a tile are scored for it, for the scores of
 true labels; the second time all are, for the top k and for how many classes exceed each true label.
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.figures import TrueScores, count_above, score_positives, sort_rows
+from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, figures_of, float32_below, write_counts
+from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, float32_below, metrics_of, write_counts
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
@@ -29,7 +29,7 @@ from xmc_stream.store.predictions import write_predictions
 
 
 @dataclass(frozen=True)
-class FigureJob:
+class EvaluateJob:
     """Rows [start, stop): predictions as a PredictJob's, and the file `counts`, see `read_counts`.
 
     A pair of `filtered` is not true and scores -inf.
@@ -50,7 +50,7 @@ class FigureJob:
     @property
     def key(self) -> str:
         """The rows."""
-        return f"figures/{self.start}-{self.stop}"
+        return f"metrics/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -99,7 +99,7 @@ class FigureJob:
 
 
 @dataclass
-class FigureRun(PredictRun):
+class EvaluateRun(PredictRun):
     """The jobs of one evaluation; counts go to files in `folder`."""
 
     threshold: float = 0.0
@@ -110,12 +110,12 @@ class FigureRun(PredictRun):
         check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
-        """One phase; returns the figures."""
+        """One phase; returns the metrics."""
         drop_tiles()
         n, n_labels = self.dataset.n_samples, self.model.n_labels
         sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels)
         jobs = [
-            FigureJob(
+            EvaluateJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k,
                 self.threshold, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
                 self.filtered,
@@ -124,4 +124,4 @@ class FigureRun(PredictRun):
         ]  # fmt: skip
         receipts = yield Phase("evaluate", jobs)
         drop_tiles()
-        return figures_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)
+        return metrics_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)

@@ -51,7 +51,7 @@ class PredictForecaster(Forecaster):
         """Whether every tile is made once."""
         return self._sizes(plan).keeps_tiles
 
-    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """By a probe of a few tiles and rows."""
         dataset, model, sizes = self.dataset, self.model, self._sizes(plan)
         parts = predict_needs(plan, model, dataset, self.k, sizes)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.check import CHECKED_BYTES, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
-from xmc_stream.models.linear.evaluate import FigureRun
+from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.forecast import PredictForecaster
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.warm import LinearWarmUp
@@ -30,7 +30,7 @@ _WINDOW = 1 << 20  # items exported at a time
 
 @dataclass(frozen=True)
 class CheckWeightsJob:
-    """Weights of units [first, last); bias and figures are compared whenever they are read."""
+    """Weights of units [first, last); bias and statistics are compared whenever they are read."""
 
     model: str
     first: int
@@ -99,9 +99,9 @@ class LinearModel(LinearWeights, Model):
 
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
-    ) -> FigureRun:
+    ) -> EvaluateRun:
         """Tile by tile, twice."""
-        return FigureRun(self, dataset, k, out, plan, filtered, threshold, folder)
+        return EvaluateRun(self, dataset, k, out, plan, filtered, threshold, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
@@ -150,7 +150,7 @@ class LinearModel(LinearWeights, Model):
 
         def indices() -> Iterator[NDArray[Any]]:
             for matrix in weights:
-                yield from matrix.index_pieces(0, matrix.n_lines, _WINDOW)
+                yield from matrix.index_windows(0, matrix.n_lines, _WINDOW)
 
         def data() -> Iterator[NDArray[Any]]:
             for matrix in weights:
@@ -163,7 +163,7 @@ class LinearModel(LinearWeights, Model):
 
 
 def _thousands(model: LinearWeights) -> Iterator[tuple[int, int]]:
-    """Runs of UNIT classes, each of one unit."""
+    """ranges of UNIT classes, each of one unit."""
     for unit in model.units:
         for low in range(unit.first, unit.last, UNIT):
             yield low, min(low + UNIT, unit.last)

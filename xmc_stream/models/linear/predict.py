@@ -18,7 +18,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
 from xmc_stream.models.cache import drop_tiles, shared_cache
-from xmc_stream.models.linear.tiles import Run, make_tile, widest
+from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import (
     RESULT_BYTES,
@@ -45,13 +45,13 @@ class PredictPlan:
     row_bytes: int
     pair_bytes: int
     rows_per_job: int
-    tiles: tuple[Run, ...]
+    tiles: tuple[TileRange, ...]
     cache_bytes: int
 
     @property
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
-        return sum(run.tile for run in self.tiles) <= self.cache_bytes
+        return sum(span.tile for span in self.tiles) <= self.cache_bytes
 
     def ranges(self, n_samples: int) -> list[tuple[int, int]]:
         """The rows of each job."""
@@ -70,26 +70,28 @@ class PredictPlan:
 
 
 def plan_predict(
-    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, held: int = 0
+    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, counts: int = 0
 ) -> PredictPlan:
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
     If all tiles fit, they stay; else every row block makes each tile anew: it gets half of what there is, and there are
     no more jobs than threads, so that this is seldom. Threads that come to a tile together share it. pairs: rows have
-    pairs beside X. held: bytes that each thread keeps for itself.
+    pairs beside X. counts: bytes that each thread keeps for itself.
     """
     t = plan.threads
     fixed = {
         "results": t * CHUNK_ROWS * k * RESULT_BYTES,
         "windows": t * 4 * MIB + t * 4 * model.n_features,
-        "counts": t * held,
+        "counts": t * counts,
     }
     left = plan.budget - sum(fixed.values())
-    units = [[Run(*run) for run in runs] for runs in model.tiles]
+    units = [[TileRange(*span) for span in ranges] for ranges in model.tiles]
     # a thread makes a tile while others use theirs; a tile may be half of the room
-    tiles = [run for runs in units for run in widest(runs, lambda run: run.tile + t * 8 * run.weights <= left // 2)]
-    making = t * 8 * max(run.weights for run in tiles)
-    largest, total = max(run.tile for run in tiles), sum(run.tile for run in tiles)
+    tiles = [
+        span for ranges in units for span in widest(ranges, lambda span: span.tile + t * 8 * span.weights <= left // 2)
+    ]
+    making = t * 8 * max(span.weights for span in tiles)
+    largest, total = max(span.tile for span in tiles), sum(span.tile for span in tiles)
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
     plan.refuse_unless(need, f"predicting on {t} threads")
@@ -114,14 +116,14 @@ def predict_needs(
     of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
     return {
         "results": min(t * rows, n) * k * RESULT_BYTES,
-        "tiles": min(sizes.cache_bytes, sum(run.tile for run in sizes.tiles)),
-        "making tiles": t * (8 * max(run.weights for run in sizes.tiles) + 4 * model.n_features),
+        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles)),
+        "making tiles": t * (8 * max(span.weights for span in sizes.tiles) + 4 * model.n_features),
         "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
     }
 
 
 def predict_bytes(dataset: Dataset, sizes: PredictPlan, labels: bool = False) -> int:
-    """Bytes of the data that a prediction reads; labels: of Y too, as the figures of a model need it."""
+    """Bytes of the data that a prediction reads; labels: of Y too, as the metrics of a model need it."""
     matrices = (dataset.X_rows(), dataset.Y_rows()) if labels else (dataset.X_rows(),)
     return stream_bytes(matrices, sizes.ranges(dataset.n_samples))
 
@@ -146,15 +148,15 @@ class PredictProbe:
         block = X.block(0, min(_PROBE_ROWS, X.n_lines))
         read = time.perf_counter() - began
         labels, scores = np.full((block.n, 1), -1, np.int64), np.full((block.n, 1), -np.inf, np.float32)
-        chosen = sorted(self.sizes.tiles, key=lambda run: run.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
+        chosen = sorted(self.sizes.tiles, key=lambda span: span.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
         rate = {"make": 0.0, "score": 0.0}
-        for run in chosen:
+        for span in chosen:
             began = time.perf_counter()
-            tile = _make_tile(model, run)
+            tile = _make_tile(model, span)
             made = time.perf_counter()
-            top_k(CSR.of(block), classes_of(model, run, tile), Ranking(labels, scores), filter_pairs([]))
-            rate["make"] += (made - began) / max(run.weights, 1) / len(chosen)
-            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (run.last - run.first) / len(chosen)
+            top_k(CSR.of(block), classes_of(model, span, tile), Ranking(labels, scores), filter_pairs([]))
+            rate["make"] += (made - began) / max(span.weights, 1) / len(chosen)
+            rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (span.last - span.first) / len(chosen)
         drop_tiles()
         return {**rate, "read": read / max(X.bytes_read, 1)}
 
@@ -191,10 +193,10 @@ class PredictJob:
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
         for x, *filters in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
-            for run in self.sizes.tiles:  # in ascending order of classes
-                with use_tile(model, run, self.sizes) as tile:
+            for span in self.sizes.tiles:  # in ascending order of classes
+                with use_tile(model, span, self.sizes) as tile:
                     top_k(
-                        CSR.of(x), classes_of(model, run, tile, self.raw), Ranking(labels[mine], scores[mine]),
+                        CSR.of(x), classes_of(model, span, tile, self.raw), Ranking(labels[mine], scores[mine]),
                         filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
@@ -204,26 +206,26 @@ class PredictJob:
 
 
 @contextmanager
-def use_tile(model: LinearWeights, run: Run, sizes: PredictPlan) -> Iterator[Tile]:
-    """The tile of a run, from the cache or made."""
+def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan) -> Iterator[Tile]:
+    """The tile of a range, from the cache or made."""
     cache = shared_cache(sizes.cache_bytes)
-    with cache.use((str(model.path), run), run.tile, partial(_make_tile, model, run)) as tile:
+    with cache.use((str(model.path), span), span.tile, partial(_make_tile, model, span)) as tile:
         yield tile
 
 
-def classes_of(model: LinearWeights, run: Run, tile: Tile, raw: bool = False) -> TileClasses:
-    """The classes of a run, as kernels score them; raw: without calibration."""
-    by = calibration_of(model, run.first, run.last, raw)
-    return TileClasses(run.first, run.last - run.first, tile, by, np.empty(len(tile.bias), np.float32))
+def classes_of(model: LinearWeights, span: TileRange, tile: Tile, raw: bool = False) -> TileClasses:
+    """The classes of a range, as kernels score them; raw: without calibration."""
+    by = calibration_of(model, span.first, span.last, raw)
+    return TileClasses(span.first, span.last - span.first, tile, by, np.empty(len(tile.bias), np.float32))
 
 
-def _make_tile(model: LinearWeights, run: Run) -> Tile:
-    unit = model.unit_of(run.first)
-    mine = slice(run.first - unit.first, run.last - unit.first)
+def _make_tile(model: LinearWeights, span: TileRange) -> Tile:
+    unit = model.unit_of(span.first)
+    mine = slice(span.first - unit.first, span.last - unit.first)
     weights = model.unit_weights(unit)
-    if (nnz := int(np.ptp(weights.ends(mine.start, mine.stop)))) != run.weights:
+    if (nnz := int(np.ptp(weights.ends(mine.start, mine.stop)))) != span.weights:
         raise StoreError(
-            f"{weights.path}: classes {run.first} to {run.last} have {nnz} weights, and {run.weights} by the model's tiles: "
+            f"{weights.path}: classes {span.first} to {span.last} have {nnz} weights, and {span.weights} by the model's tiles: "
             "it is damaged; train it again"
         )
     block = weights.block(mine.start, mine.stop)

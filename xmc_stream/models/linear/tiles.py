@@ -1,4 +1,4 @@
-"""Tiles of weights: the runs of classes that may be one, their exact sizes, how they are laid out."""
+"""Tiles of weights: the ranges of classes that may be one, their exact sizes, how they are laid out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_tile(
 
 
 @dataclass(frozen=True)
-class Run:
+class TileRange:
     """Classes [first, last) of one unit that a tile may hold, the bytes of their tile and their weights."""
 
     first: int
@@ -127,9 +127,9 @@ class TileSizes:
         self._first, self._last, self.next = first, last, first
         self.in_tiles = np.ones(last - first, np.bool_)
         self._n_features = n_features
-        self._counts = [_FeatureCounts(n_features) for _ in range(4)]  # in the present run of each size
+        self._counts = [_FeatureCounts(n_features) for _ in range(4)]  # in the present range of each size
         self._classes = [0, 0, 0, 0]
-        self.runs: list[Run] = []  # those that hold any class, the smaller ones first
+        self.ranges: list[TileRange] = []  # those that hold any class, the smaller ones first
 
     def add(self, lengths: NDArray[np.int64], features: NDArray[Any]) -> None:
         """The next classes, all in tiles or none, but for such without weights: how many each has, and their features."""
@@ -143,40 +143,40 @@ class TileSizes:
                 self._counts[0].add(features[ends[done] : ends[done + n]])
                 self._classes[0] += int(mine.sum())
             done, self.next = done + n, self.next + n
-            self._close_runs()
+            self._close_ranges()
 
-    def _close_runs(self) -> None:
+    def _close_ranges(self) -> None:
         for level in range(4):
             size = self._step << level
             behind = self.next - self._first
             if behind % size and self.next != self._last:
                 return
-            run, classes = self._counts[level], self._classes[level]
+            counted, classes = self._counts[level], self._classes[level]
             if classes:
-                features, counts = run.counted()
+                features, counts = counted.counted()
                 weights = int(counts.sum(dtype=np.int64))
                 first = self._first + (behind - 1) // size * size
-                self.runs.append(Run(first, self.next, tile_bytes(counts, classes, self._n_features), weights))
+                self.ranges.append(TileRange(first, self.next, tile_bytes(counts, classes, self._n_features), weights))
                 if level == 3 and self._occurrences is not None:
                     self.work += int(counts @ self._occurrences[features])
             if level < 3:
-                self._counts[level + 1].merge(run)
+                self._counts[level + 1].merge(counted)
                 self._classes[level + 1] += classes
             self._counts[level] = _FeatureCounts(self._n_features)
             self._classes[level] = 0
 
 
-def widest(runs: Iterable[Run], fits: Callable[[Run], bool]) -> list[Run]:
-    """Runs that hold every class once, in order, each as wide as fits; the narrowest where nothing fits."""
-    chosen: list[Run] = []
-    ordered = sorted(set(runs), key=lambda run: (run.first - run.last, run.first))  # the widest first
-    for run in ordered:
-        if not any(_within(run, other) for other in chosen):
-            narrowest = not any(other != run and _within(other, run) for other in ordered)
-            if narrowest or fits(run):
-                chosen.append(run)
-    return sorted(chosen, key=lambda run: run.first)
+def widest(ranges: Iterable[TileRange], fits: Callable[[TileRange], bool]) -> list[TileRange]:
+    """Ranges that hold every class once, in order, each as wide as fits; the narrowest where nothing fits."""
+    chosen: list[TileRange] = []
+    ordered = sorted(set(ranges), key=lambda span: (span.first - span.last, span.first))  # the widest first
+    for span in ordered:
+        if not any(_within(span, other) for other in chosen):
+            narrowest = not any(other != span and _within(other, span) for other in ordered)
+            if narrowest or fits(span):
+                chosen.append(span)
+    return sorted(chosen, key=lambda span: span.first)
 
 
-def _within(run: Run, other: Run) -> bool:
-    return other.first <= run.first and run.last <= other.last
+def _within(span: TileRange, other: TileRange) -> bool:
+    return other.first <= span.first and span.last <= other.last

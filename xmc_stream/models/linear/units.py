@@ -6,7 +6,7 @@ This is a matter of the data alone, so that every session of a run, under whatev
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xmc_stream.jobs.job import Ledger, Receipt
@@ -22,7 +22,7 @@ _NOTE = "units"  # in a ledger, where a unit is wide
 
 def cut_units(dataset: Dataset) -> list[Unit]:
     """All classes in units: neighbours go together while few of their classes have positives, and few each."""
-    learned, positives = dataset.positives_of_runs(UNIT)
+    learned, positives = dataset.positives_of_ranges(UNIT)
     starts: list[int] = []
     room = n_learned = n_positives = 0  # of the last unit
     for number, (mine, sum_of_mine) in enumerate(zip(learned.tolist(), positives.tolist(), strict=True)):
@@ -34,19 +34,22 @@ def cut_units(dataset: Dataset) -> list[Unit]:
 
 
 def tiles_of(receipts: Iterable[Receipt]) -> list[list[Any]]:
-    """For a model's attributes: the runs of tiles that its units' receipts name, those of each UNIT classes by themselves."""
-    runs = (run for receipt in receipts for run in receipt["runs"])
-    return [list(some) for _, some in itertools.groupby(runs, lambda run: run[0] // UNIT)]
+    """For a model's attributes: the ranges of tiles that its units' receipts name, those of each UNIT classes by themselves."""
+    ranges = (span for receipt in receipts for span in receipt["tile_ranges"])
+    return [list(some) for _, some in itertools.groupby(ranges, lambda span: span[0] // UNIT)]
 
 
-def units_of_run(dataset: Dataset, ledger: Ledger) -> list[Unit]:
-    """The units of a run: those it has begun with, which are noted in its ledger where one is wide."""
+def units_of_run(dataset: Dataset, ledger: Ledger, kinds: Sequence[str]) -> list[Unit]:
+    """The units of a run: those it has begun with, which are noted in its ledger where one is wide.
+
+    kinds: the beginnings of the keys of its jobs that have a unit, as "solve/0". A run that has done one of them without
+    a note goes on in plain units.
+    """
     note = ledger.get(_NOTE)
     if note is not None:
         return units_from(note["units"], dataset.n_labels)
     units, plain = cut_units(dataset), plain_units(dataset.n_labels)
-    kinds = ("start", "solve/0", "finalise")
     if units == plain or any(ledger.get(f"{kind}/{unit.name}") for unit in plain for kind in kinds):
-        return plain  # of a run that has begun without a note
+        return plain
     ledger.add(_NOTE, starts_of(units))
     return units

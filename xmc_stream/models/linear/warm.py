@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
-from xmc_stream.models.linear.evaluate import FigureRun
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
+from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.units import tiles_of
@@ -20,23 +20,16 @@ from xmc_stream.store.predictions import begin_predictions
 
 
 @dataclass(frozen=True)
-class LinearWarmUp:
+class LinearWarmUp(WarmUp):
     """Predict a few rows, or evaluate a model on them, which predicts them too."""
 
     evaluate: bool
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
-        load_once(self, f"linear prediction {self.evaluate}")
-        return {}
+    def loads(self) -> str:
+        return f"linear prediction {self.evaluate}"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")
@@ -47,12 +40,12 @@ class LinearWarmUp:
                 features = np.tile(np.arange(dataset.n_features, dtype=np.int32), dataset.n_labels)
                 writer.weights.append(counts, features, np.ones(len(features), np.float32))
                 sizes.add(counts, features)
-            runs = [(run.first, run.last, run.tile, run.weights) for run in sizes.runs]
-            made = {"nnz": len(features), "tiles": tiles_of([{"runs": runs}])}
+            ranges = [astuple(span) for span in sizes.ranges]
+            made = {"nnz": len(features), "tiles": tiles_of([{"tile_ranges": ranges}])}
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model, plan = LinearWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             out = begin_predictions(path / "predictions", dataset.n_samples, dataset.n_labels, 2)
             if self.evaluate:
-                run_here(FigureRun(model, dataset, 2, out, plan, folder=path).loop(), Notes())
+                run_here(EvaluateRun(model, dataset, 2, out, plan, folder=path).loop(), Notes())
             else:
                 run_here(PredictRun(model, dataset, 2, out, plan).loop(), Notes())

@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 
     @property
     def numbers(self) -> range:
-        """Which runs of UNIT classes it has."""
+        """Which ranges of UNIT classes it has."""
         return range(self.first // UNIT, -(-self.last // UNIT))
 
     @property
@@ -74,11 +74,11 @@ def finalise_key(name: str) -> str:
 
 @dataclass
 class UnitWriter:
-    """weights: D x classes (csc), by class; bias (classes,); figures: named float64 arrays (classes,), for reports."""
+    """weights: D x classes (csc), by class; bias (classes,); statistics: named float64 arrays (classes,), for reports."""
 
     weights: MatrixWriter
     bias: NDArray[np.float32]
-    figures: dict[str, NDArray[np.float64]]
+    statistics: dict[str, NDArray[np.float64]]
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
-        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.figures}
+        arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.statistics}
         for name, values in arrays.items():
             array = ArrayWriter(group, name, values.dtype)
             array.append(values)
@@ -130,24 +130,24 @@ class LinearWeights(StoredModel):
 
     @property
     def tiles(self) -> list[list[tuple[int, int, int, int]]]:
-        """Of each UNIT classes, runs of classes: first, last, bytes of their tile, weights.
+        """Of each UNIT classes, ranges of classes: first, last, bytes of their tile, weights.
 
         Together they hold every class. Raises StoreError where they do not.
         """
-        runs: list[list[tuple[int, int, int, int]]] = []
+        spans: list[list[tuple[int, int, int, int]]] = []
         with understood(self.path / "zarr.json"):
             plain = plain_units(self.n_labels)
             for unit, (of_unit, (low, end)) in enumerate(zip(self.attributes["tiles"], plain, strict=True)):
-                runs.append([(first, last, size, weights) for first, last, size, weights in of_unit])
+                spans.append([(first, last, size, weights) for first, last, size, weights in of_unit])
                 done = low
-                for first, last, size, weights in sorted(runs[-1]):
+                for first, last, size, weights in sorted(spans[-1]):
                     whole = all(type(number) is int for number in (first, last, size, weights))
                     if not (whole and low <= first < last <= end and first <= done and size >= 0 <= weights):
                         raise ValueError(f"tiles of unit {unit}: {(first, last, size, weights)}")
                     done = max(done, last)
                 if done != end:
                     raise ValueError(f"tiles of unit {unit} end with class {done}")
-        return runs
+        return spans
 
     def parts(self, first: int, last: int) -> Iterator[tuple[Unit, int, int]]:
         """The units that have classes [first, last), and which of theirs these are, counted from their first."""

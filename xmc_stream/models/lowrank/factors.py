@@ -1,7 +1,7 @@
 """Dense matrices of many lines and few columns: the factors of a model, checksummed; and scratch that jobs share.
 
 A factor is a 1-D array of its lines, one after another, chunked as all arrays are. Panels are plain files that several jobs
-write at once, each a run of columns or of lines.
+write at once, each a range of columns or of lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xmc_stream.store.nodes import understood, whole_of
 
 FACTORS = "factors"  # where a model has W (D x r) and H (K x r)
 CHUNK_BYTES = 4 * 2**20  # of a factor
-LINES = 4096  # read at a time where a run of columns is taken
+LINES = 4096  # read at a time where a range of columns is taken
 _ITEM = 4
 
 Cut = tuple[int, int]  # columns [first, last)
@@ -80,7 +80,7 @@ def new_factors(path: Path, names: Mapping[str, int]) -> Iterator[dict[str, Arra
 
 @dataclass(frozen=True)
 class Panels:
-    """Lines x columns, float32, in plain files of one run of columns each. cuts: these runs, in order."""
+    """Lines x columns, float32, in plain files of one range of columns each. cuts: these ranges, in order."""
 
     folder: str
     n: int
@@ -95,7 +95,7 @@ class Panels:
         return Path(self.folder) / f"{cut[0]}-{cut[1]}"
 
     def write(self, cut: Cut, first: int, lines: NDArray[np.float32]) -> None:
-        """Lines from `first` on, of one of the runs of columns."""
+        """Lines from `first` on, of one of the ranges of columns."""
         stop_if_unwanted()
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         fd = os.open(self._file(cut), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
@@ -111,12 +111,12 @@ class Panels:
             os.close(fd)
 
     def move(self, cut: Cut, to: Panels) -> None:
-        """Give one of the runs of columns to other panels."""
+        """Give one of the ranges of columns to other panels."""
         Path(to.folder).mkdir(parents=True, exist_ok=True)
         self._file(cut).replace(to._file(cut))
 
     def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Lines of one run of columns, from `first` on, into an array of its own."""
+        """Lines of one range of columns, from `first` on, into an array of its own."""
         stop_if_unwanted()
         fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -137,12 +137,12 @@ class Panels:
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
         """Columns [first, last) of all lines, see `_take`."""
-        # a run of columns that is in one file is that file's
+        # a range of columns that is in one file is that file's
         return _take(Panels(self.folder, self.n, (cut,)) if cut in self.cuts else self, cut)
 
 
 @dataclass(frozen=True)
-class Beside:
+class SideBySide:
     """Factors of as many lines each, their columns beside each other."""
 
     parts: tuple[Factor, ...]
@@ -166,7 +166,7 @@ class Beside:
         return _take(self, cut)
 
 
-Dense = Factor | Panels | Beside
+Dense = Factor | Panels | SideBySide
 
 
 def _take(source: Dense, cut: Cut) -> NDArray[np.float32]:

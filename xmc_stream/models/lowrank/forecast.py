@@ -39,7 +39,7 @@ class ScoreForecaster(Forecaster):
         """Whether one column of W and a chunk of results fit."""
         self._sizes(plan)
 
-    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds."""
         model, n, sizes = self.model, self.dataset.n_samples, self._sizes(plan)
         width = max(last - first for first, last in sizes.cuts)

@@ -1,4 +1,4 @@
-"""Prediction by a low-rank model: A = X W by runs of columns, onto disk, then the best k of A H^T by row blocks and tiles.
+"""Prediction by a low-rank model: A = X W by ranges of columns, onto disk, then the best k of A H^T by row blocks and tiles.
 
 Tiles of A H^T have fixed sizes, so that a score comes out the same wherever it is computed.
 """
@@ -20,7 +20,7 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_top_k
-from xmc_stream.models.counts import COUNT_BYTES, figures_of, fold_figures, write_counts
+from xmc_stream.models.counts import COUNT_BYTES, fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.models.ranking import (
@@ -39,7 +39,7 @@ from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """cuts: runs of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
+    """cuts: ranges of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
 
     cuts: tuple[Cut, ...]
     rows_per_job: int
@@ -51,9 +51,9 @@ class ScorePlan:
 
 
 def score_needs(
-    plan: MemoryPlan, model: LowRankFactors, k: int, width: int, rows: int, held: int = 0
+    plan: MemoryPlan, model: LowRankFactors, k: int, width: int, rows: int, counts: int = 0
 ) -> dict[str, int]:
-    """Bytes by component: of the phase that needs more, so many columns or rows in a job. held: by each thread for itself."""
+    """Bytes by component: of the phase that needs more, so many columns or rows in a job. counts: by each thread for itself."""
     t, r, width = plan.threads, model.rank, lanes(width)
     columns = {
         "columns of W": t * 4 * (model.n_features + 1) * width,
@@ -62,18 +62,18 @@ def score_needs(
     scores = {
         "results": t * rows * k * RESULT_BYTES,
         "scores": t * (8 * BLOCK * BLOCK + 12 * BLOCK * r + 4 * MIB),
-        "counts": t * held,
+        "counts": t * counts,
     }
     return max(columns, scores, key=lambda needs: sum(needs.values()))
 
 
-def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int, held: int = 0) -> ScorePlan:
+def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int, counts: int = 0) -> ScorePlan:
     """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError."""
-    plan.refuse_unless(score_needs(plan, model, k, 1, CHUNK_ROWS, held), f"predicting on {plan.threads} threads")
+    plan.refuse_unless(score_needs(plan, model, k, 1, CHUNK_ROWS, counts), f"predicting on {plan.threads} threads")
     at_once = plan.threads * plan.processes
 
     def fits(width: int, rows: int) -> bool:
-        return sum(score_needs(plan, model, k, width, rows, held).values()) <= plan.budget
+        return sum(score_needs(plan, model, k, width, rows, counts).values()) <= plan.budget
 
     width = -(-model.rank // min(at_once, model.rank))
     while not fits(width, CHUNK_ROWS):
@@ -130,8 +130,8 @@ class ScoreJob:
 
 
 @dataclass(frozen=True)
-class ScoreFiguresJob(ScoreJob):
-    """As a ScoreJob, and counts for figures of merit as a FigureJob."""
+class EvaluateScoresJob(ScoreJob):
+    """As a ScoreJob, and counts for metrics as a EvaluateJob."""
 
     threshold: float = 0.0
     counts: str = ""
@@ -139,7 +139,7 @@ class ScoreFiguresJob(ScoreJob):
     @property
     def key(self) -> str:
         """The rows."""
-        return f"figures/{self.start}-{self.stop}"
+        return f"metrics/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -161,7 +161,7 @@ class ScoreFiguresJob(ScoreJob):
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
-        return fold_figures(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
+        return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
 
 
 @dataclass
@@ -184,10 +184,10 @@ class ScoreRun:
             check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
-        """Two phases; returns bytes and row blocks, or the figures."""
+        """Two phases; returns bytes and row blocks, or the metrics."""
         n, model = self.dataset.n_samples, self.model
-        held = COUNT_BYTES * model.n_labels if self.folder else 0
-        sizes = plan_scores(self.plan, model, n, self.k, held)
+        counts = COUNT_BYTES * model.n_labels if self.folder else 0
+        sizes = plan_scores(self.plan, model, n, self.k, counts)
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:
@@ -199,14 +199,14 @@ class ScoreRun:
             for start, stop in sizes.ranges(n):
                 common = (*about, start, stop, self.k, str(self.out), scores, self.filtered)
                 if self.folder:
-                    counts = str(self.folder / f"counts-{start}")
-                    jobs.append(ScoreFiguresJob(*common, self.threshold, counts, raw=self.raw))
+                    out = str(self.folder / f"counts-{start}")
+                    jobs.append(EvaluateScoresJob(*common, self.threshold, out, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
             receipts = yield Phase("evaluate" if self.folder else "predict", jobs)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if self.folder:
-            return figures_of(receipts, [Path(f"{self.folder}/counts-{job.start}") for job in jobs], n, model.n_labels)
+            return metrics_of(receipts, [Path(f"{self.folder}/counts-{job.start}") for job in jobs], n, model.n_labels)
         n_bytes = sum(receipt["bytes_read"] for receipt in [*projected, *receipts])
         return {"bytes_read": n_bytes, "row_blocks": sum(receipt["row_blocks"] for receipt in receipts)}

@@ -1,8 +1,8 @@
-"""Jobs of low-rank models over all pairs: products of X and Y with a run of a factor's columns, and systems of its rank.
+"""Jobs of low-rank models over all pairs: products of X and Y with a range of a factor's columns, and systems of its rank.
 
-A job has a run of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
+A job has a range of columns and all rows, so that every sum is taken row after row by one thread: it comes out the same for
 any number of threads or processes and any limit, there are no partial sums to be added, and a factor is in memory once, not
-once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each run of them.
+once for each thread. The columns of a job are as many as the limit lets them be; X is read once for each range of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
-from xmc_stream.kernels.figures import sort_rows
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
+from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import auc_units
 from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
 from xmc_stream.store.dataset import Dataset
@@ -56,10 +56,10 @@ class Learned:
     bias: bool
 
     @classmethod
-    def of(cls, dataset: Dataset, held: float, seed: int, bias: bool) -> Learned:
-        """held: the share asked for; fewer rows are held out where scoring all labels of these would take long."""
+    def of(cls, dataset: Dataset, held_out: float, seed: int, bias: bool) -> Learned:
+        """held_out: the share asked for; fewer rows are held out where scoring all labels of these would take long."""
         most = min(HELD_OUT, max(_LEAST_HELD, _HELD_SCORES // max(dataset.n_labels, 1)))
-        return cls(str(dataset.path), seed, min(held, most / max(dataset.n_samples, 1)), bias)
+        return cls(str(dataset.path), seed, min(held_out, most / max(dataset.n_samples, 1)), bias)
 
     def dataset(self) -> Dataset:
         """The dataset, opened by this job."""
@@ -112,7 +112,7 @@ def x_bytes(dataset: Dataset) -> int:
 
 @dataclass(frozen=True)
 class ProjectJob:
-    """A = X W, of a run of columns, for all rows; sums: also Y^T A over the rows that are learned from."""
+    """A = X W, of a range of columns, for all rows; sums: also Y^T A over the rows that are learned from."""
 
     learned: Learned
     name: str
@@ -135,13 +135,13 @@ class ProjectJob:
         for x, *ys in blocks(X, *([Y] if self.sums else [])):
             scores = self.learned.times(x, w)
             self.out.write(self.cut, x.start, scores[:, :width])
-            held = self.learned.kept_out(x.start, x.n)
-            if held is not None:
-                scores[held] = 0
+            held_out = self.learned.kept_out(x.start, x.n)
+            if held_out is not None:
+                scores[held_out] = 0
             for y in ys:
                 add_transposed(*csr(y), scores, total)
                 lengths = np.diff(y.indptr)
-                positives += int(lengths.sum() if held is None else lengths[~held].sum())
+                positives += int(lengths.sum() if held_out is None else lengths[~held_out].sum())
         if self.sums is not None:
             for first in range(0, len(total), BLOCK):
                 self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
@@ -149,15 +149,15 @@ class ProjectJob:
         return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
 
-def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
+def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:
     """Of the rows held out: how many, hits among the first 1, ..., PLACES predictions, and if asked the AUC (`auc_units`)."""
     Y, hits, n, auc = learned.dataset().Y_rows(), np.zeros(PLACES, np.int64), 0, 0
     for first in range(0, scores.n, BLOCK):
         last = min(first + BLOCK, scores.n)
-        held = learned.kept_out(first, last - first)
-        if held is None or not held.any():
+        held_out = learned.kept_out(first, last - first)
+        if held_out is None or not held_out.any():
             continue
-        lines, y = scores.read(first, last)[held], Y.gather(first + np.flatnonzero(held))
+        lines, y = scores.read(first, last)[held_out], Y.gather(first + np.flatnonzero(held_out))
         best, at = np.full((len(lines), PLACES), -1, np.int64), np.full((len(lines), PLACES), -np.inf, np.float32)
         for low, tile in tiles(lines, labels):
             fold_top_k(tile, low, _NOTHING, best, at)
@@ -166,8 +166,8 @@ def held_figures(learned: Learned, scores: Panels, labels: Dense, criterion: str
         n += len(lines)
         if criterion == "auc":
             auc += _auc(lines, labels, y)
-    figures = {"hits": hits.tolist(), "held": n, "bytes_read": Y.bytes_read}
-    return {**figures, **({"auc": auc} if criterion == "auc" else {})}
+    metrics = {"hits": hits.tolist(), "n_held_out": n, "bytes_read": Y.bytes_read}
+    return {**metrics, **({"auc": auc} if criterion == "auc" else {})}
 
 
 _NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that are barred

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors, new_factors
 from xmc_stream.models.lowrank.predict import ScoreRun
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
@@ -19,21 +19,14 @@ _RANK = 2
 
 
 @dataclass(frozen=True)
-class ScoreWarmUp:
+class ScoreWarmUp(WarmUp):
     """Predict a few rows, and evaluate a model on them."""
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
-        load_once(self, "low-rank prediction")
-        return {}
+    def loads(self) -> str:
+        return "low-rank prediction"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")

@@ -48,7 +48,7 @@ class RowsForecaster(Forecaster):
         """Whether every tile is read once."""
         return self._sizes(plan).keeps_tiles
 
-    def figures(self, plan: MemoryPlan) -> dict[str, Any]:
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds and scores, which the counts of the selected features tell exactly."""
         model, dataset, sizes = self.model, self.dataset, self._sizes(plan)
         matrices = (dataset.X_rows(), dataset.Y_rows()) if self.evaluate else (dataset.X_rows(),)

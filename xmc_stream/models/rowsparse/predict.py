@@ -21,7 +21,7 @@ from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.kernels.rowsparse import add_products, keep_selected
 from xmc_stream.models.cache import drop_tiles, shared_cache
-from xmc_stream.models.counts import COUNT_BYTES, figures_of, fold_figures, write_counts
+from xmc_stream.models.counts import COUNT_BYTES, fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import (
     RESULT_BYTES,
     calibration_of,
@@ -142,7 +142,7 @@ class Scorer:
         return CSR(ends, x.indices[: ends[-1]], x.values[: ends[-1]])
 
     def tiles(self, rows: CSR) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Final scores by runs of classes: the first class, scores (rows x classes), gone when the next ones come."""
+        """Final scores by ranges of classes: the first class, scores (rows x classes), gone when the next ones come."""
         n, rows_of_w = len(rows.indptr) - 1, len(self._features)
         for low, high in self._blocks:
             scores = self._room[: n * (high - low)].reshape(n, high - low)
@@ -201,8 +201,8 @@ class RowsJob:
 
 
 @dataclass(frozen=True)
-class RowsFiguresJob(RowsJob):
-    """As a RowsJob, and counts for figures of merit, see `counts.read_counts`. A pair of `filtered` is not true."""
+class EvaluateRowsJob(RowsJob):
+    """As a RowsJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
 
     threshold: float = 0.0
     counts: str = ""
@@ -210,7 +210,7 @@ class RowsFiguresJob(RowsJob):
     @property
     def key(self) -> str:
         """The rows."""
-        return f"figures/{self.start}-{self.stop}"
+        return f"metrics/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -223,7 +223,7 @@ class RowsFiguresJob(RowsJob):
         for x, y, *filters in stream(matrices, most, self.start, self.stop, self.sizes.rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             tiles = partial(scorer.tiles, scorer.kept(x))
-            auc += fold_figures(tiles, y, filter_pairs(filters), self.threshold, labels[mine], best[mine], counts)
+            auc += fold_metrics(tiles, y, filter_pairs(filters), self.threshold, labels[mine], best[mine], counts)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, best)
         write_counts(Path(self.counts), counts)
@@ -250,7 +250,7 @@ class RowsRun:
             check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
-        """One phase; returns bytes and row blocks, or the figures."""
+        """One phase; returns bytes and row blocks, or the metrics."""
         drop_tiles()
         n, n_labels, folder = self.dataset.n_samples, self.model.n_labels, self.folder
         held = COUNT_BYTES * n_labels if folder else 0
@@ -260,11 +260,11 @@ class RowsRun:
         for start, stop in sizes.ranges(n):
             common = (*about, start, stop, self.k, str(self.out), sizes, self.filtered)
             if folder:
-                jobs.append(RowsFiguresJob(*common, self.threshold, str(folder / f"counts-{start}"), raw=self.raw))
+                jobs.append(EvaluateRowsJob(*common, self.threshold, str(folder / f"counts-{start}"), raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
         receipts = yield Phase("evaluate" if folder else "predict", jobs)
         drop_tiles()
         if folder:
-            return figures_of(receipts, [folder / f"counts-{job.start}" for job in jobs], n, n_labels)
+            return metrics_of(receipts, [folder / f"counts-{job.start}" for job in jobs], n, n_labels)
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.warm import a_few_rows, load_once
+from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.models.rowsparse.predict import RowsRun
 from xmc_stream.models.rowsparse.rows import ROWS, RowSparseWeights, new_rows
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
@@ -17,21 +17,14 @@ from xmc_stream.store.predictions import begin_predictions
 
 
 @dataclass(frozen=True)
-class RowsWarmUp:
+class RowsWarmUp(WarmUp):
     """Predict a few rows, and evaluate a model on them."""
 
     @property
-    def key(self) -> str:
-        """Never in a ledger."""
-        return "warm"
-
-    def run(self) -> Receipt:
-        """Compile, if that was never done, and load, once in a process."""
-        load_once(self, "row-sparse prediction")
-        return {}
+    def loads(self) -> str:
+        return "row-sparse prediction"
 
     def load(self) -> None:
-        """Do it in a temporary folder."""
         with a_few_rows() as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import calibration as calibration_twin
-from reference import figures as twin
+from reference import label_metrics as twin
 from reference import scores as score_twin
 from sklearn.metrics import f1_score, hamming_loss, roc_auc_score
 
@@ -28,10 +28,10 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.figures import TrueScores, count_above, score_positives, sort_rows
+from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.kernels.scores import Tile, TileClasses
-from xmc_stream.metrics import LabelFigures, auc_units, average_auc
+from xmc_stream.metrics import LabelMetrics, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
@@ -118,7 +118,7 @@ def test_auc_of_a_hundred_million_labels_does_not_overflow() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30), st.data())
 def test_label_figures_are_the_same_bits_for_any_blocks(counts: Any, data: st.DataObject) -> None:
     hits, predicted, true = np.array([(h, h + p, h + t) for h, p, t in counts], np.int64).T
-    whole, parts = LabelFigures(), LabelFigures()
+    whole, parts = LabelMetrics(), LabelMetrics()
     whole.update(hits, predicted, true)
     for a, b in data.draw(st.permutations(list(itertools.pairwise(cut(data.draw, len(hits)))))):
         parts.update(hits[a:b], predicted[a:b], true[a:b])
@@ -225,7 +225,7 @@ def many_labels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             writer.weights.append(np.ones(last - first, np.int64), features, np.full(last - first, 2, np.float32))
         sizes = TileSizes(first, last, D)
         sizes.add(np.ones(last - first, np.int64), features.astype(np.int32))
-        tiles.append([[run.first, run.last, run.tile, run.weights] for run in sizes.runs])
+        tiles.append([[span.first, span.last, span.tile, span.weights] for span in sizes.ranges])
     finish_model(work, folder / "m", {"n_features": D, "n_labels": K, "nnz": K, "tiles": tiles, "solver": "none"})
     rng = np.random.default_rng(0)
     with new_dataset(folder / "d.xmc", D, K, {}) as data:

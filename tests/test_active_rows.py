@@ -1,4 +1,4 @@
-"""Pairs on disk against plain arrays: what is taken, given back, woken and collected."""
+"""Active rows on disk against plain arrays: what is taken, given back, woken and collected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from xmc_stream.kernels.active import start_sets
 from xmc_stream.kernels.blocks import ActiveSets
-from xmc_stream.methods.ppdsparse import spill as slabs
-from xmc_stream.methods.ppdsparse.active_rows import DiskPairs, disk_pairs
-from xmc_stream.methods.ppdsparse.spill import SlabPairs
+from xmc_stream.methods.ppdsparse import spill as spilled
+from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.store.dataset import Dataset, new_dataset
 
 
@@ -30,27 +30,29 @@ def active_sets(rng: np.random.Generator, n: int, k: int) -> list[ActiveSets]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 5), st.sampled_from([1, 7, 1000]), st.booleans())
-def test_slabs_hold_what_arrays_hold(seed: int, run_bits: int, k: int, at_a_time: int, rough: bool) -> None:
+def test_spilled_rows_are_what_arrays_hold(
+    seed: int, strip_bits: int, k: int, at_a_time: int, approximate: bool
+) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 200))
     sets = active_sets(rng, n, k)
-    n_runs = -(-n >> run_bits)
+    n_strips = -(-n >> strip_bits)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slabs, "SORTED", at_a_time)
-        patch.setattr(slabs, "SLICES", int(rng.integers(1, 9)))
-        pairs = SlabPairs(Path(folder) / "pairs", k, n, run_bits)
+        patch.setattr(spilled, "SORTED", at_a_time)
+        patch.setattr(spilled, "SLICES", int(rng.integers(1, 9)))
+        active = SpilledRows(Path(folder) / "active", k, n, strip_bits)
         for c, each in enumerate(sets):
-            pairs.put(c, each, rough)
-        pairs.arrange()
+            active.put(c, each, approximate)
+        active.arrange()
         asleep = [np.zeros(len(each.rows), np.bool_) for each in sets]
         fresh = [(each.alpha == 0.0) & (each.sign < 0) for each in sets]
         for _ in range(4):
-            runs = np.flatnonzero(rng.random(n_runs) < 0.5)
-            ranges = [(int(r) << run_bits, min((int(r) + 1) << run_bits, n)) for r in runs]
-            given = pairs.take(ranges)
-            taken = given.pairs
+            strips = np.flatnonzero(rng.random(n_strips) < 0.5)
+            ranges = [(int(r) << strip_bits, min((int(r) + 1) << strip_bits, n)) for r in strips]
+            given = active.take(ranges)
+            taken = given.active
             for c, each in enumerate(sets):
-                mine = np.isin(each.rows >> run_bits, runs)
+                mine = np.isin(each.rows >> strip_bits, strips)
                 at = slice(int(taken.ptr[c]), int(taken.ptr[c + 1]))
                 np.testing.assert_array_equal(taken.rows[at], each.rows[mine])
                 np.testing.assert_array_equal(taken.sign[at], each.sign[mine])
@@ -58,29 +60,29 @@ def test_slabs_hold_what_arrays_hold(seed: int, run_bits: int, k: int, at_a_time
                 np.testing.assert_array_equal(taken.asleep[at], asleep[c][mine])
                 each.alpha[mine] = taken.alpha[at] = rng.random(int(mine.sum()))
                 asleep[c][mine] = taken.asleep[at] = rng.random(int(mine.sum())) < 0.4
-            pairs.give_back(given)
-            assert pairs.sleeping().tolist() == [bool(each.any()) for each in asleep]
+            active.give_back(given)
+            assert active.sleeping().tolist() == [bool(each.any()) for each in asleep]
             if rng.random() < 0.4:
                 woken = rng.random(k) < 0.5
-                pairs.wake(woken)
+                active.wake(woken)
                 for c in np.flatnonzero(woken):
                     asleep[c][:] = False
-        pairs.collect()
+        active.collect()
         new = sum(int(f.sum()) for f in fresh)
         used = sum(int((each.alpha[f] > 0).sum()) for each, f in zip(sets, fresh, strict=True))
-        assert pairs.fresh() == ((new, used) if rough else (0, 0))
+        assert active.fresh() == ((new, used) if approximate else (0, 0))
         for c, each in enumerate(sets):
-            parts = list(pairs.parts(c))
+            parts = list(active.parts(c))
             for number, expected in enumerate((each.rows, each.sign, each.alpha)):
                 got = np.concatenate([part[number] for part in parts] or [np.empty(0)])
                 np.testing.assert_array_equal(got, expected)
-        pairs.close()
+        active.close()
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """3,000 rows; class 1 has the rows that divide by three."""
-    path, n = tmp_path_factory.mktemp("pairs") / "data.xmc", 3000
+    path, n = tmp_path_factory.mktemp("active") / "data.xmc", 3000
     with new_dataset(path, 4, 3, {}) as writer:
         positive = np.arange(n) % 3 == 0
         y = np.concatenate([[0], np.cumsum(positive)])
@@ -90,8 +92,8 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return Dataset(path)
 
 
-def all_of(pairs: DiskPairs) -> list[np.ndarray]:
-    return [np.concatenate(values) for values in zip(*pairs.parts(0), strict=True)]
+def all_of(active: DiskRows) -> list[np.ndarray]:
+    return [np.concatenate(values) for values in zip(*active.parts(0), strict=True)]
 
 
 def test_a_class_on_disk_starts_with_the_rows_that_memory_draws(labelled: Dataset, tmp_path: Path) -> None:
@@ -100,9 +102,9 @@ def test_a_class_on_disk_starts_with_the_rows_that_memory_draws(labelled: Datase
     ptr, rows = np.zeros(2, np.int64), np.empty(len(positives.indices) + size, np.int64)
     start_sets(positives.indptr, positives.indices, np.array([size]), 1, n, seed, ptr, rows)
     words, before = np.empty(-(-n // 64), np.uint64), np.empty(-(-n // 64), np.int32)
-    pairs = disk_pairs(tmp_path / "d", words, before, n, 1, seed, Y, len(rows), None, iter(()), False)
-    got = all_of(pairs)
-    pairs.close()
+    active = rows_on_disk(tmp_path / "d", words, before, n, 1, seed, Y, len(rows), None, iter(()), False)
+    got = all_of(active)
+    active.close()
     np.testing.assert_array_equal(got[0], rows)
     np.testing.assert_array_equal(got[1] > 0, rows % 3 == 0)
     assert not got[2].any()

@@ -1,4 +1,4 @@
-"""Figures of merit from a dense array of scores, label by label and pair by pair; what a filter leaves."""
+"""Metrics from a dense array of scores, label by label and pair by pair; what a filter leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What search jobs found, whole classes and legs, read as one block and as a stream, against plain lists."""
+"""What search jobs found, whole classes and intervals, read as one block and as a stream, against plain lists."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.methods.ppdsparse import candidates, state
-from xmc_stream.methods.ppdsparse.candidates import FoundFile, found_windows, read_found, select_threshold
-from xmc_stream.methods.ppdsparse.state import new_found
+from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
+from xmc_stream.methods.ppdsparse.state import new_candidates
 
 N = 400  # rows of the data
 SCORES = st.one_of(
@@ -23,26 +23,30 @@ SCORES = st.one_of(
 Rows = dict[int, Any]  # row -> score
 
 
-def write(path: Path, first_label: int, classes: list[Rows], flushed: list[int], start: int, leg: int) -> FoundFile:
-    """A search job's result for rows from `start`: flushed classes leg after leg, the others whole."""
-    with new_found(path, len(classes), N, np.array(flushed, np.int64)) as writer:
-        if writer.legs is not None:
-            for low in range(start, N, leg):
-                lines = [sorted(row for row in classes[c] if low <= row < low + leg) for c in flushed]
+def write(
+    path: Path, first_label: int, classes: list[Rows], flushed: list[int], start: int, interval: int
+) -> CandidateFile:
+    """A search job's result for rows from `start`: flushed classes interval after interval, the others whole."""
+    with new_candidates(path, len(classes), N, np.array(flushed, np.int64)) as writer:
+        if writer.intervals is not None:
+            for low in range(start, N, interval):
+                lines = [sorted(row for row in classes[c] if low <= row < low + interval) for c in flushed]
                 scores = [classes[c][row] for c, rows in zip(flushed, lines, strict=True) for row in rows]
                 rows = [row for rows in lines for row in rows]
-                writer.legs.append(np.array([*map(len, lines)]), np.array(rows, np.int64), np.array(scores, np.float32))
+                writer.intervals.append(
+                    np.array([*map(len, lines)]), np.array(rows, np.int64), np.array(scores, np.float32)
+                )
         lines = [[] if c in flushed else sorted(of_class) for c, of_class in enumerate(classes)]
         scores = [classes[c][row] for c, rows in enumerate(lines) for row in rows]
         rows = [row for rows in lines for row in rows]
         writer.rows.append(np.array([*map(len, lines)]), np.array(rows, np.int64), np.array(scores, np.float32))
         writer.counts[:] = [*map(len, classes)]
-    return FoundFile(first_label, first_label + len(classes), str(path))
+    return CandidateFile(first_label, first_label + len(classes), str(path))
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, list[Rows], list[int]]], int]:
-    """First label; of each job the ends of its rows, what it found of each class, who is flushed; rows of a leg."""
+    """First label; of each job the ends of its rows, what it found of each class, who is flushed; rows of an interval."""
     n_classes = draw(st.integers(1, 5))
     bounds = [0, *sorted(draw(st.lists(st.integers(1, N - 1), max_size=2))), N]
     found = []
@@ -56,12 +60,12 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, list[Rows], list[in
 @given(jobs(), st.data())
 @settings(deadline=None, max_examples=15)
 def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, data: st.DataObject) -> None:
-    label, found, leg = problem
+    label, found, interval = problem
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "_WINDOW", data.draw(st.integers(1, 50)))
         patch.setattr(state, "_LINES", data.draw(st.integers(1, 20)))
         files = [
-            write(Path(folder) / str(low), label, classes, flushed, low, leg) if high > low else None
+            write(Path(folder) / str(low), label, classes, flushed, low, interval) if high > low else None
             for low, high, classes, flushed in found
         ]
         files = [file for file in files if file is not None]
@@ -70,13 +74,13 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             of_class.update(classes[c])
         first = label + data.draw(st.integers(-1, len(expected) - 1))
         last = data.draw(st.integers(first + 1, label + len(expected) + 1))
-        ptr, rows, scores = read_found(files, first, last, N, np.zeros(last - first, np.int64))
+        ptr, rows, scores = read_candidates(files, first, last, N, np.zeros(last - first, np.int64))
         for at, c in enumerate(range(first - label, last - label)):
             mine = slice(ptr[at], ptr[at + 1])
             of_class = expected[c] if 0 <= c < len(expected) else {}
             assert rows[mine].tolist() == sorted(of_class)
             assert scores[mine].tolist() == [of_class[row] for row in sorted(of_class)]
-            windows = list(found_windows(files, label + c, N))
+            windows = list(candidate_windows(files, label + c, N))
             assert [row for part, _ in windows for row in part.tolist()] == sorted(of_class)
             assert [score for _, part in windows for score in part.tolist()] == scores[mine].tolist()
             assert all(0 < len(part) <= state._WINDOW and part.dtype == np.int64 for part, _ in windows)
@@ -84,14 +88,14 @@ def test_all_that_was_found_comes_in_order_whole_and_in_windows(problem: Any, da
             best = check_threshold(files, label + c, of_class, room)
             with pytest.MonkeyPatch.context() as little:  # of which more is too much to be read as it is
                 little.setattr(candidates, "_WHOLE", 10)
-                of_one = read_found(files, label + c, label + c + 1, N, np.array([room]))
+                of_one = read_candidates(files, label + c, label + c + 1, N, np.array([room]))
             if len(of_class) > 10:
                 assert of_one[1].tolist() == best
                 assert of_one[2].tolist() == [of_class[row] for row in best]
             assert of_one[0].tolist() == [0, len(of_one[1])]
 
 
-def check_threshold(files: list[FoundFile], label: int, of_class: Rows, room: int) -> list[int]:
+def check_threshold(files: list[CandidateFile], label: int, of_class: Rows, room: int) -> list[int]:
     """Rows that pass, ascending."""
     threshold, last_tie = select_threshold(files, label, room, N)
     passing = [row for row, s in of_class.items() if s > threshold or (s == threshold and row <= last_tie)]
@@ -107,14 +111,14 @@ def test_the_best_of_very_many(tmp_path: Path) -> None:
     n = 300_000
     scores = np.where(rng.random(n) < 0.5, 1 + rng.random(n) * 1e-3, rng.normal(size=n)).astype(np.float32)
     scores[::7] = np.float32(1.0005)
-    with new_found(tmp_path / "f", 1, n, np.zeros(1, np.int64)) as writer:
-        assert writer.legs is not None
+    with new_candidates(tmp_path / "f", 1, n, np.zeros(1, np.int64)) as writer:
+        assert writer.intervals is not None
         for low in range(0, n, 70_000):
             part = np.arange(low, min(low + 70_000, n))
-            writer.legs.append(np.array([len(part)]), part, scores[part])
+            writer.intervals.append(np.array([len(part)]), part, scores[part])
         writer.rows.append(np.zeros(1, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
         writer.counts[0] = n
-    files = [FoundFile(5, 6, str(tmp_path / "f"))]
+    files = [CandidateFile(5, 6, str(tmp_path / "f"))]
     order = np.lexsort((np.arange(n), -scores))
     for room in (1, 1000, 60_000, 100_000, 200_000, n - 1, n):
         threshold, last_tie = select_threshold(files, 5, room, n)

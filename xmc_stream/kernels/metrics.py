@@ -1,4 +1,4 @@
-"""What figures of merit need of every score: those of the true labels, how many exceed them, how many are predicted."""
+"""What metrics need of every score: those of the true labels, how many exceed them, how many are predicted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,18 @@
+"""Tests as plain Python (NUMBA_DISABLE_JIT=1), hundreds of times slower: what they leave out, and smaller problems."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+from numba import config
+
+T = TypeVar("T")
+
+COMPILED = not config.DISABLE_JIT
+needs_compiler = pytest.mark.skipif(not COMPILED, reason="takes minutes, or calls C, where nothing is compiled")
+
+
+def unless_plain(compiled: T, plain: T) -> T:
+    """A size where kernels are compiled, and a smaller one where they are plain Python."""
+    return compiled if COMPILED else plain
