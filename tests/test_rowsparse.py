@@ -21,11 +21,13 @@ from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 import xmc_stream as xs
 from xmc_stream import Execution
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
+from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.models.rowsparse.predict import plan_rows
 from xmc_stream.models.rowsparse.rows import Rows, new_rows
 from xmc_stream.planning import plan_prediction
 from xmc_stream.store.encoding import folder_bytes
+from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 
 N, D, K, SELECTED = 2500, 300, 70, 41
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -335,6 +337,31 @@ def test_plans_keep_within_the_budget_and_say_what_is_least(model: xs.Model) -> 
             assert threads * held + sizes.cache_bytes <= budget
 
 
+def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
+    """5 MB of weights in 2 MB: each of several row blocks reads tiles of a part of W anew."""
+    n, d, k = 3000, 2000, 600
+    X, Y = rows_and_labels(n, d, k, 0.01)
+    data = xs.convert(X, tmp_path / "d.xmc", labels=Y, normalize="none", memory_limit=LIMIT)
+    model = written(tmp_path / "m", data, weights(d, k, d), step=500)
+    found = []
+    for budget in (8 * MIB, 256 * MIB):
+        plan, folder = MemoryPlan(2**40, budget, 1), tmp_path / str(budget)
+        folder.mkdir()
+        out = begin_predictions(folder / "p", n, k, 5)
+        figures = run_here(model.evaluating(data, 5, out, plan, "", 0.0, folder).loop(), Notes())
+        begin_predictions(folder / "q", n, k, 5)
+        done = run_here(model.predicting(data, 5, folder / "q.partial", plan).loop(), Notes())
+        finish_predictions(folder / "q.partial", folder / "q", {}, False)
+        sizes = plan_rows(plan, model, n, 5)  # type: ignore[arg-type]
+        found.append((figures, *Predictions(folder / "q").rows(0, n)))
+        assert sizes.keeps_tiles == (budget == 256 * MIB)
+        assert done["row_blocks"] > 2
+        assert sizes.height < d / 2 or sizes.keeps_tiles
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """640 MB of weights: 20,000 selected features of 30,000, 8,000 classes."""
@@ -406,5 +433,8 @@ def test_what_is_foreseen_of_prediction_and_evaluation_comes_true(
     foreseen = cli("plan", "evaluate", *wide, *options)
     assert foreseen["fits"]
     assert foreseen["tiles_made"] >= 1
+    *_, peak = child(*wide, limit, threads)  # both, one after the other
+    assert peak <= max(foreseen["peak_rss"], done["peak_rss"]) * 1.05
+    assert foreseen["peak_rss"] <= 1.4 * peak
     line = cli("predict", *wide, tmp_path / "q", "--memory-limit", "120MB", fails=True)
     assert "--memory-limit" in line

@@ -27,7 +27,7 @@ def fold_metrics(
 ) -> int:  # fmt: skip
     """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
 
-    tiles: makes the scores of all rows of the block by runs of classes (first class, rows x classes), ascending; it is
+    tiles: makes the scores of all rows of the block by ranges of classes (first class, rows x classes), ascending; it is
     called twice: for the scores of true labels, and for how many exceed them. pairs: are not true and score -inf.
     """
     y_indptr, y_indices = y.indptr, y.indices

@@ -1,4 +1,4 @@
-"""Tiles of weights: the runs of classes that may be one, their exact sizes, how they are laid out."""
+"""Tiles of weights: the ranges of classes that may be one, their exact sizes, how they are laid out."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class RowSparseModel(RowSparseWeights, Model):
         yield from checker.lines({})
 
     def weight_arrays(self) -> WeightArrays:
-        """Weights that are not zero, by runs of classes."""
+        """Weights that are not zero, by ranges of classes."""
 
         def ends() -> Iterator[NDArray[Any]]:
             before = np.zeros(1, np.int64)
@@ -121,7 +121,7 @@ class RowSparseModel(RowSparseWeights, Model):
         )
 
     def _by_class(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-        """Runs of classes: weights of each class that are not zero, their features and values, class after class."""
+        """Ranges of classes: weights of each class that are not zero, their features and values, class after class."""
         features, rows = self.rows.features(), self.rows
         width = max(1, WINDOW // max(rows.n, 1))
         for low in range(0, self.n_labels, width):

@@ -142,7 +142,7 @@ class Scorer:
         return CSR(ends, x.indices[: ends[-1]], x.values[: ends[-1]])
 
     def tiles(self, rows: CSR) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Final scores by runs of classes: the first class, scores (rows x classes), gone when the next ones come."""
+        """Final scores by ranges of classes: the first class, scores (rows x classes), gone when the next ones come."""
         n, rows_of_w = len(rows.indptr) - 1, len(self._features)
         for low, high in self._blocks:
             scores = self._room[: n * (high - low)].reshape(n, high - low)
@@ -201,7 +201,7 @@ class RowsJob:
 
 
 @dataclass(frozen=True)
-class RowsFiguresJob(RowsJob):
+class EvaluateRowsJob(RowsJob):
     """As a RowsJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
 
     threshold: float = 0.0
@@ -260,7 +260,7 @@ class RowsRun:
         for start, stop in sizes.ranges(n):
             common = (*about, start, stop, self.k, str(self.out), sizes, self.filtered)
             if folder:
-                jobs.append(RowsFiguresJob(*common, self.threshold, str(folder / f"counts-{start}"), raw=self.raw))
+                jobs.append(EvaluateRowsJob(*common, self.threshold, str(folder / f"counts-{start}"), raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
         receipts = yield Phase("evaluate" if folder else "predict", jobs)

@@ -3,7 +3,7 @@
 A store has two arrays: `features` (n_selected,), int64, ascending, and `weights` (n_selected * K,), float32, the rows of
 these features one after another. In a model it is the folder ROWS.
 
-A method writes it in one job, from whatever it keeps W in, a stretch of features at a time:
+A method writes it in one job, from whatever it keeps W in, some features at a time:
 
     with new_rows(work / ROWS, n_features, n_labels) as writer:
         for first in range(0, n_features, 1000):
