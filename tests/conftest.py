@@ -29,12 +29,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files of the fast lane lie in memory, where the system has a place for them: a third of its time is waiting for disks.
+    """With `-n`, files of tests lie in memory, where the system has a place for them: a third of the time is waiting for disks.
 
-    All tests together, and any that are named, use the disk.
+    Without `-n` they are on the disk, and those of tests that ask for `disk_path` always.
     """
     place = memory_place()
-    if config.option.markexpr == "not slow" and place and "TMPDIR" not in os.environ:
+    if getattr(config.option, "numprocesses", None) and place and "TMPDIR" not in os.environ:
         os.environ["TMPDIR"], tempfile.tempdir = place, None
 
 
@@ -61,7 +61,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture
 def disk_path() -> Iterator[Path]:
-    """As `tmp_path`, on a disk also in the fast lane."""
+    """As `tmp_path`, on a disk always."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         yield Path(folder)
 

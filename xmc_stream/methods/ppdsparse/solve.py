@@ -188,9 +188,8 @@ class _UnitSolve:
         self.approximate_tiles = None  # of the weights that the next search draws, if there is one
         if p.delta > 0 and (p.common_rounds is None or job.round + 1 < p.common_rounds):
             self.approximate_tiles = search_tiles(job.unit, d)
-        self.fresh = self.used = (
-            0  # negatives that an approximate search brought in, and those with alpha > 0 in the end
-        )
+        # negatives that an approximate search brought in, and those with alpha > 0 in the end
+        self.fresh = self.used = 0
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
@@ -329,7 +328,7 @@ class _UnitSolve:
         self.approximate_tiles.add(counts, features)
 
     def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """ranges of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
+        """Ranges of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
 
         Classes without positives stand among those to solve: they have no rows.
         """

@@ -131,7 +131,7 @@ class ScoreJob:
 
 @dataclass(frozen=True)
 class EvaluateScoresJob(ScoreJob):
-    """As a ScoreJob, and counts for metrics as a EvaluateJob."""
+    """As a ScoreJob, and counts for metrics as an EvaluateJob."""
 
     threshold: float = 0.0
     counts: str = ""
