@@ -16,7 +16,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.margins import LOSSES as KERNEL_LOSSES
-from xmc_stream.methods.grouplasso.parameters import ALGORITHMS, LOSSES, GroupLassoParameters
+from xmc_stream.methods.grouplasso.parameters import SOLVERS, LOSSES, GroupLassoParameters
 from xmc_stream.methods.grouplasso.run import GroupLassoRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
@@ -77,7 +77,7 @@ def test_the_solution_is_optimal_and_rows_are_zero_together(loss: str, mix: floa
 def test_all_algorithms_come_to_one_objective(loss: str, tmp_path: Path) -> None:
     X, Y = data_for(loss)
     found = {}
-    for algorithm in ALGORITHMS:
+    for algorithm in SOLVERS:
         for search in (True, False) if algorithm == "fista" else (True,):
             limits = {"tol": 1e-6, "max_passes": 600} if algorithm == "fobos" else {"tol": 1e-6, "max_passes": 4000}
             W, result = solve(X, Y, tmp_path, loss=loss, lam=LAM, algorithm=algorithm, line_search=search, **limits)

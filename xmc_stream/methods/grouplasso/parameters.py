@@ -8,7 +8,7 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 # in the order of kernels.margins.LOSSES, which is not loaded here: it would load the compiler
 LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")
-ALGORITHMS = ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
+SOLVERS = ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class GroupLassoParameters(Parameters):
         Choice(
             "bcd-ls: block coordinate descent, cyclic, with line search. bcd-cst: features drawn at random, with a constant "
             "step. fista, sparsa, fobos: steps along the whole gradient.",
-            options=ALGORITHMS,
+            options=SOLVERS,
         ),
     )
     line_search: bool = parameter(
