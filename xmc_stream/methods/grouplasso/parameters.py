@@ -62,6 +62,13 @@ class GroupLassoParameters(Parameters):
             "may come in. It ends with a sweep over all in any case."
         ),
     )
+    extrapolate: bool = parameter(
+        True,
+        Flag(
+            "Whether bcd-ls, with shrink, goes where its last sweeps were going, if that lowers the objective. Up to a million "
+            "weights of active features."
+        ),
+    )
     tol: float = parameter(
         1e-3,
         Number(
@@ -103,6 +110,11 @@ class GroupLassoParameters(Parameters):
     def draws(self) -> bool:
         """Whether features are drawn, and the step is constant."""
         return self.algorithm == "bcd-cst"
+
+    @property
+    def extrapolates(self) -> bool:
+        """Whether W of some sweeps is kept."""
+        return self.extrapolate and self.shrink and self.algorithm == "bcd-ls"
 
     @property
     def one_label(self) -> bool:
