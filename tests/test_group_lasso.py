@@ -70,7 +70,7 @@ def test_the_solution_is_optimal_and_rows_are_zero_together(loss: str, mix: floa
         assert W[~zero].all()
     else:
         assert (W[~zero] == 0).any()
-    reference = twin.solve(loss, exact, labels, lam * mix, lam * (1 - mix), 3000)
+    reference = twin.solve(loss, exact, labels, lam * mix, lam * (1 - mix), 300)
     assert result["objective"] <= objective(loss, X, Y, reference, mix, lam) * (1 + 1e-6)
 
 
