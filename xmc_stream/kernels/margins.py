@@ -218,6 +218,27 @@ def _move_hinges(line: NDArray[Any], x: np.float32, d: NDArray[Any], less: np.fl
 
 
 @inner_kernel
+def _move_margins(
+    line: NDArray[Any],
+    x: np.float32,
+    d: NDArray[Any],
+    less: np.float32,
+    s: NDArray[Any],
+    t: NDArray[Any],
+    n: NDArray[Any],
+) -> None:
+    """`_move_hinges`, and s = max(line, 0), n = [line > 0] after it."""
+    for r in range(len(line)):
+        a = line[r]
+        delta = x * (d[r] - less)
+        after = a + delta
+        t[r] = _above(a, delta, after)
+        s[r] = after if after > _0 else _0
+        n[r] = _1 if after > _0 else _0
+        line[r] = after
+
+
+@inner_kernel
 def fast_exp(x: np.float32) -> np.float32:
     """exp(x) to about 2e-7, for -80 <= x <= 80; beyond these it is that of the bound."""
     x = min(max(x, np.float32(-80.0)), np.float32(80.0))
@@ -323,10 +344,9 @@ def move_entries(
             pass  # without labels there is no loss
         elif loss == MULTICLASS:
             line[labels[q]] = _0
-            _move_hinges(line, x, d, d[labels[q]], t)
+            _move_margins(line, x, d, d[labels[q]], s, t, n)
             above += np.float64(total(t))
-            _count(line, _0, t, n)
-            line[labels[q]] = -total(t)
+            line[labels[q]] = -total(s)
             active[i] = total(n)
         elif loss == LOGISTIC:
             above += _move_logistic(line, x, d, s, t, n)

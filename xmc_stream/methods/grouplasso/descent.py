@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.grouplasso.arrays import InFile, InMemory, Matrix
 from xmc_stream.methods.grouplasso.columns import Columns, Targets
+from xmc_stream.methods.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan, width_of
 from xmc_stream.methods.grouplasso.solver import Descent, order_of, problem_of
@@ -137,6 +138,7 @@ class _Leg:
         if stage.debias and not job.begins:
             self._all = np.flatnonzero(self._flags & LISTED)
         self._nnz = max(1, int(self._columns.counts[self._all].sum()))
+        self._sweeps = Extrapolation() if p.extrapolates and not stage.debias else None
 
     def run(self) -> Receipt:
         """Visit features until the segment's work is done, or the stage is."""
@@ -146,7 +148,7 @@ class _Leg:
         while not progress.done and progress.entries - before < budget:
             if not progress.at and progress.full:
                 if not fresh:
-                    objective, fresh = descent.refresh(), True
+                    objective, fresh = self._extrapolated(descent.refresh()), True
                 self._tell(objective)
             order = self._order()
             ends = np.cumsum(self._columns.counts[order[progress.at :]])
@@ -186,12 +188,40 @@ class _Leg:
         )  # fmt: skip
 
     def _order(self) -> NDArray[np.int64]:
-        """The features of the sweep under way. Over all, they come as they are stored, unless they are drawn."""
+        """The features of the sweep under way. Over all, they come as they are stored, unless they are drawn.
+
+        Sweeps over active features between two over all have one order: else there is nothing to extrapolate.
+        """
         progress, job = self._progress, self._job
         features = self._all if progress.full else np.flatnonzero(self._flags & LISTED)
         if progress.full and not self._draws:
             return features
-        return order_of(features, self._draws, job.data.seed, job.stage.number, progress.sweep)
+        number = progress.sweep if self._draws else progress.sweep - progress.inner
+        return order_of(features, self._draws, job.data.seed, job.stage.number, number)
+
+    def _keep(self) -> None:
+        """Note W after a sweep over active features, for `_extrapolated`. In the leg that such sweeps began in, alone."""
+        sweeps, weights = self._sweeps, self._descent.weights
+        if sweeps is not None and 0 < len(sweeps.features) * weights.width <= MOST_VALUES:
+            sweeps.add(weights.take(sweeps.features))
+
+    def _extrapolated(self, objective: float) -> float:
+        """Go where the last sweeps were going, if that lowers the objective; returns what it is then."""
+        sweeps, descent = self._sweeps, self._descent
+        if sweeps is None or len(sweeps) < LEAST:
+            return objective
+        features, rows = sweeps.features, sweeps.result()
+        sweeps.begin(features[:0])
+        if rows is None:
+            return objective
+        now = descent.weights.take(features)
+        descent.weights.put(features, rows)
+        there = descent.refresh()
+        if there < objective:
+            descent.nonzero[features] = rows.any(axis=1)
+            return there
+        descent.weights.put(features, now)
+        return descent.refresh()
 
     def _end_sweep(self) -> None:
         """Decide what comes next: the stage ends only after a sweep over all features."""
@@ -205,9 +235,12 @@ class _Leg:
             if self._shrinks and not progress.done:
                 listed = self._descent.active
                 self._flags = listed.astype(np.uint8) * LISTED
-                progress.full, progress.inner = not 0 < np.count_nonzero(listed) < len(self._all), 0
+                progress.full, progress.inner = not listed.any(), 0
+                if self._sweeps is not None:
+                    self._sweeps.begin(np.flatnonzero(listed))
         else:
             progress.inner += 1
+            self._keep()
             if progress.inner == 1:
                 progress.inner_first = violation
             enough = max(_ENOUGH * progress.inner_first, _BELOW * p.tol * progress.first)

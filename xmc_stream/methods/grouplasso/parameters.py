@@ -8,7 +8,7 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 # in the order of kernels.margins.LOSSES, which is not loaded here: it would load the compiler
 LOSSES = ("multiclass", "multitask", "logistic", "label-ranking")
-ALGORITHMS = ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
+SOLVERS = ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class GroupLassoParameters(Parameters):
         Choice(
             "bcd-ls: block coordinate descent, cyclic, with line search. bcd-cst: features drawn at random, with a constant "
             "step. fista, sparsa, fobos: steps along the whole gradient.",
-            options=ALGORITHMS,
+            options=SOLVERS,
         ),
     )
     line_search: bool = parameter(
@@ -60,6 +60,13 @@ class GroupLassoParameters(Parameters):
         Flag(
             "Whether block coordinate descent visits, between sweeps over all features, those alone that are in the model or "
             "may come in. It ends with a sweep over all in any case."
+        ),
+    )
+    extrapolate: bool = parameter(
+        True,
+        Flag(
+            "Whether bcd-ls, with shrink, goes where its last sweeps were going, if that lowers the objective. Up to a million "
+            "weights of active features."
         ),
     )
     tol: float = parameter(
@@ -103,6 +110,11 @@ class GroupLassoParameters(Parameters):
     def draws(self) -> bool:
         """Whether features are drawn, and the step is constant."""
         return self.algorithm == "bcd-cst"
+
+    @property
+    def extrapolates(self) -> bool:
+        """Whether W of some sweeps is kept."""
+        return self.extrapolate and self.shrink and self.algorithm == "bcd-ls"
 
     @property
     def one_label(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.margins import LANES
+from xmc_stream.methods.grouplasso.extrapolation import BYTES, MOST_VALUES
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.store.dataset import Dataset
 
@@ -44,6 +45,7 @@ def descent_needs(dataset: Dataset, p: GroupLassoParameters) -> dict[str, int]:
         "features": _FEATURE_BYTES * d,
         "rows met": 5 * n,
         "windows and writers": _FIXED,
+        "extrapolation": min(BYTES, BYTES // MOST_VALUES * width_of(dataset.n_labels) * d) * p.extrapolates,
     }
 
 
