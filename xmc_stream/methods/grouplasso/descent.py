@@ -200,7 +200,7 @@ class _Leg:
         return order_of(features, self._draws, job.data.seed, job.stage.number, number)
 
     def _keep(self) -> None:
-        """Note W after a sweep over active features, for `_extrapolated`. In the leg that such sweeps began in, alone."""
+        """Note W after a sweep over active features, for `_extrapolated`. In the segment that such sweeps began in, alone."""
         sweeps, weights = self._sweeps, self._descent.weights
         if sweeps is not None and 0 < len(sweeps.features) * weights.width <= MOST_VALUES:
             sweeps.add(weights.take(sweeps.features))
