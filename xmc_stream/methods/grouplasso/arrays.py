@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.stop import stop_if_unwanted
 
-_WINDOW = 1 << 20  # bytes of a file read at a time where many of its lines are wanted
-_DENSE = 8  # a window is read whole where one in so many of its lines is wanted
+_WINDOW = 1 << 18  # bytes of a file that are read or written at once
+_READ_HOLE, _WRITE_HOLE = 1 << 13, 1 << 14  # bytes between lines that take less time than another call
+_LINES = 1 << 14  # between two looks whether to stop
 Lines = NDArray[np.float32]
 
 
@@ -29,35 +31,30 @@ class InMemory:
 
     def __init__(self, n: int, width: int) -> None:
         self.n, self.width = n, width
-        self.whole: Lines | None = aligned_zeros((n, width))
+        self.whole: Lines = aligned_zeros((n, width))
 
     def take(self, lines: NDArray[np.int64]) -> Lines:
         """Copies of some lines."""
-        return self._values[lines]
+        return self.whole[lines]
 
     def put(self, lines: NDArray[np.int64], values: Lines) -> None:
         """Replace some lines."""
-        self._values[lines] = values
+        self.whole[lines] = values
 
     def clear(self) -> None:
         """Make all of it zeros."""
-        self._values[:] = 0
-
-    @property
-    def _values(self) -> Lines:
-        if self.whole is None:
-            raise StoreError("a matrix that was let go of is asked for")
-        return self.whole
+        self.whole[:] = 0
 
 
 class InFile:
     """The same in a file, zeros where nothing was written."""
 
-    whole: Lines | None = None
+    whole = None
 
     def __init__(self, path: Path, n: int, width: int, fresh: bool = True) -> None:
         self.n, self.width, self._path = n, width, path
         self._line = 4 * width
+        self._staging = np.empty(max(_WINDOW, self._line), np.uint8)
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
         self._fd = os.open(path, flags, 0o666)
@@ -83,42 +80,28 @@ class InFile:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
 
-    def _windows(self, lines: NDArray[np.int64]) -> Iterator[tuple[slice, int, int, bool]]:
-        """Parts of ascending lines: which, the first and last + 1 of the file's lines there, whether all these are read."""
-        step = max(1, _WINDOW // self._line)
-        at = 0
-        while at < len(lines):
-            stop_if_unwanted()
-            first = int(lines[at])
-            end = int(np.searchsorted(lines, first + step))
-            last = int(lines[end - 1]) + 1
-            yield slice(at, end), first, last, _DENSE * (end - at) >= last - first
-            at = end
-
-    def take(self, lines: NDArray[np.int64]) -> Lines:
+    def take(self, lines: NDArray[np.int64], out: Lines | None = None) -> Lines:
         """Copies of some lines, which ascend."""
-        out = np.empty((len(lines), self.width), np.float32)
-        for part, first, last, dense in self._windows(lines):
-            if dense:
-                out[part] = self.read(first, last)[lines[part] - first]
-            else:
-                for place in range(part.start, part.stop):
-                    line = int(lines[place])
-                    self.read(line, line + 1, out[place : place + 1])
+        out = np.empty((len(lines), self.width), np.float32) if out is None else out[: len(lines)]
+        data = out.reshape(-1).view(np.uint8)
+        for low in range(0, len(lines), _LINES):
+            stop_if_unwanted()
+            some = lines[low : low + _LINES]
+            room = data[low * self._line : (low + len(some)) * self._line]
+            hole = _READ_HOLE // self._line
+            one = np.ones(len(some), np.int64)
+            if not pread_ranges(self._fd, some, one, self._line, hole, 0, _WINDOW, self._staging, room):
+                raise StoreError(f"{self._path} ends early or cannot be read: run the same command again, it goes on")
         return out
 
-    def put(self, lines: NDArray[np.int64], values: Lines) -> None:
-        """Replace some lines, which ascend."""
-        for part, first, last, dense in self._windows(lines):
-            if last - first == part.stop - part.start:
-                self.write(first, values[part])
-            elif dense:
-                window = self.read(first, last)
-                window[lines[part] - first] = values[part]
-                self.write(first, window)
-            else:
-                for place in range(part.start, part.stop):
-                    self.write(int(lines[place]), values[place : place + 1])
+    def put(self, lines: NDArray[np.int64], values: Lines, places: NDArray[np.int64] | None = None) -> None:
+        """Replace some lines, which ascend. places: of them among the values, if not all of these in turn."""
+        places = np.arange(len(lines)) if places is None else places
+        for low in range(0, len(lines), _LINES):
+            stop_if_unwanted()
+            some = slice(low, low + _LINES)
+            if not pwrite_lines(self._fd, lines[some], _WRITE_HOLE // self._line, self._staging, places[some], values):
+                raise StoreError(f"{self._path} cannot be written: look at the disk and run the same command again")
 
     def clear(self) -> None:
         """Make all of it zeros."""
@@ -136,7 +119,7 @@ def rows_of(matrix: Matrix, step: int) -> Iterator[tuple[int, Any]]:
         last = min(first + step, matrix.n)
         if matrix.whole is not None:
             yield first, matrix.whole[first:last]
-        elif isinstance(matrix, InFile):
+        else:
             window = matrix.read(first, last)
             yield first, window
             matrix.write(first, window)

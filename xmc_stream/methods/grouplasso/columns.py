@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.margins import Lines
-from xmc_stream.methods.grouplasso.arrays import Matrix
+from xmc_stream.methods.grouplasso.arrays import InFile
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Buffer
 
@@ -84,17 +84,18 @@ class Targets:
 
 
 class Some:
-    """The lines of some rows (ascending) of a matrix, copied; `put` takes them back."""
+    """The lines of some rows (ascending) of a file, copied into `room`; `put` takes them back."""
 
-    def __init__(self, targets: Targets, matrix: Matrix, rows: NDArray[np.int64]) -> None:
-        self._targets, self._matrix, self._rows = targets, matrix, rows
+    def __init__(self, targets: Targets, array: InFile, rows: NDArray[np.int64], room: NDArray[np.float32]) -> None:
+        self._targets, self._array, self._rows = targets, array, rows
         begins = targets.indptr[rows]
         counts = targets.indptr[rows + 1] - begins
         ends = np.concatenate([[0], np.cumsum(counts)])
         at = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], counts)
-        self.lines = Lines(matrix.take(rows), targets.active[rows], ends, targets.indices[at])
+        self.lines = Lines(array.take(rows, room), targets.active[rows], ends, targets.indices[at])
 
-    def put(self) -> None:
-        """Write back."""
-        self._matrix.put(self._rows, self.lines.values)
+    def put(self, changed: NDArray[np.bool_] | None = None) -> None:
+        """Write back. changed: whether each was changed; all of them, if not said."""
+        places = None if changed is None else np.flatnonzero(changed)
+        self._array.put(self._rows if places is None else self._rows[places], self.lines.values, places)
         self._targets.active[self._rows] = self.lines.active

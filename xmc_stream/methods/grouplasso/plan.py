@@ -18,6 +18,7 @@ _MOST_RUNS = 1024
 _WINDOW = 2 * MIB  # float32 of rows of W: of a batch, and where they are sorted in
 _FIXED = 16 * MIB  # windows, buffers of writers
 _ENTRY_BYTES = 4 + 12  # beside the entry: checks, numbers of rows where the array is in a file
+_LINE_BYTES, _LABEL_BYTES = 80, 32  # beside a line of the array in a window: its row and labels, and how they are found
 
 
 def width_of(n_labels: int) -> int:
@@ -49,14 +50,20 @@ def descent_needs(dataset: Dataset, p: GroupLassoParameters) -> dict[str, int]:
     }
 
 
+def window_line(dataset: Dataset) -> int:
+    """Bytes that a line of the array takes in a window."""
+    labels = dataset.Y_rows().nnz / max(dataset.n_samples, 1)
+    return 4 * width_of(dataset.n_labels) + _LINE_BYTES + int(_LABEL_BYTES * labels)
+
+
 def parts_of(dataset: Dataset, p: GroupLassoParameters, sizes: DescentPlan) -> dict[str, int]:
     """Bytes by component of a plan."""
     width = width_of(dataset.n_labels)
-    lines = sizes.window or dataset.n_samples
+    array = window_line(dataset) * sizes.window if sizes.window else 4 * width * dataset.n_samples
     entry = dataset.X_rows().entry_bytes + _ENTRY_BYTES
     return {
         **descent_needs(dataset, p),
-        "N x K array" + (", a window" if sizes.window else ""): 4 * width * lines * (2 if sizes.window else 1),
+        "N x K array" + (", a window" if sizes.window else ""): array,
         "W" + ("" if sizes.weights else ", a window"): 4
         * width
         * (dataset.n_features if sizes.weights else _WINDOW // width),
@@ -71,9 +78,9 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
     """
     X, n = dataset.X_rows(), dataset.n_samples
     nnz = max(X.nnz, 1)
-    line, least = 4 * width_of(dataset.n_labels), min(LEAST_ENTRIES, nnz)
-    window = min(n, LEAST_ENTRIES, max(1, plan.budget // 8 // (2 * line)))
-    smallest = DescentPlan(min(least, max(1, plan.budget // 16 // (2 * line))), window, False)
+    line, least = window_line(dataset), min(LEAST_ENTRIES, nnz)
+    window = min(n, LEAST_ENTRIES, max(1, plan.budget // 8 // line))
+    smallest = DescentPlan(min(least, window), window, False)
     plan.refuse_unless(parts_of(dataset, p, smallest), "the group lasso")
 
     def fits(sizes: DescentPlan) -> bool:
@@ -85,12 +92,11 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
             best = sizes
             break
     left = plan.budget - sum(parts_of(dataset, p, best).values())
-    if best.window:  # half of what is left for more lines of the array
-        more = min(n - best.window, left // 2 // (2 * line))
-        best = DescentPlan(best.entries, best.window + more, best.weights)
-        left -= more * 2 * line
     entry = X.entry_bytes + _ENTRY_BYTES
-    return DescentPlan(min(nnz, best.entries + left // (2 * entry)), best.window, best.weights)
+    if best.window:  # a batch of columns has no more entries than the window has lines
+        window = min(n, best.window + left // (line + entry))
+        return DescentPlan(min(nnz, max(best.entries, window)), window, best.weights)
+    return DescentPlan(min(nnz, best.entries + left // (2 * entry)), 0, best.weights)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from xmc_stream.kernels.grouplasso import (
     propose,
     visit,
 )
+from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.margins import LOGISTIC, MULTITASK, add_gradient, add_scores, move, new_sums, settle
 from xmc_stream.kernels.permutation import key_of, visiting_order
-from xmc_stream.methods.grouplasso.arrays import Matrix, rows_of
+from xmc_stream.methods.grouplasso.arrays import InFile, InMemory, Matrix, rows_of
 from xmc_stream.methods.grouplasso.columns import Columns, Some, Targets
 from xmc_stream.methods.grouplasso.parameters import LOSSES, GroupLassoParameters
 from xmc_stream.stop import stop_if_unwanted
@@ -71,6 +72,7 @@ class Descent:
 
     def __post_init__(self) -> None:
         self._sums, self._step = new_sums(self.array.width), new_step(self.array.width)
+        self._room = aligned_zeros((self.window if isinstance(self.array, InFile) else 0, self.array.width))
         self._batch = max(1, ROWS_BYTES // (4 * self.array.width))
 
     @property
@@ -101,13 +103,14 @@ class Descent:
     def _add(
         self, indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], rows: NDArray[np.float32]
     ) -> None:
-        if self.array.whole is not None:
-            add_scores(indptr, indices, data, 0, rows, self.array.whole)
+        array = self.array
+        if isinstance(array, InMemory):
+            add_scores(indptr, indices, data, 0, rows, array.whole)
             return
         lines, numbers = self.targets.numbered(indices)
-        values = self.array.take(lines)
+        values = array.take(lines, self._room)
         add_scores(indptr, numbers, data, 0, rows, values)
-        self.array.put(lines, values)
+        array.put(lines, values)
 
     def _is_long(self, features: NDArray[np.int64]) -> bool:
         """Whether a batch is one column that must be read in pieces."""
@@ -133,17 +136,21 @@ class Descent:
         whole, at = self.weights.whole, features
         if whole is None:
             whole, at = self.weights.take(features), np.arange(len(features))
-        if self.array.whole is not None:
+        if isinstance(self.array, InMemory):
             lines = self.targets.all(self.array.whole)
             visit(order, columns, at, whole, self.problem, lines, self._sums, self._step, visited)
         else:
             rows, numbers = self.targets.numbered(columns.indices)
-            copied = Some(self.targets, self.array, rows)
+            copied = Some(self.targets, self.array, rows, self._room)
+            moved = self.nonzero[features]
             visit(
                 order, columns._replace(indices=numbers), at, whole, self.problem, copied.lines, self._sums, self._step,
                 visited,
             )  # fmt: skip
-            copied.put()
+            moved[order[visited.kept]] = True  # a step that is taken leaves W_j other than 0, or begins there
+            changed = np.zeros(len(rows), np.bool_)
+            changed[numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
+            copied.put(changed)
         if self.weights.whole is None:
             self.weights.put(features, whole)
 
@@ -155,10 +162,11 @@ class Descent:
         sums.g[:] = 0
         sums.h[:] = 0
         for begin, rows, values in self.columns.pieces(feature, self._most):
-            if self.array.whole is not None:
+            if isinstance(self.array, InMemory):
                 lines, numbers = self.targets.all(self.array.whole), rows
             else:
-                lines, numbers = Some(self.targets, self.array, rows).lines, np.arange(len(rows), dtype=np.int32)
+                lines = Some(self.targets, self.array, rows, self._room).lines
+                numbers = np.arange(len(rows), dtype=np.int32)
             add_gradient(problem.loss, 0, len(rows), -begin, numbers, values, lines, sums)
             if problem.loss == LOGISTIC or not problem.search:
                 square = add_squares(values, square)
@@ -177,11 +185,12 @@ class Descent:
     def _move_long(self, feature: int) -> float:
         above = 0.0
         for _, rows, values in self.columns.pieces(feature, self._most):
-            if self.array.whole is not None:
+            if isinstance(self.array, InMemory):
                 lines = self.targets.all(self.array.whole)
                 above = move(self.problem.loss, 0, len(rows), rows, values, self._step.d, lines, self._sums, above)
             else:
-                copied, numbers = Some(self.targets, self.array, rows), np.arange(len(rows), dtype=np.int32)
+                copied = Some(self.targets, self.array, rows, self._room)
+                numbers = np.arange(len(rows), dtype=np.int32)
                 above = move(
                     self.problem.loss, 0, len(rows), numbers, values, self._step.d, copied.lines, self._sums, above
                 )
