@@ -22,7 +22,7 @@ from xmc_stream.stop import stop_if_unwanted
 
 _WINDOW = 1 << 18  # bytes of a file that are read or written at once
 _READ_HOLE, _WRITE_HOLE = 1 << 13, 1 << 14  # bytes between lines that take less time than another call
-_LINES = 1 << 14  # between two looks whether to stop
+_MOST = 1 << 24  # bytes of lines between two looks whether to stop
 Lines = NDArray[np.float32]
 
 
@@ -84,11 +84,11 @@ class InFile:
         """Copies of some lines, which ascend."""
         out = np.empty((len(lines), self.width), np.float32) if out is None else out[: len(lines)]
         data = out.reshape(-1).view(np.uint8)
-        for low in range(0, len(lines), _LINES):
+        step, hole = max(1, _MOST // self._line), _READ_HOLE // self._line
+        for low in range(0, len(lines), step):
             stop_if_unwanted()
-            some = lines[low : low + _LINES]
+            some = lines[low : low + step]
             room = data[low * self._line : (low + len(some)) * self._line]
-            hole = _READ_HOLE // self._line
             one = np.ones(len(some), np.int64)
             if not pread_ranges(self._fd, some, one, self._line, hole, 0, _WINDOW, self._staging, room):
                 raise StoreError(f"{self._path} ends early or cannot be read: run the same command again, it goes on")
@@ -97,10 +97,11 @@ class InFile:
     def put(self, lines: NDArray[np.int64], values: Lines, places: NDArray[np.int64] | None = None) -> None:
         """Replace some lines, which ascend. places: of them among the values, if not all of these in turn."""
         places = np.arange(len(lines)) if places is None else places
-        for low in range(0, len(lines), _LINES):
+        step, hole = max(1, _MOST // self._line), _WRITE_HOLE // self._line
+        for low in range(0, len(lines), step):
             stop_if_unwanted()
-            some = slice(low, low + _LINES)
-            if not pwrite_lines(self._fd, lines[some], _WRITE_HOLE // self._line, self._staging, places[some], values):
+            some = slice(low, low + step)
+            if not pwrite_lines(self._fd, lines[some], hole, self._staging, places[some], values):
                 raise StoreError(f"{self._path} cannot be written: look at the disk and run the same command again")
 
     def clear(self) -> None:

@@ -147,7 +147,7 @@ class Descent:
                 order, columns._replace(indices=numbers), at, whole, self.problem, copied.lines, self._sums, self._step,
                 visited,
             )  # fmt: skip
-            moved[order[visited.kept]] = True  # a step that is taken leaves W_j other than 0, or begins there
+            moved[order[visited.active]] = True  # no other feature took a step
             changed = np.zeros(len(rows), np.bool_)
             changed[numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
             copied.put(changed)
