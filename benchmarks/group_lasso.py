@@ -322,8 +322,7 @@ def big(folder: Path, lam: float, passes: int) -> None:
             "train", train, model, "--solver", "group-lasso", "--memory-limit", limit, "--overwrite", *settings
         )
         about = xmc("info", model, "--digest")
-        phases = about["run"]["phases"] if isinstance(about["run"].get("phases"), list) else []
-        private = max((phase.get("private", 0) for phase in phases), default=0)
+        private = about["run"]["peak_private"]
         print_line([
             limit, f"{report['seconds']:.1f}", f"{report['peak_rss'] / 1e6:.0f}", f"{private / 1e6:.0f}",
             f"{report['objective']:.6f}", about["digest"][:16],

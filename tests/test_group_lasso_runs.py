@@ -16,6 +16,7 @@ from helpers.damage import flip
 from helpers.forked import forked_command
 
 import xmc_stream as xs
+from xmc_stream.cli import main
 from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import JobError, MemoryLimitError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
@@ -143,6 +144,19 @@ def test_one_thread_and_two_under_two_limits_give_one_model(some_rows: Path, tmp
         assert clf.report_["n_selected"] == len(clf.model_.selected_features())
         assert clf.report_["peak_rss"] < 4e9
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bcd-ls", "fobos"])
+def test_info_tells_how_a_training_went(
+    algorithm: str, some_rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fitted = xs.GroupLasso(lam=0.003, algorithm=algorithm, max_passes=5, memory_limit=LIMIT).fit(
+        some_rows, model=tmp_path / "m"
+    )
+    main(["info", str(tmp_path / "m")], standalone_mode=False)
+    said = capsys.readouterr().out
+    for done in fitted.report_["history"]:
+        assert f"objective {done['objective']:.6g}, {done['n_selected']:,} features" in said
 
 
 @pytest.mark.slow

@@ -228,12 +228,17 @@ def export(
 
 
 def _history_line(done: dict[str, Any]) -> str:
-    """A pass of PD-Sparse, or an alternation of LEML, for people."""
+    """A pass of PD-Sparse, an alternation of LEML, or a sweep of the group lasso, for people."""
     held_out = "".join(
         f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
     )
     if "alternation" in done:
         return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held_out}"
+    if "n_selected" in done:
+        return (
+            f"stage {done['stage']}, pass {done['passes']:.4g}: objective {done['objective']:.6g}, "
+            f"{done['n_selected']:,} features"
+        )
     return (
         f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held_out}, {done['nnz']:,} weights, "
         f"{done['active_labels']:.3g} active labels a sample"
