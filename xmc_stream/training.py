@@ -28,7 +28,7 @@ from xmc_stream.store.model import KIND, begin_model, finish_model, model_attrib
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 
-_RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(
@@ -73,7 +73,7 @@ def _train(
         refuse_in_progress(work / "ledger.jsonl")
         shutil.rmtree(work, ignore_errors=True)
     begin_model(work)
-    with Ledger(work / "ledger.jsonl", {**identity, "format": _RUN_FORMAT}, force) as ledger:
+    with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger:
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
