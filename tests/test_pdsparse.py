@@ -37,6 +37,7 @@ from xmc_stream.methods.pdsparse.run import PDSparseRun
 from xmc_stream.methods.pdsparse.state import stored_tables
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.training import RUN_FORMAT
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -388,7 +389,7 @@ def test_damaged_weights_are_made_again_from_tables_that_are_made_again(
     whole = clf.fit(several_groups, model=tmp_path / "whole").model_.digest()
     work = tmp_path / "m.partial"
     begin_model(work)
-    identity = xs.load_model(tmp_path / "whole").attributes["identity"]
+    identity = {**xs.load_model(tmp_path / "whole").attributes["identity"], "format": RUN_FORMAT}
     with CutAtWeights(work / "ledger.jsonl", identity) as ledger, pytest.raises(CutError):
         run_here(PDSparseRun(dataset, work, parameters, 0, MemoryPlan(2**40, 2**30, 1), ledger).loop(), ledger)
     for kind in damaged:

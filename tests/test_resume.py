@@ -77,7 +77,9 @@ def test_finished_jobs_are_not_done_again(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) -> None:
+def test_other_seed_parameters_data_or_format_are_refused(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tmp_path / "m"
     assert kill_when(small, model, "solve/0/0", 0.0)
     with pytest.raises(ResumeError, match="seed"):
@@ -86,6 +88,11 @@ def test_other_seed_parameters_or_data_are_refused(small: Path, tmp_path: Path) 
         xs.PPDSparse(epochs=20, last_epochs=40, lam=0.5).fit(small, model=model)
     with pytest.raises(ResumeError, match="data"):
         xs.PPDSparse(epochs=20, last_epochs=40).fit(small.with_name("small-test.xmc"), model=model)
+    monkeypatch.setattr("xmc_stream.training.RUN_FORMAT", 10**6)
+    with pytest.raises(
+        ResumeError, match=r"format \d+, not 1000000: give the same, name another model, or --overwrite"
+    ):
+        xs.PPDSparse(epochs=20, last_epochs=40).fit(small, model=model)
 
 
 IDENTITY = {"seed": 0, "environment": {"numpy": "1"}}

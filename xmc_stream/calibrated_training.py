@@ -41,8 +41,8 @@ def train_calibrated(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
         )
     if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
-        model, figures = train(dataset, path, parameters, seed, execution, force=force, check=check)
-        return model, {**figures, CALIBRATION: done}
+        model, report = train(dataset, path, parameters, seed, execution, force=force, check=check)
+        return model, {**report, CALIBRATION: done}
     work = path.with_name(f"{path.name}.calibration")
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite or not _is_part(part, dataset, fraction, seed):
@@ -55,13 +55,13 @@ def train_calibrated(
             remove(work)
             raise
     other, before = train(open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check)
-    model, figures = train(dataset, path, parameters, seed, execution, overwrite, force, check)
+    model, report = train(dataset, path, parameters, seed, execution, overwrite, force, check)
     about = calibrate(model, held_out, scores_of=other, execution=execution, check=check)
     remove(work)
     return model, {
-        **figures,
+        **report,
         "seconds": round(time.perf_counter() - began, 3),
-        "peak_rss": max(figures["peak_rss"], before["peak_rss"]),
+        "peak_rss": max(report["peak_rss"], before["peak_rss"]),
         CALIBRATION: about,
     }
 

@@ -279,7 +279,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, Any]:
-    """Make the text set in `folder` and run the main job on it, told step by step on `out`; returns the figures.
+    """Make the text set in `folder` and run the main job on it, told step by step on `out`; returns the metrics.
 
     sources: folders of packages to read; none for the interpreter's own. Raises InputError where the folder holds
     something else or there is too little source, and XmcStreamError where a step fails.
@@ -316,12 +316,12 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
         say(f"$ xmc-stream {command}")
         run_step(command, folder, out)
     test = open_dataset(folder / "test.xmc")
-    figures = evaluate(folder / "predictions.zarr", test, open_dataset(folder / "train.xmc"))
+    metrics = evaluate(folder / "predictions.zarr", test, open_dataset(folder / "train.xmc"))
     say()
     say(
-        f"So {figures['P@1']:.0f} % of the labels named first are right (P@1); to name the most frequent label always "
+        f"So {metrics['P@1']:.0f} % of the labels named first are right (P@1); to name the most frequent label always "
         f"would make {sizes['P@1_most_frequent']:.0f} %. Few docstrings have five labels: P@5 is "
-        f"{figures['P@5']:.0f} %, and a perfect model's would be {sizes['P@5_at_best']:.0f} %."
+        f"{metrics['P@5']:.0f} %, and a perfect model's would be {sizes['P@5_at_best']:.0f} %."
     )
     say()
     say(
@@ -343,7 +343,7 @@ def run_demo(folder: Path, sources: Sequence[Path], out: TextIO) -> dict[str, An
     for command, text in _NEXT:
         print(f"$ xmc-stream {command:50}# {text}", file=out, flush=True)
     sizes["n_features"] = test.n_features
-    return {"folder": str(folder), **sizes, **figures, "seconds": round(time.perf_counter() - began, 3)}
+    return {"folder": str(folder), **sizes, **metrics, "seconds": round(time.perf_counter() - began, 3)}
 
 
 def run_step(command: str, folder: Path, out: TextIO) -> None:

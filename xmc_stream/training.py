@@ -29,7 +29,7 @@ from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.selection import SELECTED
 
-_RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(
@@ -74,7 +74,7 @@ def _train(
         refuse_in_progress(work / "ledger.jsonl")
         shutil.rmtree(work, ignore_errors=True)
     begin_model(work)
-    with Ledger(work / "ledger.jsonl", identity, force) as ledger:
+    with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger:
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
@@ -85,8 +85,8 @@ def _train(
             foreseen = forecaster.forecast(plan)
             run = method.run(task, work, plan, ledger, foreseen)
             if execution.progress:
-                figures = with_process(foreseen, plan, resident_bytes, peak_resident())
-                print(f"plan: {plan_line(figures)}", file=sys.stderr, flush=True)
+                forecast = with_process(foreseen, plan, resident_bytes, peak_resident())
+                print(f"plan: {plan_line(forecast)}", file=sys.stderr, flush=True)
 
             checks = [
                 *check_jobs(dataset, method.reads_mask(parameters)),
@@ -162,8 +162,7 @@ def _forget_damaged(
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:
     """What must be the same for a run to go on."""
-    packages: dict[str, Any] = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
-    packages["format of unfinished runs"] = _RUN_FORMAT
+    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
     dataset, mask = task.dataset, {}
     if method.reads_mask(task.parameters):
         mask = {"observed": dataset.observed_rows().fingerprint}

@@ -94,8 +94,8 @@ def export(
     >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> data = xs.convert(X, "export.xmc", labels=X)
-    >>> figures = xs.export(data, "export.npz")
-    >>> figures["labels"], sp.load_npz("export.npz").shape
+    >>> report = xs.export(data, "export.npz")
+    >>> report["labels"], sp.load_npz("export.npz").shape
     ('export-labels.npz', (30, 3))
     """
     began = time.perf_counter()
@@ -117,25 +117,25 @@ def export(
     for target in targets:
         if target.exists() and not (overwrite and target.is_file()):
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
-    figures: dict[str, Any]
+    report: dict[str, Any]
     if of_model:
-        figures = _model_npz(load_model(Path(data)), out, limit, progress)  # type: ignore[arg-type]
+        report = _model_npz(load_model(Path(data)), out, limit, progress)  # type: ignore[arg-type]
     else:
         dataset = data if isinstance(data, Dataset) else open_dataset(data)
-        figures = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
-        figures |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
+        report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
+        report |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
         if format == "npz":
             limit.check({"windows": 4 * 8 * _WINDOW}, "export")
             for matrix, target in zip((dataset.X_rows(), dataset.Y_rows()), targets, strict=True):
                 _matrix_npz(matrix, target, progress)
         else:
             base = (1 if format == "libsvm" else 0) if base is None else base
-            figures["blank_lines"] = _text(dataset, out, format, base, limit, progress)
+            report["blank_lines"] = _text(dataset, out, format, base, limit, progress)
     return {
         "exported": str(out),
         "format": format,
         **({"labels": str(targets[1])} if len(targets) > 1 else {}),
-        **figures,
+        **report,
         "bytes_out": sum(target.stat().st_size for target in targets),
         "seconds": round(time.perf_counter() - began, 3),
         "peak_rss": peak_resident(),

@@ -90,8 +90,8 @@ def split(
     >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> data = xs.convert(X, "whole.xmc", labels=X)
-    >>> figures = xs.split(data, "part-train.xmc", "part-valid.xmc", fraction=0.2)
-    >>> figures["n_train"], figures["n_valid"]
+    >>> report = xs.split(data, "part-train.xmc", "part-valid.xmc", fraction=0.2)
+    >>> report["n_train"], report["n_valid"]
     (24, 6)
     """
     began = time.perf_counter()

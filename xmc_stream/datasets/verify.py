@@ -76,8 +76,8 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
     >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
     >>> _ = xs.convert(X, "verified.xmc", labels=X)
-    >>> figures = xs.verify("verified.xmc")
-    >>> figures["kind"], figures["sound"], figures["damage"]
+    >>> report = xs.verify("verified.xmc")
+    >>> report["kind"], report["sound"], report["damage"]
     ('dataset', True, [])
     """
     began = time.perf_counter()
@@ -91,10 +91,10 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     with planned(execution, limit, _Warm()) as (engine, plan):
         plan.refuse_unless({"reading": (plan.threads + 1) * JOB_BYTES}, f"verifying on {plan.threads} threads")
         check = StoreCheck(path.absolute(), take_inventory(path.absolute()), secrets.randbits(64))
-        figures = engine.run(check.loop(), Notes())
+        report = engine.run(check.loop(), Notes())
         peak = max(engine.peak, peak_resident())
     seconds = round(time.perf_counter() - began, 3)
-    return {"path": str(path), **figures, "seconds": seconds, "peak_rss": peak, "memory_limit": limit.limit}
+    return {"path": str(path), **report, "seconds": seconds, "peak_rss": peak, "memory_limit": limit.limit}
 
 
 @dataclass

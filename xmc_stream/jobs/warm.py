@@ -42,25 +42,23 @@ class WarmUp(ABC):
         """Do the work on a few made-up rows, in a temporary folder."""
 
     def run(self) -> Receipt:
-        """Compile, if that was never done on this machine, and load, once in a process."""
-        _load_once(self)
+        """Compile, if that was never done on this machine, and load, once in a process.
+
+        A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
+        """
+        name = self.loads
+        if name in _loaded:
+            return {}
+        if not compiled_before(name):
+            code = "import pickle, sys; pickle.load(sys.stdin.buffer).load()"
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            if not subprocess.run(
+                [sys.executable, "-c", code], input=pickle.dumps(self), check=False, **quiet
+            ).returncode:  # type: ignore[call-overload]
+                note_compiled(name)
+        self.load()
+        _loaded.add(name)
         return {}
-
-
-def _load_once(warm_up: WarmUp) -> None:
-    """A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why."""
-    name = warm_up.loads
-    if name in _loaded:
-        return
-    if not compiled_before(name):
-        code = "import pickle, sys; pickle.load(sys.stdin.buffer).load()"
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        if not subprocess.run(
-            [sys.executable, "-c", code], input=pickle.dumps(warm_up), check=False, **quiet
-        ).returncode:  # type: ignore[call-overload]
-            note_compiled(name)
-    warm_up.load()
-    _loaded.add(name)
 
 
 @contextmanager
