@@ -33,6 +33,7 @@ MULTICLASS, MULTITASK, LOGISTIC, RANKING = range(4)
 PAD = np.float32(-1e15)  # in places of no class: no score changes it, and no hinge sees it
 FLUSH = 64
 LANES = 16  # float32 in a cache line
+_NEAR = np.float32(4)  # changes of a score up to which exp(x) - 1 - x is added up without losing its digits
 _AHEAD = 6  # entries, by which lines are asked for before they are used
 _0, _1, _2, _HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 
@@ -289,6 +290,24 @@ def _move_logistic(
 
 
 @inner_kernel
+def _move_logistic_far(line: NDArray[Any], x: np.float32, d: NDArray[Any]) -> float:
+    """`_move_logistic` for changes that are large: without float32, whose range and digits they would leave."""
+    most = -math.inf
+    for r in range(len(line)):
+        if line[r] > _0:
+            most = max(most, np.float64(x) * np.float64(d[r]))
+    whole, slope = 0.0, 0.0
+    for r in range(len(line)):
+        delta = np.float64(x) * np.float64(d[r])
+        slope += np.float64(line[r]) * delta
+        whole += np.float64(line[r]) * math.exp(min(delta - most, 0.0))
+    for r in range(len(line)):
+        delta = np.float64(x) * np.float64(d[r])
+        line[r] = np.float32(np.float64(line[r]) * math.exp(min(delta - most, 0.0)) / whole)
+    return most + math.log(whole) - slope
+
+
+@inner_kernel
 def _move_multitask(
     line: NDArray[Any], x: np.float32, d: NDArray[Any], labels: NDArray[Any], first: int, last: int, t: NDArray[Any]
 ) -> float:
@@ -334,6 +353,10 @@ def move_entries(
     values, active, y_indptr, labels = lines
     s, t, n = sums.s, sums.t, sums.n
     flat, width = values.reshape(-1), values.shape[1]
+    largest = _0
+    if loss == LOGISTIC:
+        for r in range(len(d)):
+            largest = max(largest, abs(d[r]))
     for p in range(begin, end):
         _ahead(indices, p, end, flat, width)
         i, x = indices[p], data[p]
@@ -348,8 +371,10 @@ def move_entries(
             above += np.float64(total(t))
             line[labels[q]] = -total(s)
             active[i] = total(n)
-        elif loss == LOGISTIC:
+        elif loss == LOGISTIC and abs(x) * largest <= _NEAR:
             above += _move_logistic(line, x, d, s, t, n)
+        elif loss == LOGISTIC:
+            above += _move_logistic_far(line, x, d)
         else:
             above += _move_pairs(line, x, d, labels, q, last, t)
     return above

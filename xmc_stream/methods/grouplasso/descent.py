@@ -19,11 +19,20 @@ from xmc_stream.methods.grouplasso.extrapolation import LEAST, MOST_VALUES, Extr
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan, width_of
 from xmc_stream.methods.grouplasso.solver import Descent, order_of, problem_of
-from xmc_stream.methods.grouplasso.state import ACTIVE, LISTED, Progress, State, as_progress, said_of, write_state
+from xmc_stream.methods.grouplasso.state import (
+    ACTIVE,
+    LISTED,
+    Progress,
+    State,
+    as_progress,
+    said_of,
+    state_path,
+    write_state,
+)
 from xmc_stream.models.rowsparse.rows import ROWS, new_rows
 from xmc_stream.store.dataset import Dataset
 
-SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: some ten seconds, which a kill loses
+SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: half a minute, which a kill loses
 MOST_INNER = 10  # sweeps over active features between two over all
 _ENOUGH = 0.1  # these end when one violates so much less than the first of them
 _BELOW = 0.3  # or by this share of what ends the stage
@@ -76,9 +85,10 @@ class ColumnsJob:
 
 @dataclass(frozen=True)
 class SegmentJob:
-    """A segment. before: the state that it begins from, "" for W = 0. begins: whether the stage does; first: its violation in
+    """A segment of a stage.
 
-    the stage before, at least.
+    before: the state that it begins from, "" for W = 0. begins: whether the stage begins with it. first: the violation that
+    the stages before were measured by, -1 if there is none. sizes: what may be in memory.
     """
 
     data: Data
@@ -97,14 +107,14 @@ class SegmentJob:
     @property
     def out(self) -> Path:
         """The state that it leaves."""
-        return Path(self.data.work) / "state" / f"stage-{self.stage.number}" / f"{self.number:06d}"
+        return state_path(Path(self.data.work), self.stage.number, self.number)
 
     def run(self) -> Receipt:
         """Sweep; the receipt has sums of the segment and how far the stage is."""
-        return _Leg(self).run()
+        return _Segment(self).run()
 
 
-class _Leg:
+class _Segment:
     """A segment at work."""
 
     def __init__(self, job: SegmentJob) -> None:
@@ -229,7 +239,8 @@ class _Leg:
         violation = progress.largest if self._draws else progress.sum
         over = progress.entries >= p.max_passes * self._nnz
         if progress.full:
-            progress.first = max(progress.first, violation)
+            if not progress.sweep:
+                progress.first = max(progress.first, violation)
             progress.history[-1]["violation"] = violation
             progress.done = over or violation <= p.tol * progress.first
             if self._shrinks and not progress.done:

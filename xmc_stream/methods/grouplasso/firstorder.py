@@ -32,7 +32,7 @@ from xmc_stream.methods.grouplasso.gradient import (
 )
 from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, width_of
 from xmc_stream.methods.grouplasso.solver import problem_of
-from xmc_stream.methods.grouplasso.state import State, write_state
+from xmc_stream.methods.grouplasso.state import State, state_path, write_state
 from xmc_stream.store.dataset import Dataset
 
 STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about
@@ -47,7 +47,11 @@ Phases = Generator[Phase, list[Receipt], Any]
 
 @dataclass
 class Going:
-    """How far a stage is. t: of FISTA; length: L; step: how many were made; last: values of F; passes: readings of X."""
+    """How far a stage is. t: of FISTA; length: L; step: how many were made; last: values of F; passes: readings of X.
+
+    first: the violation that those of later steps are measured by, see `state.Progress`. history: the start, and what is
+    after 1, 2, 4, 8, ... steps.
+    """
 
     t: float = 1.0
     length: float = 0.0
@@ -83,7 +87,7 @@ class StepsJob:
     @property
     def out(self) -> Path:
         """The state that it leaves."""
-        return Path(self.data.work) / "state" / f"stage-{self.stage.number}" / f"{self.number:06d}"
+        return state_path(Path(self.data.work), self.stage.number, self.number)
 
     @property
     def small(self) -> bool:
@@ -146,12 +150,14 @@ class _Steps:
         self._going = Going(first=job.first, length=job.constant / 64.0 if searched else job.constant)
         self._fresh = False  # whether there is a gradient of the step before
         self._w, self._v, self._next, self._g, self._old_g = "w", "v", "next", "g", "old-g"
+        if self._p.algorithm != "fista":
+            self._v = self._w
         self._array_of, self._losses = "", 0.0
         self._sums = {"passes": 0.0, "bytes_read": 0}
         d, width = dataset.n_features, width_of(dataset.n_labels)
         InFile(job.data.scratch("array"), dataset.n_samples, width)
         state = State(Path(job.before), d, dataset.n_labels) if job.before else None
-        for name in (self._w, self._v, self._next, self._g, self._old_g):
+        for name in {self._w, self._v, self._next, self._g, self._old_g}:
             matrix = InFile(job.data.scratch(name), d, width)
             if state is not None and name in ("w", "v"):
                 part = state if name == "w" or job.begins else State(Path(job.before), d, dataset.n_labels, "v")
@@ -199,11 +205,17 @@ class _Steps:
         going, p = self._going, self._p
         of = {"fista": self._fista, "sparsa": self._sparsa, "fobos": self._fobos}[p.algorithm]
         end = going.step + steps
+        if not self._job.before:
+            loss = yield from self._scores(self._v)
+            going.history.append({"passes": 0, "objective": loss, "violation": None, "n_selected": 0})
         while not going.done and going.step < end:
             sums = yield from of()
+            if not going.step:
+                going.first = max(going.first, sums[VIOLATION])
+                for entry in going.history:
+                    entry["violation"] = sums[VIOLATION]
             going.step += 1
-            going.first = max(going.first, sums[VIOLATION])
-            over = going.passes >= p.max_passes
+            over = going.passes >= p.max_passes or not math.isfinite(sums[PENALTY])
             going.done = over or sums[VIOLATION] <= p.tol * going.first
             if going.done or going.step == end or going.step & (going.step - 1) == 0:
                 loss = yield from self._scores(self._w)
@@ -244,9 +256,11 @@ class _Steps:
     def _advance(self) -> None:
         """The next W is W."""
         self._w, self._next = self._next, self._w
+        if self._p.algorithm != "fista":
+            self._v = self._w
 
     def _sparsa(self) -> Phases:
-        going, self._v = self._going, self._w
+        going = self._going
         loss = yield from self._scores(self._w)
         self._g, self._old_g = self._old_g, self._g
         yield from self._gradient()
@@ -268,15 +282,13 @@ class _Steps:
         going.length = length
         going.last = [*going.last, value][-_MEMORY:]
         self._advance()
-        self._v = self._w
         return sums
 
     def _fobos(self) -> Phases:
-        going, self._v = self._going, self._w
+        going = self._going
         yield from self._scores(self._w)
         yield from self._gradient()
         eta = self._p.eta or 4.0 / self._job.constant
         sums = yield from self._step(math.sqrt(going.step + 1.0) / eta)
         self._advance()
-        self._v = self._w
         return sums

@@ -17,14 +17,12 @@ from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import gradient_parts, parts_of, plan_descent, plan_gradient, width_of
 from xmc_stream.methods.grouplasso.run import GroupLassoRun, stages_of
+from xmc_stream.methods.grouplasso.state import state_path
 from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
 from xmc_stream.store.dataset import Dataset
 
 _ROWS = 1 << 16  # whose labels are counted at a time
-_ENTRY_NS, _VALUE_NS = (
-    30.0,
-    1.0,
-)  # of a visit to an entry, and to a value of its line: measured, see docs/group-lasso.md
+_ENTRY_NS, _VALUE_NS = 30.0, 1.0  # of a visit to an entry, and to a value of its line, about
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,8 @@ class GroupLassoMethod(Method):
         return "finalise" if folder.parent.name == "units" else None
 
     def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
-        """Where what a segment left is damaged, its stage begins again, and those after it."""
+        """Where what a segment left is damaged or gone, its stage begins again, and those after it."""
+        keys = list(keys)
         stages: dict[int, str] = {}
         others = {}
         for folder, damage in damaged.items():
@@ -110,6 +109,9 @@ class GroupLassoMethod(Method):
                 stages[int(of[1])] = damage
             else:
                 others[folder] = damage
+        for number, left in last_states(work, keys).items():
+            if not left.exists():
+                stages.setdefault(number, f"{left} is missing")
         found = super().redo(work, others, keys, warm_start)
         if stages:
             first = min(stages)
@@ -125,6 +127,12 @@ class GroupLassoMethod(Method):
             f"lam {report['lam']:g}, {report['n_selected']:,} features selected",
             f"objective {report['objective']:.6g} after {passes:.3g} passes over X",
         ]
+
+
+def last_states(work: Path, keys: Iterable[str]) -> dict[int, Path]:
+    """The state that each stage's last segment left, of those that are done."""
+    segments = sorted(tuple(map(int, key.split("/")[1:])) for key in keys if key.startswith("segment/"))
+    return {stage: state_path(work, stage, number) for stage, number in segments}
 
 
 def refuse_two_labels(dataset: Dataset, loss: str) -> None:

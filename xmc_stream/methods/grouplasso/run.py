@@ -5,11 +5,13 @@ The loop is a generator, as that of `methods.ppdsparse.run`. All it decides come
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.errors import InputError
 from xmc_stream.jobs.check import SealJob, array_jobs
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
@@ -22,6 +24,24 @@ from xmc_stream.methods.grouplasso.plan import plan_descent, plan_gradient
 from xmc_stream.methods.grouplasso.solver import problem_of
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import make_folder
+
+_ABOVE = 1.0 + 1e-6  # times F(0): rounding
+
+
+def refuse_diverged(p: GroupLassoParameters, stage: Stage, objective: float, at_zero: float) -> None:
+    """Raise InputError for an end of a stage that is worse than W = 0."""
+    if objective <= _ABOVE * at_zero:
+        return
+    if p.descends or stage.debias:
+        cure = "scale the features, as by convert --normalize l2"
+    else:
+        cure = ("set a smaller eta" if p.algorithm == "fobos" else "scale the features") + ", or algorithm=bcd-ls"
+    where = "the debiasing" if stage.debias else f"lam {stage.lam:g}"
+    raise InputError(
+        f"{p.algorithm} diverged in {where}: its objective is {objective:.6g}, that of W = 0 is {at_zero:.6g}: {cure}, and "
+        "train again with --overwrite"
+    )
 
 
 def stages_of(p: GroupLassoParameters) -> list[Stage]:
@@ -45,7 +65,7 @@ class GroupLassoRun:
 
     def __post_init__(self) -> None:
         self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)
-        self._said = ""
+        self._said, self._constant = "", 0.0
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
@@ -54,13 +74,19 @@ class GroupLassoRun:
         columns = d.path / "X" / "columns"
         checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
         yield Phase("check the columns", checks, kept=False)
-        state, first = "", -1.0
+        if not p.descends:
+            yield from self._bound()
+        state, first, at_zero = "", -1.0, math.inf
         path: list[dict[str, Any]] = []
         history: list[dict[str, Any]] = []
         objective = 0.0
         for stage in stages_of(p):
-            state, receipt = yield from self._stage(stage, state, first)
+            make_folder(self.work / "state" / f"stage-{stage.number}")
+            state, receipt = yield from self._stage(stage, state, -1.0 if stage.debias else first)
             first = receipt["first"]
+            if stage.number == 0:
+                at_zero = receipt["history"][0]["objective"]
+            refuse_diverged(p, stage, receipt["objective"], math.inf if stage.debias else at_zero)
             objective = objective if stage.debias else receipt["objective"]
             path.append(
                 {
@@ -97,6 +123,13 @@ class GroupLassoRun:
             if receipt["done"]:
                 return before, receipt
 
+    def _bound(self) -> Generator[Phase, list[Receipt], None]:
+        """The L of steps along the whole gradient that always works."""
+        d = self.dataset
+        sigma = (yield Phase("largest singular value", [SigmaJob(self._data, self.plan.row_block_bytes)]))[0]["sigma"]
+        curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
+        self._constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
+
     def _name(self, stage: Stage) -> str:
         return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
 
@@ -113,11 +146,8 @@ class GroupLassoRun:
         self, stage: Stage, number: int, before: str, begins: bool, first: float
     ) -> Generator[Phase, list[Receipt], tuple[str, Receipt]]:
         """Some steps along the gradient, see `StepsJob`."""
-        d = self.dataset
-        sigma = (yield Phase("largest singular value", [SigmaJob(self._data, self.plan.row_block_bytes)]))[0]["sigma"]
-        curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
-        constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
-        job = StepsJob(self._data, stage, number, before, begins, first, plan_gradient(self.plan, d), constant)
+        sizes = plan_gradient(self.plan, self.dataset)
+        job = StepsJob(self._data, stage, number, before, begins, first, sizes, self._constant)
         receipt = self.ledger.get(job.key)
         if receipt is None and not job.small:
             made = yield from job.loop()

@@ -26,7 +26,8 @@ class Progress:
 
     sweep: its number in the stage; full: whether it is over all features; else inner: which one since the last full one,
     and inner_first: the violation of the first of these. at: features of its order that were visited; sum, largest: the
-    violation so far. first: that of the stage's first sweep, or more (-1: not known). entries: visited in the stage.
+    violation so far. first: what it is measured by, that of the stage's first sweep or of the first stage's, the larger
+    (-1: not known). entries: visited in the stage.
     """
 
     sweep: int = 0
@@ -40,6 +41,11 @@ class Progress:
     entries: int = 0
     done: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def state_path(work: Path, stage: int, number: int) -> Path:
+    """What a segment of a stage leaves."""
+    return work / "state" / f"stage-{stage}" / f"{number:06d}"
 
 
 Part = tuple[Matrix, NDArray[np.int64]]  # a D x K matrix, and its rows that are not zero
@@ -89,7 +95,8 @@ class State:
             values = self._rows.read(low * self._n_labels, (low + len(features)) * self._n_labels)
             if not np.isfinite(values).all():
                 raise StoreError(
-                    f"{self._path} has weights that are not finite: its training diverged, or it is damaged"
+                    f"{self._path} has weights that are not finite: train anew with --overwrite, from X whose values are "
+                    "not so large"
                 )
             yield features, values.reshape(-1, self._n_labels)
 
