@@ -122,7 +122,14 @@ def test_the_l1_penalty_is_that_of_scikit_learn(tmp_path: Path) -> None:
     X, Y = data_for("logistic", n=100, d=10)
     lam, y = 0.01, Y.toarray().argmax(axis=1)
     W, result = solve(X, Y, tmp_path, loss="logistic", lam=lam, mix=1.0, **TIGHT)
-    options = {"penalty": "elasticnet", "l1_ratio": 1.0, "solver": "saga", "fit_intercept": False, "tol": 1e-8, "max_iter": 20_000}
+    options = {
+        "penalty": "elasticnet",
+        "l1_ratio": 1.0,
+        "solver": "saga",
+        "fit_intercept": False,
+        "tol": 1e-8,
+        "max_iter": 20_000,
+    }
     other = LogisticRegression(C=1 / (len(y) * lam), random_state=0, **options).fit(X.toarray().astype(np.float64), y)
     assert result["objective"] == pytest.approx(objective("logistic", X, Y, other.coef_.T, 1.0, lam), rel=1e-6)
     np.testing.assert_allclose(W, other.coef_.T, atol=1e-3)

@@ -46,7 +46,7 @@ from xmc_stream.kernels.margins import (
     new_sums,
     settle,
 )  # fmt: skip
-from xmc_stream.kernels.vectors import total
+from xmc_stream.kernels.vectors import _plain_total, total
 
 losses = pytest.mark.parametrize("loss", LOSSES)
 
@@ -182,13 +182,13 @@ def test_the_proximal_operator_minimises(v: list[float], lam1: float, lam2: floa
 @pytest.mark.parametrize("search", [True, False])
 @pytest.mark.parametrize("lams", [(0.0, 0.02, 0.0), (0.01, 0.01, 0.0), (0.0, 0.0, 0.1)])
 def test_a_visit_lowers_the_objective_and_keeps_the_array(loss: str, search: bool, lams: tuple[float, ...]) -> None:
-    X, Y, W = made(loss, 11, n=120)
+    X, Y, W = made(loss, 11, n=60)
     k, of = W.shape[1], problem(loss, len(X), W.shape[1], *lams, search)
     lines, _ = settled(loss, X, Y, W)
     weights, every = wide(W), np.arange(X.shape[1])
     visited = Visited(np.zeros(2), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
     exact = X.astype(np.float64)
-    for j in [*every, *every]:
+    for j in [*every, *every[:3]]:
         now = weights[:, :k].astype(np.float64)
         before = twin.losses(loss, exact, Y, now) + twin.penalty(now, *lams)
         g = twin.gradient(loss, exact, Y, now)[j]
@@ -330,7 +330,7 @@ def test_exponentials_sums_and_draws() -> None:
     from numba import njit
 
     summed = njit(lambda array: total(array))
-    assert summed(values) == pytest.approx(values.sum(dtype=np.float64), rel=1e-6)
+    assert summed(values) == _plain_total(values) == pytest.approx(values.sum(dtype=np.float64), rel=1e-6)
     out = np.empty(20_000, np.int64)
     draw(7, np.uint64(2**63 + 5), out)
     counts = np.bincount(out, minlength=7)

@@ -30,9 +30,10 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Problem(NamedTuple):
-    """loss: see `margins`; n_labels: K; n_samples: N. lam1, lam2, ridge: see above. search: line search, else the constant
+    """What is minimised, and by which steps.
 
-    step L_j = curvature * sum_i x_ij^2 / N.
+    loss: see `margins`; n_labels: K; n_samples: N. lam1, lam2, ridge: of the penalty, see above. search: whether a line
+    search finds the step; else L is the constant curvature * sum_i x_ij^2 / N.
     """
 
     loss: int

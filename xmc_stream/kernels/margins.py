@@ -5,14 +5,20 @@
     logistic     (1/N) sum_i log sum_r exp(z_ir - z_{i,y_i})
     ranking      (1/N) sum_i sum_{y in Y_i} sum_{r not in Y_i} max(0, 1 - (z_iy - z_ir))^2
 
-The array does not hold the scores z = X W but what makes gradients cheap: the margins 1 - (z_iy - z_ir), and in place y_i
-minus the sum of the positive ones; 1 + z_ir; the probabilities; for ranking the scores. Lines are padded with PAD (for
-probabilities with 0) to whole cache lines. A visit to an entry x_ij goes over the K neighbouring values of line i, and
-nothing in that loop asks for the label: what it counts wrong for labels of the row is put right behind it.
+A line of the array holds what makes gradients cheap:
+
+    multiclass   the margins 1 - (z_{i,y_i} - z_ir); in place y_i minus the sum of the positive ones
+    multitask    1 + z_ir
+    logistic     the probabilities exp(z_ir) / sum_s exp(z_is)
+    ranking      the scores z_ir
+
+It is padded to whole cache lines with PAD, or with 0 for probabilities. For each entry x_ij of a column, a kernel goes over
+the K values of line i. That loop does not ask which of them are the row's labels: what it adds wrongly for these is
+corrected after it.
 
 `add_gradient` gives a row of the gradient and of the curvature (equations 5 and 6). `move` adds a step to the scores and
-gives what the loss gained above its tangent: with it the line search takes no difference of large numbers.
-All values are float32. Sums over entries go over to float64 every FLUSH entries, counted from the column's first.
+gives how far the loss has risen above its tangent: with it the line search takes no difference of large numbers.
+All values are float32. Sums over entries are added to sums in float64 after every FLUSH entries of a column.
 """
 
 from __future__ import annotations

@@ -84,11 +84,11 @@ class ColumnsJob:
 
 
 @dataclass(frozen=True)
-class SegmentJob:
-    """A segment of a stage.
+class Segment:
+    """A segment of a stage, by whichever algorithm.
 
     before: the state that it begins from, "" for W = 0. begins: whether the stage begins with it. first: the violation that
-    the stages before were measured by, -1 if there is none. sizes: what may be in memory.
+    the stages before were measured by, -1 if there is none.
     """
 
     data: Data
@@ -97,7 +97,6 @@ class SegmentJob:
     before: str
     begins: bool
     first: float
-    sizes: DescentPlan
 
     @property
     def key(self) -> str:
@@ -109,12 +108,19 @@ class SegmentJob:
         """The state that it leaves."""
         return state_path(Path(self.data.work), self.stage.number, self.number)
 
+
+@dataclass(frozen=True)
+class SegmentJob(Segment):
+    """A segment of block coordinate descent. sizes: what may be in memory."""
+
+    sizes: DescentPlan
+
     def run(self) -> Receipt:
         """Sweep; the receipt has sums of the segment and how far the stage is."""
-        return _Segment(self).run()
+        return _Sweeps(self).run()
 
 
-class _Segment:
+class _Sweeps:
     """A segment at work."""
 
     def __init__(self, job: SegmentJob) -> None:

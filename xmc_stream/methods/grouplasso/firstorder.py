@@ -20,7 +20,7 @@ import numpy as np
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.kernels.grouplasso import BACK, KEPT, LARGEST, LINEAR, PENALTY, SQUARE, VIOLATION
 from xmc_stream.methods.grouplasso.arrays import InFile
-from xmc_stream.methods.grouplasso.descent import Data, Stage
+from xmc_stream.methods.grouplasso.descent import Segment
 from xmc_stream.methods.grouplasso.gradient import (
     ChangeJob,
     GradientJob,
@@ -32,7 +32,7 @@ from xmc_stream.methods.grouplasso.gradient import (
 )
 from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, width_of
 from xmc_stream.methods.grouplasso.solver import problem_of
-from xmc_stream.methods.grouplasso.state import State, state_path, write_state
+from xmc_stream.methods.grouplasso.state import State, write_state
 from xmc_stream.store.dataset import Dataset
 
 STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about
@@ -64,30 +64,14 @@ class Going:
 
 
 @dataclass(frozen=True)
-class StepsJob:
+class StepsJob(Segment):
     """Some steps of a stage, from a state to the next. constant: the L that always works.
 
-    As one job, it does the jobs of all phases itself; else `loop` yields them and `store` ends it.
+    As one job, it does the jobs of all phases itself; else `loop` yields them and `StoreJob` ends it.
     """
 
-    data: Data
-    stage: Stage
-    number: int
-    before: str
-    begins: bool
-    first: float
     sizes: GradientPlan
     constant: float
-
-    @property
-    def key(self) -> str:
-        """Stage and segment."""
-        return f"segment/{self.stage.number}/{self.number}"
-
-    @property
-    def out(self) -> Path:
-        """The state that it leaves."""
-        return state_path(Path(self.data.work), self.stage.number, self.number)
 
     @property
     def small(self) -> bool:
