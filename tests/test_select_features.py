@@ -150,6 +150,34 @@ def test_features_that_are_none_are_refused_and_nothing_is_left(data: xs.Dataset
     assert xs.select_features(data, two.path, [1], memory_limit=LIMIT, overwrite=True).n_features == 1
 
 
+def test_a_model_selects_from_any_rows_of_the_same_features_only(model: xs.Model, tmp_path: Path) -> None:
+    X, Y = rows_and_labels(50, D + 1, K, seed=7)
+    moved = tmp_path / "moved"
+    moved.write_text("".join(f"{text}\n" for text in [*FEATURES[1:], FEATURES[0]]))
+
+    def converted(name: str, X: Any, **options: Any) -> xs.Dataset:
+        return xs.convert(X, tmp_path / name, labels=Y, normalize="none", memory_limit=LIMIT, **options)
+
+    test = converted("test.xmc", X[:, :D], like=model)
+    nameless = converted("nameless.xmc", X[:, :D])
+    for number, data in enumerate((test, nameless)):
+        some = xs.select_features(data, tmp_path / f"{number}.xmc", model, memory_limit=LIMIT)
+        assert (matrix(some) != X[:, :D][:, model.selected_features()]).nnz == 0
+    wide = converted("wide.xmc", X)
+    part_of_wide = xs.select_features(wide, tmp_path / "part.xmc", np.arange(D), memory_limit=LIMIT)
+    others = converted("others.xmc", X[:, :D], feature_names=moved)
+    narrow = converted("narrow.xmc", X[:, : D - 1])  # has every feature that the model selects
+    assert model.selected_features()[-1] < D - 1
+    first = model.selected_features()[0]
+    for data, said in (
+        (wide, f"with {D + 1} features and .* with {D}: convert"), (part_of_wide, f"with {D + 1} features"),
+        (narrow, f"with {D - 1} features"), (others, f"feature {first} is 'word {first + 1} ä' in .* and 'word {first} ä'"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            xs.select_features(data, tmp_path / "out.xmc", model, memory_limit=LIMIT)
+        assert not (tmp_path / "out.xmc").exists()
+
+
 def test_damaged_data_leave_nothing(data: xs.Dataset, tmp_path: Path) -> None:
     shutil.copytree(data.path, tmp_path / "d.xmc")
     file = tmp_path / "d.xmc/X/rows/indices/c/0"
@@ -265,6 +293,27 @@ def test_a_compact_model_is_made_of_any_row_sparse_model_only(
         with pytest.raises(InputError, match="linear model, which selects no features"):
             refused()
     assert {path.name for path in tmp_path.iterdir()} == {"again"}
+
+
+def test_a_compact_model_does_not_take_the_place_of_an_unfinished_training(
+    small: Path, model: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out, work = tmp_path / "m", tmp_path / "m.partial"
+    monkeypatch.setattr("xmc_stream.training.write_label_counts", interrupted)  # of a training that is all but finished
+    with pytest.raises(KeyboardInterrupt):
+        xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(small, model=out)
+    before = inodes(work)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"m\.partial is a training that is not finished: finish it by"):
+            model.compact(out, overwrite=overwrite, memory_limit=LIMIT)
+    assert inodes(work) == before
+    shutil.rmtree(work)
+    (work / "units").mkdir(parents=True)  # what a killed `compact` leaves
+    assert model.compact(out, memory_limit=LIMIT).n_features == SELECTED
+    assert not work.exists()
 
 
 def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs.Dataset, tmp_path: Path) -> None:
