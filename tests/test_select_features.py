@@ -323,7 +323,7 @@ def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs
     linear = xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(train, model=tmp_path / "m").model_
     labels, _ = linear.predict_topk(valid, 1, Execution(LIMIT))
     assert labels.shape == (valid.n_samples, 1)
-    with pytest.raises(InputError, match="select them by"):
+    with pytest.raises(InputError, match=r"has 300: select them as those of its training set were selected$"):
         linear.predict_topk(data, 1, Execution(LIMIT))
     assert damage(linear.path) == []
     # a model of some of them selects among all

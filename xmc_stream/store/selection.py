@@ -42,7 +42,7 @@ def selected_of(attributes: Mapping[str, Any]) -> int | None:
 
 
 def n_converted(attributes: Mapping[str, Any]) -> int:
-    """How many features the data of a dataset, or of a model, had as they were converted. Raises StoreError."""
+    """How many features the data of a dataset or model had when they were converted. Raises StoreError."""
     of = selected_of(attributes)
     return int(attributes["n_features"]) if of is None else of
 

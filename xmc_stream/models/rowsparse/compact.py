@@ -13,7 +13,7 @@ from xmc_stream.memory import MemoryLimit, return_freed_memory
 from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import LOGS, SEAL
-from xmc_stream.store.model import CHUNK_BYTES, LABEL_COUNTS, begin_model, finish_model, is_model
+from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model, is_model
 from xmc_stream.store.names import select_names
 from xmc_stream.store.selection import SELECTED, n_converted, write_selection
 
@@ -60,7 +60,7 @@ def _write(model: RowSparseWeights, work: Path, path: Path) -> None:
     attributes = {
         **kept,
         "n_features": model.n_selected,
-        "compacted": {"of": model.path.name},
+        COMPACTED: {"of": model.path.name},
         **write_selection(work, model.selected_features(), n_converted(model.attributes)),
     }
     finish_model(work, path, attributes)

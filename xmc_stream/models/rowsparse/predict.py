@@ -39,7 +39,12 @@ _ROW = 40  # bytes of a row in a block beside its entries and scores
 
 @dataclass(frozen=True)
 class RowsPlan(CutIntoJobs):
-    """width: classes of a tile, at most; height: rows of W of a tile; rows: of a row block; the others as a PredictPlan's."""
+    """How a prediction is cut.
+
+    width: classes of a tile, at most; height: rows of W of a tile. rows: of a row block, at most; row_bytes: of its part of
+    X; pair_bytes: of its part of Y or of a filter. rows_per_job: whole chunks of the predictions. cache_bytes: of all tiles
+    in memory; keeps_tiles: whether these are all tiles there are.
+    """
 
     width: int
     height: int
