@@ -220,12 +220,6 @@ def test_export_writes_the_weights_that_are_not_zero(model: xs.Model, W: Any, tm
     assert not np.load(tmp_path / "w.npz")["bias"].any()
 
 
-def test_info(model: xs.Model, commands: Callable[..., Any]) -> None:
-    said = commands("info", model.path, "--digest")
-    assert (said["kind"], said["n_selected"], said["nnz"]) == ("model", SELECTED, model.nnz)
-    assert said["digest"] == model.digest()
-
-
 def test_a_calibrated_model_ranks_by_calibrated_scores(data: xs.Dataset, W: Any, tmp_path: Path) -> None:
     model = written(tmp_path / "m", data, W)
     about = {"applied": True, "slope": [1.0, 0.1], "least": 0.1, "shift": [0.3, -0.2], "fewest": 1, "cap": 0.9}
@@ -324,6 +318,8 @@ def test_a_number_of_features_that_is_not_theirs_is_refused(
 def test_plans_keep_within_the_budget_and_say_what_is_least(model: xs.Model) -> None:
     for threads in (1, 2, 8):
         least = 0
+        with pytest.raises(MemoryLimitError, match=f"predicting on {threads} threads needs .*: set --memory-limit to"):
+            plan_rows(MemoryPlan(4 * MIB, 4 * MIB, threads), model, N, 5)  # type: ignore[arg-type]
         for budget in (8 * MIB, 16 * MIB, 64 * MIB, 1024 * MIB):
             plan = MemoryPlan(budget, budget, threads)
             try:
@@ -362,79 +358,74 @@ def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """640 MB of weights: 20,000 selected features of 30,000, 8,000 classes."""
-    folder = tmp_path_factory.mktemp("wide")
-    d, k, n, rng = 30_000, 8_000, 600, np.random.default_rng(0)
-    X, Y = (
-        sp.random(n, d, 0.002, format="csr", dtype=np.float32, random_state=1),
-        sp.lil_matrix((n, k), dtype=np.float32),
-    )
-    Y[np.arange(n), rng.integers(0, k, n)] = 1
-    data = xs.convert(X, folder / "d.xmc", labels=Y.tocsr(), normalize="none", memory_limit=LIMIT)
-    line = rng.standard_normal(k).astype(np.float32)
-    with finished(folder / "m", data) as writer:
-        for first in range(0, 20_000, 500):
-            features = np.arange(first, first + 500)
-            writer.append(features, np.outer(1 + features % 7, line).astype(np.float32))
-    return folder / "m", data.path
-
-
 CHILD = """
 import json, sys
 import xmc_stream as xs
 from xmc_stream.memory import peak_resident
-path, data, limit, threads = sys.argv[1:]
-data, execution = xs.open_dataset(data), xs.Execution(limit, int(threads))
-labels, scores = xs.load_model(path).predict_topk(data, 2, execution)
-figures = xs.evaluate(path, data, execution=execution)
-print(json.dumps([labels.tolist(), scores.tolist(), figures, peak_resident()]))
+from xmc_stream.planning import plan_prediction
+path, data, out, limit, threads = sys.argv[1:]
+model, data, execution = xs.load_model(path), xs.open_dataset(data), xs.Execution(limit, int(threads))
+foreseen = [plan_prediction(model, data, 2, execution, evaluate=evaluate) for evaluate in (False, True)]
+done = xs.predict(model, data, out, 2, execution)
+figures = xs.evaluate(path, data, ks=(1, 2), execution=execution)
+print(json.dumps([foreseen, done, figures, peak_resident()]))
 """
+WIDE = 20_000, 16_000, 5_000  # features, those that are selected, classes: 320 MB of weights
+TIGHT = 300 * 10**6
 
 
-def child(*arguments: object) -> Any:
-    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def line_of(n: int) -> Any:
+    """A row of W; the others are multiples of it."""
+    return np.random.default_rng(0).standard_normal(n).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def beyond(tmp_path_factory: pytest.TempPathFactory, model: xs.Model, data: xs.Dataset) -> list[Any]:
+    """What two children foresaw, predicted and needed by one model, larger than the limit of the first."""
+    xs.evaluate(model.path, data, execution=Execution(LIMIT))  # compiles what the children load
+    folder, (d, selected, k), n = tmp_path_factory.mktemp("wide"), WIDE, 400
+    X = sp.random(n, d, 0.002, format="csr", dtype=np.float32, random_state=1)
+    Y = sp.csr_matrix((np.ones(n), (np.arange(n), np.arange(n) * 11 % k)), shape=(n, k), dtype=np.float32)
+    wide = xs.convert(X, folder / "d.xmc", labels=Y, normalize="none", memory_limit=LIMIT)
+    with finished(folder / "m", wide) as writer:
+        for first in range(0, selected, 500):
+            features = np.arange(first, first + 500)
+            writer.append(features, np.outer(1 + features % 7, line_of(k)).astype(np.float32))
+    assert folder_bytes(folder / "m") > TIGHT
+    runs = []
+    for limit, threads in ((TIGHT, 2), (1500 * 10**6, 1)):
+        out = folder / f"{limit}.npz"
+        command = [sys.executable, "-c", CHILD, *map(str, (folder / "m", wide.path, out, limit, threads))]
+        child = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert child.returncode == 0, child.stderr
+        with np.load(out) as found:
+            runs.append((*json.loads(child.stdout), found["labels"], found["scores"]))
+    shutil.rmtree(folder)
+    return runs
 
 
 @pytest.mark.slow
 @on_linux
-def test_weights_beyond_the_limit_are_predicted_by_within_it(
-    wide: tuple[Path, Path], model: xs.Model, data: xs.Dataset
-) -> None:
-    xs.evaluate(model.path, data, execution=Execution(LIMIT))  # compiles what the children load
-    limit = 350 * 10**6
-    found = [child(*wide, "350MB", threads) for threads in (1, 2)]
-    assert all(peak <= limit for *_, peak in found)
-    assert limit < folder_bytes(wide[0])
-    assert found[0][:3] == found[1][:3] == child(*wide, "3GB", 2)[:3]
-    labels = np.array(found[0][0])
-    positive = np.array(found[0][1])[:, 0] > 0
-    line = np.random.default_rng(0)
-    line.integers(0, 8_000, 600)
-    assert (labels[positive, 0] == line.standard_normal(8_000).astype(np.float32).argmax()).all()
+def test_weights_beyond_the_limit_are_predicted_by_within_it(beyond: list[Any]) -> None:
+    (_, _, figures, peak, labels, scores), (_, _, others, _, *same) = beyond
+    assert peak <= TIGHT
+    assert figures == others
+    np.testing.assert_array_equal([labels, scores], same)
+    positive = scores[:, 0] > 0  # all but rows without selected features
+    assert positive.sum() > 390
+    assert (labels[positive, 0] == line_of(WIDE[-1]).argmax()).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "threads"), [("350MB", 2), ("1500MB", 1)])
-def test_what_is_foreseen_of_prediction_and_evaluation_comes_true(
-    wide: tuple[Path, Path], cli: Callable[..., Any], tmp_path: Path, limit: str, threads: int
-) -> None:
-    options = ("--memory-limit", limit, "--threads", threads)
-    foreseen = cli("plan", "predict", *wide, tmp_path / "p", *options)
-    done = cli("predict", *wide, tmp_path / "p", *options)
-    assert foreseen["fits"]
-    assert foreseen["bytes_read"] == done["bytes_read"]
-    assert foreseen["row_blocks"] == done["row_blocks"]
-    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
-    foreseen = cli("plan", "evaluate", *wide, *options)
-    assert foreseen["fits"]
-    assert foreseen["tiles_made"] >= 1
-    *_, peak = child(*wide, limit, threads)  # both, one after the other
-    assert peak <= max(foreseen["peak_rss"], done["peak_rss"]) * 1.05
-    assert foreseen["peak_rss"] <= 1.4 * peak
-    line = cli("predict", *wide, tmp_path / "q", "--memory-limit", "120MB", fails=True)
-    assert "--memory-limit" in line
+@on_linux
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_foreseen_of_prediction_and_evaluation_comes_true(beyond: list[Any], number: int) -> None:
+    (predict, evaluate), done, _, peak, *_ = beyond[number]
+    assert predict["fits"]
+    assert evaluate["fits"]
+    for name in ("bytes_read", "row_blocks"):
+        assert predict[name] == done[name]
+    assert done["peak_rss"] <= predict["peak_rss"] <= 1.4 * done["peak_rss"]
+    assert evaluate["tiles_made"] == (2 * evaluate["row_blocks"] if number == 0 else 1)
+    assert peak <= max(evaluate["peak_rss"], done["peak_rss"]) * 1.05
+    assert evaluate["peak_rss"] <= 1.4 * peak

@@ -150,6 +150,34 @@ def test_features_that_are_none_are_refused_and_nothing_is_left(data: xs.Dataset
     assert xs.select_features(data, two.path, [1], memory_limit=LIMIT, overwrite=True).n_features == 1
 
 
+def test_a_model_selects_from_any_rows_of_the_same_features_only(model: xs.Model, tmp_path: Path) -> None:
+    X, Y = rows_and_labels(50, D + 1, K, seed=7)
+    moved = tmp_path / "moved"
+    moved.write_text("".join(f"{text}\n" for text in [*FEATURES[1:], FEATURES[0]]))
+
+    def converted(name: str, X: Any, **options: Any) -> xs.Dataset:
+        return xs.convert(X, tmp_path / name, labels=Y, normalize="none", memory_limit=LIMIT, **options)
+
+    test = converted("test.xmc", X[:, :D], like=model)
+    nameless = converted("nameless.xmc", X[:, :D])
+    for number, data in enumerate((test, nameless)):
+        some = xs.select_features(data, tmp_path / f"{number}.xmc", model, memory_limit=LIMIT)
+        assert (matrix(some) != X[:, :D][:, model.selected_features()]).nnz == 0
+    wide = converted("wide.xmc", X)
+    part_of_wide = xs.select_features(wide, tmp_path / "part.xmc", np.arange(D), memory_limit=LIMIT)
+    others = converted("others.xmc", X[:, :D], feature_names=moved)
+    narrow = converted("narrow.xmc", X[:, : D - 1])  # has every feature that the model selects
+    assert model.selected_features()[-1] < D - 1
+    first = model.selected_features()[0]
+    for data, said in (
+        (wide, f"with {D + 1} features and .* with {D}: convert"), (part_of_wide, f"with {D + 1} features"),
+        (narrow, f"with {D - 1} features"), (others, f"feature {first} is 'word {first + 1} ä' in .* and 'word {first} ä'"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            xs.select_features(data, tmp_path / "out.xmc", model, memory_limit=LIMIT)
+        assert not (tmp_path / "out.xmc").exists()
+
+
 def test_damaged_data_leave_nothing(data: xs.Dataset, tmp_path: Path) -> None:
     shutil.copytree(data.path, tmp_path / "d.xmc")
     file = tmp_path / "d.xmc/X/rows/indices/c/0"
@@ -267,6 +295,27 @@ def test_a_compact_model_is_made_of_any_row_sparse_model_only(
     assert {path.name for path in tmp_path.iterdir()} == {"again"}
 
 
+def test_a_compact_model_does_not_take_the_place_of_an_unfinished_training(
+    small: Path, model: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out, work = tmp_path / "m", tmp_path / "m.partial"
+    monkeypatch.setattr("xmc_stream.training.write_label_counts", interrupted)  # of a training that is all but finished
+    with pytest.raises(KeyboardInterrupt):
+        xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(small, model=out)
+    before = inodes(work)
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"m\.partial is a training that is not finished: finish it by"):
+            model.compact(out, overwrite=overwrite, memory_limit=LIMIT)
+    assert inodes(work) == before
+    shutil.rmtree(work)
+    (work / "units").mkdir(parents=True)  # what a killed `compact` leaves
+    assert model.compact(out, memory_limit=LIMIT).n_features == SELECTED
+    assert not work.exists()
+
+
 def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs.Dataset, tmp_path: Path) -> None:
     xs.split(some, tmp_path / "train.xmc", tmp_path / "valid.xmc", memory_limit=LIMIT)
     train, valid = (xs.open_dataset(tmp_path / f"{name}.xmc") for name in ("train", "valid"))
@@ -274,7 +323,7 @@ def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs
     linear = xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(train, model=tmp_path / "m").model_
     labels, _ = linear.predict_topk(valid, 1, Execution(LIMIT))
     assert labels.shape == (valid.n_samples, 1)
-    with pytest.raises(InputError, match="select them by"):
+    with pytest.raises(InputError, match=r"has 300: select them as those of its training set were selected$"):
         linear.predict_topk(data, 1, Execution(LIMIT))
     assert damage(linear.path) == []
     # a model of some of them selects among all
@@ -301,7 +350,10 @@ def test_commands(data: xs.Dataset, model: xs.Model, commands: Callable[..., Any
     assert commands("compact", model.path, small)["n_features"] == SELECTED
     said = commands("select-features", data.path, some, "--model", model.path, "--memory-limit", LIMIT)
     assert (said["n_features"], said["of"], said["n_samples"]) == (SELECTED, D, N)
-    assert commands("info", small)["selected_features"]["of"] == commands("info", some)["selected_features"]["of"] == D
+    about = commands("info", small, "--digest")
+    assert (about["kind"], about["n_selected"], about["nnz"]) == ("model", SELECTED, model.nnz)
+    assert about["digest"] == xs.load_model(small).digest()
+    assert about["selected_features"]["of"] == commands("info", some)["selected_features"]["of"] == D
     whole = commands("predict", model.path, data.path, tmp_path / "p.txt")
     assert commands("predict", small, some, tmp_path / "q.txt")["bytes_read"] < whole["bytes_read"]
     assert (tmp_path / "p.txt").read_text() == (tmp_path / "q.txt").read_text()
@@ -320,8 +372,7 @@ import json, sys
 import numpy as np
 import xmc_stream as xs
 from xmc_stream.memory import peak_resident
-data, out, limit = sys.argv[1:]
-some = xs.select_features(data, out, np.arange(0, 4000, 3), memory_limit=limit)
+some = xs.select_features(*sys.argv[1:3], np.arange(0, 4000, 3), memory_limit=sys.argv[3])
 print(json.dumps([some.fingerprint, peak_resident()]))
 """
 
@@ -329,22 +380,20 @@ print(json.dumps([some.fingerprint, peak_resident()]))
 @pytest.mark.slow
 @on_linux
 def test_data_beyond_the_limit_are_selected_from_within_it(tmp_path: Path) -> None:
-    n, per_row, d = 120_000, 300, 4000
-    with xs.store.dataset.new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 290 MB of X
-        rng, rows = np.random.default_rng(0), n // 20
-        for _ in range(20):
-            x = np.sort(
-                rng.permuted(np.tile(np.arange(per_row) * 13, (rows, 1)), axis=1) + rng.integers(0, 13, (rows, 1))
-            )
-            ends = np.arange(rows + 1, dtype=np.int64)
+    n, per_row, d, limit = 110_000, 300, 4000, 250 * 10**6
+    with xs.store.dataset.new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 264 MB of X
+        rng, rows = np.random.default_rng(0), 5000
+        x = np.arange(per_row) * 13 + rng.integers(0, 13, (rows, per_row))
+        ends = np.arange(rows + 1, dtype=np.int64)
+        for _ in range(0, n, rows):
             values = rng.random(rows * per_row, np.float32)
             writer.append(per_row * ends, x.ravel().astype(np.int32), values, ends, np.zeros(rows, np.int32))
-    found = []
-    for limit, most in (("250MB", 250 * 10**6), ("2GB", 2 * 10**9)):
-        command = [sys.executable, "-c", CHILD, str(tmp_path / "d.xmc"), str(tmp_path / f"{limit}.xmc"), limit]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        fingerprint, peak = json.loads(done.stdout)
-        assert peak <= most
-        found.append(fingerprint)
-    assert found[0] == found[1]
+    data = xs.open_dataset(tmp_path / "d.xmc")
+    assert data.X_rows().nnz * 8 > limit
+    command = [sys.executable, "-c", CHILD, str(data.path), str(tmp_path / "some.xmc"), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    fingerprint, peak = json.loads(done.stdout)
+    assert peak <= limit
+    whole = xs.select_features(data, tmp_path / "whole.xmc", np.arange(0, 4000, 3), memory_limit=LIMIT)
+    assert fingerprint == whole.fingerprint

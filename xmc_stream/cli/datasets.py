@@ -141,6 +141,8 @@ def select_features(
 
     Samples and labels stay as they are; the files of labels are shared with DATA. A compact model (see `compact`), or one
     that is trained on OUT, predicts on such data.
+
+    With --model, DATA may be any data that were converted like the model's training set: a test set, new data.
     """
     from xmc_stream.datasets.select import select_features as select
     from xmc_stream.models import load_model

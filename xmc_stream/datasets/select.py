@@ -20,8 +20,8 @@ from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, ope
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
-from xmc_stream.store.names import select_names
-from xmc_stream.store.selection import SELECTED, read_selection, selected_of, write_selection
+from xmc_stream.store.names import WINDOW, select_names
+from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _WRITERS = 8 * MIB  # buffers of the files that are being written
@@ -51,7 +51,8 @@ def select_features(
     features : Model, int array, str or Path
         A row-sparse model, whose selected features are taken; ids of features from zero, in any order; or a file of them,
         one a line. They are ids in the data as they were converted, also where `data` has selected features alone.
-        Columns are in ascending order of the ids.
+        Columns are in ascending order of the ids. `data` need not be what the model was trained on, but must have had as
+        many features when it was converted, and the same names where both have names.
     memory_limit : str, int, float or None, default None
         Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
     overwrite : bool, default False
@@ -67,7 +68,8 @@ def select_features(
     Raises
     ------
     InputError
-        A feature is not one of the data or named twice, the model selects none, or something stands at `out`.
+        A feature is not one of the data or named twice; the model is of a kind that selects none, or learned from data of
+        other features; or something stands at `out`.
     StoreError
         The dataset or the model are damaged, or `out` cannot be written.
     MemoryLimitError
@@ -116,7 +118,7 @@ def select_features(
             {
                 "format": FORMAT, "version": VERSION, **kept, "n_features": len(columns), "nnz_features": writer.nnz,
                 "selection": {"of": dataset.path.name, "fingerprint": dataset.fingerprint},
-                **write_selection(group.path, ids, _n_all(dataset)),
+                **write_selection(group.path, ids, n_converted(dataset.attributes)),
             }
         )  # fmt: skip
         seal(group.path)
@@ -135,17 +137,13 @@ def _load_kernels(dataset: Dataset) -> None:
     row_norms(ends, none, none)
 
 
-def _n_all(dataset: Dataset) -> int:
-    """Features of the data as they were converted."""
-    of = selected_of(dataset.attributes)
-    return dataset.n_features if of is None else of
-
-
 def _ids(features: Any, dataset: Dataset) -> NDArray[np.int64]:
     """Ascending ids in the data as they were converted."""
     if isinstance(features, Model):
-        return features.selected_features()
-    n = _n_all(dataset)
+        ids = features.selected_features()
+        _refuse_other_features(features, ids, dataset)
+        return ids
+    n = n_converted(dataset.attributes)
     if isinstance(features, str | Path):
         return np.flatnonzero(listed(Path(features), n, "feature"))
     ids = np.asarray(features)
@@ -157,21 +155,43 @@ def _ids(features: Any, dataset: Dataset) -> NDArray[np.int64]:
     return ids
 
 
-def _columns(ids: NDArray[np.int64], dataset: Dataset) -> NDArray[np.int64]:
-    """The columns of a dataset that have these ids."""
-    selection = read_selection(dataset.path, dataset.attributes, dataset.n_features)
+def _refuse_other_features(model: Model, ids: NDArray[np.int64], dataset: Dataset) -> None:
+    """Raise InputError where the ids that a model selects are other features in the data, as far as can be told.
+
+    The data may have any rows: those of training are as good as those of a test set. But they must have had as many features
+    when they were converted, and where both have names, each selected feature must have one name.
+    """
+    of_data, of_model = n_converted(dataset.attributes), n_converted(model.attributes)
+    if of_data != of_model:
+        raise InputError(
+            f"{dataset.path} was converted with {of_data} features and the data that {model.path} learned from with "
+            f"{of_model}: convert the data again with --like and the training set"
+        )
+    names, of_model_names = dataset.feature_names(), model.feature_names()
+    if names is None or of_model_names is None:
+        return
+    columns, of_model_columns = _columns(ids, dataset), _columns(ids, model)
+    for start in range(0, len(ids), WINDOW):
+        some = slice(start, start + WINDOW)
+        pairs = zip(names.take(columns[some]), of_model_names.take(of_model_columns[some]), strict=True)
+        for i, (name, other) in enumerate(pairs, start):
+            if name != other:
+                raise InputError(
+                    f"feature {ids[i]} is {name!r:.50} in {dataset.path} and {other!r:.50} in {model.path}: convert the data "
+                    "again with --like and the training set"
+                )
+
+
+def _columns(ids: NDArray[np.int64], store: Dataset | Model) -> NDArray[np.int64]:
+    """The columns of a dataset, or of a model, that have these ids."""
+    selection = read_selection(store.path, store.attributes, store.n_features)
     if selection is None:
-        if len(ids) and ids[-1] >= dataset.n_features:
-            raise InputError(
-                f"{dataset.path} has {dataset.n_features} features and the model needs feature {ids[-1]}: convert the data "
-                "again with --like and the training set"
-            )
         return ids
     columns = np.searchsorted(selection, ids)
     missing = np.append(selection, -1)[columns] != ids
     if missing.any():
         raise InputError(
-            f"{dataset.path} has selected features alone, without feature {ids[missing][0]}: select them from the dataset that "
+            f"{store.path} has selected features alone, without feature {ids[missing][0]}: select them from the dataset that "
             "it was made from"
         )
     return columns

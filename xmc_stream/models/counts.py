@@ -48,7 +48,10 @@ def fold_metrics(
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
-    """The labels that some row of a job has or gets, in ascending order, and a file of their counts beside: few of many."""
+    """Write the labels that some row of a job has or is predicted, ascending, and their counts into `path`.n beside.
+
+    Other labels are left out: a job meets few of many.
+    """
     with open(path, "wb") as labels, open(f"{path}.n", "wb") as numbers:
         for first in range(0, counts.shape[1], _LABELS):
             part = counts[:, first : first + _LABELS]
@@ -58,9 +61,10 @@ def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
 
 
 def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
-    """Add what a job wrote of labels first, first + 1, ... to total (3, n): rows in which each is predicted (scores above
+    """Add what a job wrote of labels first, first + 1, ... to total (3, n).
 
-    the threshold) and true, predicted, true.
+    Row HITS counts the rows in which a label is predicted and true, PREDICTED those in which it scores above the threshold,
+    TRUE those that have it.
     """
     if not path.stat().st_size:  # no file of nothing can be mapped
         return

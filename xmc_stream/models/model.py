@@ -322,7 +322,7 @@ class Model(StoredModel, ABC):
         Raises
         ------
         InputError
-            The model is of another kind, or something stands at `path`.
+            The model is of another kind; something stands at `path`, or the training of a model there is not finished.
         StoreError
             The model is damaged, or the new one cannot be written.
         MemoryLimitError

@@ -11,7 +11,7 @@ from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.model import StoredModel
+from xmc_stream.store.model import COMPACTED, StoredModel
 from xmc_stream.store.selection import SELECTED, selected_of
 
 RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
@@ -23,15 +23,16 @@ def check_features(model: StoredModel, dataset: Dataset) -> None:
     if of_model is not None:
         other = of_data is not None and dataset.attributes[SELECTED] != model.attributes[SELECTED]
         if other or dataset.n_features != model.n_features:
+            by = f" by `xmc-stream select-features DATA OUT --model {model.path}`"
             raise InputError(
                 f"{model.path} needs its {model.n_features} selected features of {of_model}, and {dataset.path} has "
-                f"{'others' if other else dataset.n_features}: select them by `xmc-stream select-features DATA OUT --model "
-                f"{model.path}`"
+                f"{'others' if other else dataset.n_features}: select them"
+                + (by if COMPACTED in model.attributes else " as those of its training set were selected")
             )
     elif of_data is not None:
         raise InputError(
             f"{dataset.path} has {dataset.n_features} selected features of {of_data}, and the model {model.path} needs all: "
-            "give the dataset that it was made from, or `xmc-stream compact` the model"
+            "give the dataset that it was made from, or, if this model selected them, what `xmc-stream compact` makes of it"
         )
     elif dataset.n_features != model.n_features:
         raise InputError(_mismatch(model, dataset, "features", dataset.n_features, model.n_features))

@@ -25,6 +25,7 @@ _PLAIN = 1  # the version of a model whose units all have UNIT classes
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 KIND = "kind_of_model"  # the attribute that says which; models of earlier versions have none
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
+COMPACTED = "compacted"  # the attribute of a model that has the selected features of another one alone: of which
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
 _KINDS: dict[str, type] = {
     "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,

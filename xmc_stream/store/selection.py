@@ -41,6 +41,12 @@ def selected_of(attributes: Mapping[str, Any]) -> int | None:
     return int(about["of"])
 
 
+def n_converted(attributes: Mapping[str, Any]) -> int:
+    """How many features the data of a dataset or model had when they were converted. Raises StoreError."""
+    of = selected_of(attributes)
+    return int(attributes["n_features"]) if of is None else of
+
+
 def read_selection(path: Path, attributes: Mapping[str, Any], n: int) -> NDArray[np.int64] | None:
     """The ids of a store's n features in the data they were selected from; None for a store of all features."""
     of = selected_of(attributes)

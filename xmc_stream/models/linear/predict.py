@@ -28,16 +28,16 @@ from xmc_stream.models.ranking import (
     filter_pairs,
     no_predictions,
 )
+from xmc_stream.models.runs import PAIRS, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
-_PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
 
 @dataclass(frozen=True)
-class PredictPlan:
+class PredictPlan(CutIntoJobs):
     """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
     tiles, and bytes for them.
     """
@@ -52,11 +52,6 @@ class PredictPlan:
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
         return sum(span.tile for span in self.tiles) <= self.cache_bytes
-
-    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
-        """The rows of each job."""
-        starts = range(0, n_samples, self.rows_per_job)
-        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
     def row_blocks(self, dataset: Dataset) -> int:
         """How many row blocks there are, about."""
@@ -104,7 +99,7 @@ def plan_predict(
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
     rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
-    return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
+    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), cache)
 
 
 def predict_needs(
@@ -162,27 +157,11 @@ class PredictProbe:
 
 
 @dataclass(frozen=True)
-class PredictJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class PredictJob(RankingJob):
+    """Row block by row block, tile by tile. max_rows: of a row block."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    out: str
     sizes: PredictPlan
     max_rows: int
-    filtered: str
-    raw: bool = False
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"predict/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Predict."""
@@ -254,8 +233,8 @@ class PredictRun:
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
-                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
-                self.plan.cuts.rows, self.filtered, self.raw,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out),
+                self.filtered, sizes, self.plan.cuts.rows, raw=self.raw,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,34 +20,22 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_top_k
-from xmc_stream.models.counts import COUNT_BYTES, fold_metrics, metrics_of, write_counts
+from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
-from xmc_stream.models.ranking import (
-    RESULT_BYTES,
-    calibration_of,
-    check_features,
-    check_labels,
-    filter_matrix,
-    filter_pairs,
-    no_predictions,
-)
+from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.runs import CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 
 @dataclass(frozen=True)
-class ScorePlan:
+class ScorePlan(CutIntoJobs):
     """cuts: ranges of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
 
     cuts: tuple[Cut, ...]
     rows_per_job: int
-
-    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
-        """The rows of each job."""
-        starts = range(0, n_samples, self.rows_per_job)
-        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
 
 def score_needs(
@@ -85,26 +73,10 @@ def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int,
 
 
 @dataclass(frozen=True)
-class ScoreJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class ScoreJob(RankingJob):
+    """Row block by row block, tile by tile of A H^T."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    out: str
     scores: Panels
-    filtered: str
-    raw: bool = field(default=False, kw_only=True)
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"predict/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Predict."""
@@ -130,16 +102,8 @@ class ScoreJob:
 
 
 @dataclass(frozen=True)
-class EvaluateScoresJob(ScoreJob):
-    """As a ScoreJob, and counts for metrics as an EvaluateJob."""
-
-    threshold: float = 0.0
-    counts: str = ""
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"metrics/{self.start}-{self.stop}"
+class EvaluateScoresJob(CountingJob, ScoreJob):
+    """As a ScoreJob, and counts for metrics."""
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -165,29 +129,15 @@ class EvaluateScoresJob(ScoreJob):
 
 
 @dataclass
-class ScoreRun:
+class ScoreRun(RankingRun):
     """The jobs of one prediction by a low-rank model; with a folder for counts, of an evaluation."""
 
     model: LowRankFactors
-    dataset: Dataset
-    k: int
-    out: Path
-    plan: MemoryPlan
-    filtered: str = ""
-    threshold: float = 0.0
-    folder: Path | None = None
-    raw: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
-        if self.folder:
-            check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
         """Two phases; returns bytes and row blocks, or the metrics."""
         n, model = self.dataset.n_samples, self.model
-        counts = COUNT_BYTES * model.n_labels if self.folder else 0
-        sizes = plan_scores(self.plan, model, n, self.k, counts)
+        sizes = plan_scores(self.plan, model, n, self.k, self.of_labels)
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:
@@ -197,10 +147,10 @@ class ScoreRun:
             about = str(model.path), str(self.dataset.path)
             jobs: list[ScoreJob] = []
             for start, stop in sizes.ranges(n):
-                common = (*about, start, stop, self.k, str(self.out), scores, self.filtered)
+                common = (*about, start, stop, self.k, str(self.out), self.filtered, scores)
                 if self.folder:
-                    out = str(self.folder / f"counts-{start}")
-                    jobs.append(EvaluateScoresJob(*common, self.threshold, out, raw=self.raw))
+                    counts = str(self.folder / f"counts-{start}")
+                    jobs.append(EvaluateScoresJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
             receipts = yield Phase("evaluate" if self.folder else "predict", jobs)

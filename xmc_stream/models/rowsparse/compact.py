@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from xmc_stream.engine.summary import unfinished_run
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, return_freed_memory
 from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import LOGS, SEAL
-from xmc_stream.store.model import CHUNK_BYTES, LABEL_COUNTS, begin_model, finish_model, is_model
+from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model, is_model
 from xmc_stream.store.names import select_names
-from xmc_stream.store.selection import SELECTED, write_selection
+from xmc_stream.store.selection import SELECTED, n_converted, write_selection
 
 # of the training: a compact model is not its outcome, and no training goes on from it
 _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
@@ -27,6 +28,10 @@ def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: 
         raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
     if path.absolute() == model.path.absolute():
         raise InputError(f"{path} is the model itself: give another name")
+    if run := unfinished_run(path):
+        raise InputError(
+            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
+        )
     needs = {
         "selected features": 5 * 8 * model.n_selected,
         "rows": 2 * 4 * max(WINDOW, model.n_labels),
@@ -52,11 +57,10 @@ def _write(model: RowSparseWeights, work: Path, path: Path) -> None:
     if (model.path / LABEL_COUNTS).exists():
         shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS)
     kept = {name: value for name, value in model.attributes.items() if name not in _LEFT_OUT}
-    features, of = model.selected_features(), model.trained_on
     attributes = {
         **kept,
         "n_features": model.n_selected,
-        "compacted": {"of": model.path.name},
-        **write_selection(work, features, of),
+        COMPACTED: {"of": model.path.name},
+        **write_selection(work, model.selected_features(), n_converted(model.attributes)),
     }
     finish_model(work, path, attributes)

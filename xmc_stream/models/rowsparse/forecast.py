@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.models.counts import COUNT_BYTES
-from xmc_stream.models.ranking import check_features
+from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.rowsparse.predict import RowsPlan, plan_rows, rows_needs
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.models.runs import RankingForecaster
 from xmc_stream.store.matrix import stream_bytes
 
 # in a second, on one thread: guesses, for a time that is said to be about so long
@@ -20,37 +18,24 @@ _BYTES = 1e9  # of weights that are read
 
 
 @dataclass(frozen=True)
-class RowsForecaster(Forecaster):
+class RowsForecaster(RankingForecaster):
     """See `Model.forecaster`."""
 
     model: RowSparseWeights
-    dataset: Dataset
-    k: int
     filtered: bool
-    evaluate: bool
 
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
-
-    @property
-    def _of_labels(self) -> int:
-        return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
-
-    def _sizes(self, plan: MemoryPlan) -> RowsPlan:
+    def sizes(self, plan: MemoryPlan) -> RowsPlan:
+        """See `RankingForecaster`."""
         pairs = self.filtered or self.evaluate
-        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self._of_labels)
-
-    def check(self, plan: MemoryPlan) -> None:
-        """Whether the smallest tile fits."""
-        self._sizes(plan)
+        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every tile is read once."""
-        return self._sizes(plan).keeps_tiles
+        return self.sizes(plan).keeps_tiles
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds and scores, which the counts of the selected features tell exactly."""
-        model, dataset, sizes = self.model, self.dataset, self._sizes(plan)
+        model, dataset, sizes = self.model, self.dataset, self.sizes(plan)
         matrices = (dataset.X_rows(), dataset.Y_rows()) if self.evaluate else (dataset.X_rows(),)
         n_bytes = stream_bytes(matrices, sizes.ranges(dataset.n_samples))
         times = 1 if sizes.keeps_tiles else (1 + self.evaluate) * sizes.row_blocks(dataset)
@@ -64,6 +49,6 @@ class RowsForecaster(Forecaster):
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
             "tiles_made": times,
-            "peak_parts": rows_needs(plan, model, dataset, self.k, sizes, self._of_labels),
+            "peak_parts": rows_needs(plan, model, dataset, self.k, sizes, self.of_labels),
             "seconds": round(work / (plan.threads * plan.processes) + 0.5, 1),
         }

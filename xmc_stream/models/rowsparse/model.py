@@ -79,7 +79,7 @@ class RowSparseModel(RowSparseWeights, Model):
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
         """Without a probe."""
-        return RowsForecaster(self, dataset, k, filtered, evaluate)
+        return RowsForecaster(self, dataset, k, evaluate, filtered)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, rows of W."""

@@ -7,7 +7,7 @@ the features: a score is a sum over the entries of its row in their order, whate
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,17 +21,10 @@ from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.kernels.rowsparse import add_products, keep_selected
 from xmc_stream.models.cache import drop_tiles, shared_cache
-from xmc_stream.models.counts import COUNT_BYTES, fold_metrics, metrics_of, write_counts
-from xmc_stream.models.ranking import (
-    RESULT_BYTES,
-    calibration_of,
-    check_features,
-    check_labels,
-    filter_matrix,
-    filter_pairs,
-    no_predictions,
-)
+from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
+from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
+from xmc_stream.models.runs import PAIRS, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -42,12 +35,16 @@ _LEAST_TILE = MIB // 4
 _ROWS = 1024  # of a row block where no tile is read twice: their scores stay in a cache
 _LEAST_ROWS = 64
 _ROW = 40  # bytes of a row in a block beside its entries and scores
-_PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
 
 @dataclass(frozen=True)
-class RowsPlan:
-    """width: classes of a tile, at most; height: rows of W of a tile; rows: of a row block; the others as a PredictPlan's."""
+class RowsPlan(CutIntoJobs):
+    """How a prediction is cut.
+
+    width: classes of a tile, at most; height: rows of W of a tile. rows: of a row block, at most; row_bytes: of its part of
+    X; pair_bytes: of its part of Y or of a filter. rows_per_job: whole chunks of the predictions. cache_bytes: of all tiles
+    in memory; keeps_tiles: whether these are all tiles there are.
+    """
 
     width: int
     height: int
@@ -57,11 +54,6 @@ class RowsPlan:
     rows_per_job: int
     cache_bytes: int
     keeps_tiles: bool
-
-    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
-        """The rows of each job."""
-        starts = range(0, n_samples, self.rows_per_job)
-        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
     def row_blocks(self, dataset: Dataset) -> int:
         """How many row blocks there are, about."""
@@ -104,7 +96,7 @@ def plan_rows(
     wanted = n_chunks // (4 * at_once) if keeps else -(-n_chunks // at_once)
     return RowsPlan(
         width, max(1, tile // (4 * width)), min(max(_LEAST_ROWS, rows), plan.cuts.rows or rows + _LEAST_ROWS), row_bytes,
-        row_bytes // _PAIRS, CHUNK_ROWS * min(of_results, max(1, wanted)), cache, keeps,
+        row_bytes // PAIRS, CHUNK_ROWS * min(of_results, max(1, wanted)), cache, keeps,
     )  # fmt: skip
 
 
@@ -163,26 +155,10 @@ class Scorer:
 
 
 @dataclass(frozen=True)
-class RowsJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class RowsJob(RankingJob):
+    """Row block by row block, class block by class block, tile by tile."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    out: str
     sizes: RowsPlan
-    filtered: str
-    raw: bool = field(default=False, kw_only=True)
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"predict/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Predict."""
@@ -201,16 +177,8 @@ class RowsJob:
 
 
 @dataclass(frozen=True)
-class EvaluateRowsJob(RowsJob):
-    """As a RowsJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
-
-    threshold: float = 0.0
-    counts: str = ""
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"metrics/{self.start}-{self.stop}"
+class EvaluateRowsJob(CountingJob, RowsJob):
+    """As a RowsJob, and counts for metrics."""
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -231,36 +199,23 @@ class EvaluateRowsJob(RowsJob):
 
 
 @dataclass
-class RowsRun:
+class RowsRun(RankingRun):
     """The jobs of one prediction by a row-sparse model; with a folder for counts, of an evaluation."""
 
     model: RowSparseWeights
-    dataset: Dataset
-    k: int
-    out: Path
-    plan: MemoryPlan
-    filtered: str = ""
-    threshold: float = 0.0
-    folder: Path | None = None
-    raw: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
-        if self.folder:
-            check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
         """One phase; returns bytes and row blocks, or the metrics."""
         drop_tiles()
         n, n_labels, folder = self.dataset.n_samples, self.model.n_labels, self.folder
-        held = COUNT_BYTES * n_labels if folder else 0
-        sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), held)
+        sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), self.of_labels)
         about = str(self.model.path), str(self.dataset.path)
         jobs: list[RowsJob] = []
         for start, stop in sizes.ranges(n):
-            common = (*about, start, stop, self.k, str(self.out), sizes, self.filtered)
+            common = (*about, start, stop, self.k, str(self.out), self.filtered, sizes)
             if folder:
-                jobs.append(EvaluateRowsJob(*common, self.threshold, str(folder / f"counts-{start}"), raw=self.raw))
+                counts = str(folder / f"counts-{start}")
+                jobs.append(EvaluateRowsJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
         receipts = yield Phase("evaluate" if folder else "predict", jobs)

@@ -31,7 +31,7 @@ from xmc_stream.store.chunks import ChunkedArray, open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import CHUNK_BYTES, StoredModel
 from xmc_stream.store.nodes import whole_of
-from xmc_stream.store.selection import read_selection, selected_of
+from xmc_stream.store.selection import read_selection
 
 ROWS = "units/rows"  # where a model has them: with what is checked when a training goes on
 WINDOW = 1 << 19  # weights that are read at a time where all are
@@ -147,9 +147,3 @@ class RowSparseWeights(StoredModel):
         features = self.rows.features()
         selection = read_selection(self.path, self.attributes, self.n_features)
         return features if selection is None else selection[features]
-
-    @property
-    def trained_on(self) -> int:
-        """Features of the data as they were converted."""
-        of = selected_of(self.attributes)
-        return self.n_features if of is None else of
