@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xmc_stream.estimators import CPLST as CPLST
     from xmc_stream.estimators import LEML as LEML
     from xmc_stream.estimators import GroupLasso as GroupLasso
+    from xmc_stream.estimators import MEMOIR as MEMOIR
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CPLST": "xmc_stream.estimators",
     "GroupLasso": "xmc_stream.estimators",
+    "MEMOIR": "xmc_stream.estimators",
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
@@ -64,6 +66,7 @@ __all__ = [
     "Dataset",
     "Execution",
     "GroupLasso",
+    "MEMOIR",
     "Model",
     "PDSparse",
     "PPDSparse",

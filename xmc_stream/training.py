@@ -125,7 +125,7 @@ def _train(
             **model_attributes(dataset, parameters.solver, parameters.to_dict(), seed, result),
             **start,
             **taken,
-            KIND: method.kind,
+            KIND: method.kind_of(parameters),
         }
         copy_vocabulary(dataset.path, work)
         write_label_counts(work, dataset)

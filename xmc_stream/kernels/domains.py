@@ -28,4 +28,5 @@ PASSES = 1 << 42  # PD-Sparse: orders and draws of passes
 FEATURE_ORDER = 1 << 43  # group lasso: orders and draws of features
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
-FIRST_FACTORS = 0x1E31  # LEML: the factors of labels that a training begins from
+STEPS = 0x3E01  # MEMOIR: the draws of a step, whose number stands in the place of the label
+FIRST_FACTORS = 0x1E31  # LEML: the factors of labels that a training begins from; MEMOIR: the V that its SVD begins from

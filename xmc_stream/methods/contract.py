@@ -70,6 +70,10 @@ class Method(ABC):
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
 
+    def kind_of(self, parameters: Any) -> str:
+        """The kind of model that a training makes, where that depends on its parameters."""
+        return self.kind
+
     def reads_mask(self, parameters: Any) -> bool:
         """Whether a training reads the mask of known pairs."""
         return False

@@ -23,6 +23,7 @@ _PLACES = {
     "leml": ("lowrank.parameters:LEMLParameters", "lowrank.method:LEMLMethod"),
     "cplst": ("lowrank.parameters:CPLSTParameters", "lowrank.method:CPLSTMethod"),
     "group-lasso": ("grouplasso.parameters:GroupLassoParameters", "grouplasso.method:GroupLassoMethod"),
+    "memoir": ("memoir.parameters:MEMOIRParameters", "memoir.method:MEMOIRMethod"),
 }
 _registered: dict[str, Method] = {}
 

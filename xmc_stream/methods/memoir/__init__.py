@@ -1,0 +1,1 @@
+"""MEMOIR: multi-class SVM with inexact margins."""

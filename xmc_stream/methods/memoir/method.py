@@ -1,0 +1,107 @@
+"""MEMOIR as a method: see `methods.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Job, Ledger, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.methods.contract import Forecast, Method, Redo, Task
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.memoir.plan import plan_steps, steps_needs
+from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
+from xmc_stream.models.linear.weights import finalise_key
+
+
+_DRAW_NS = 20_000.0  # of a draw: its row, its search, its two steps; an exact search adds that of the classes
+
+
+@dataclass(frozen=True)
+class MEMOIRForecaster(Forecaster):
+    """At most so many steps. The vectors of classes grow as they are needed."""
+
+    task: Task
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether a batch fits, beside some vectors."""
+        plan_steps(plan, self.task.dataset, self.task.parameters)
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """Without a probe."""
+        dataset, p = self.task.dataset, self.task.parameters
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        steps, draws = p.most_steps(dataset.n_labels, Y.nnz), p.draws(dataset.n_labels)
+        sizes = plan_steps(plan, dataset, p)
+        passes = steps * draws / max(dataset.n_samples, 1)
+        needs = steps_needs(dataset, p, plan.threads)
+        # a draw adds its row to two vectors at most, whose places are twice their entries
+        grown = min(sizes.vectors, int(4 * 11 * passes * X.nnz)) if p.variant != "lsh" else 0
+        n_bytes = int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
+        return {
+            "passes": round(passes, 2),
+            "at_most": True,
+            "bytes_read": n_bytes,
+            "bytes_streamed": 0,
+            "bytes_gathered": n_bytes,
+            "peak_phase": "steps",
+            "peak_parts": {**needs, **({"vectors of classes, at most": grown} if grown else {})},
+            "seconds": round(steps * draws * (_DRAW_NS + (dataset.n_labels if p.searcher != "sw-graph" else 0)) * 1e-9, 1),
+        }
+
+
+class MEMOIRMethod(Method):
+    """Multi-class SVM with inexact margins (MEMOIR 2018)."""
+
+    parameters = MEMOIRParameters
+    reported = ("steps", "best_step", "held_out_accuracy", "held_out_macro_F1", "held_out_n_held_out", "history")
+
+    def kind_of(self, parameters: Any) -> str:
+        """Low-rank for lsh."""
+        return "low-rank" if parameters.variant == "lsh" else "linear"
+
+    def check(self, task: Task) -> None:
+        """There are two classes at least."""
+        super().check(task)
+        if task.dataset.n_labels < 2:
+            raise InputError(f"{task.dataset.path} has one label: MEMOIR learns labels against each other")
+
+    def warm_up(self, task: Task) -> Job:
+        """Train on a few rows."""
+        return MEMOIRWarmUp(task.parameters.variant, task.parameters.searcher)
+
+    def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> MEMOIRForecaster:
+        """From sizes alone."""
+        return MEMOIRForecaster(task)
+
+    def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> MEMOIRRun:
+        """Segment after segment."""
+        return MEMOIRRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
+
+    def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
+        """Units by finalise; for steps and the SVD see `redo`."""
+        return finalise_key(folder.name) if folder.parent.name == "units" else None
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """Where W or the SVD is damaged, all steps, or these and the SVD, are done again."""
+        keys = list(keys)
+        state = {folder: damage for folder, damage in damaged.items() if work / "state" in folder.parents}
+        found = super().redo(work, {f: d for f, d in damaged.items() if f not in state}, keys, warm_start)
+        if state:
+            reduced = any("steps" not in folder.parts for folder in state)
+            kinds = ("steps/", "reduce/") if reduced else ("steps/",)
+            undone = [key for key in keys if key.startswith(kinds)]
+            folders = [work / "state"] if reduced else [work / "state" / "steps"]
+            key = "reduce/start" if reduced else "steps/0"
+            found.append(Redo(next(iter(state.values())), key, undo=undone, remove=folders))
+        return found
+
+    def summary(self, report: Mapping[str, Any]) -> list[str]:
+        """Which step is the best."""
+        f1 = report.get("held_out_macro_F1")
+        said = "" if f1 is None else f": macro-F1 {f1:.2f}, accuracy {report['held_out_accuracy']:.2f} on rows held out"
+        return [f"{report['steps']} steps, the best is number {report['best_step']}{said}"]

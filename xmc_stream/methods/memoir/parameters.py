@@ -1,0 +1,126 @@
+"""Parameters of MEMOIR."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from xmc_stream.errors import InputError
+from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
+
+VARIANTS = ("l2", "l1", "lsh")
+ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
+_DRAWS = 2.2  # times the copies: the most that the authors' runs drew
+
+
+@dataclass(frozen=True)
+class MEMOIRParameters(Parameters):
+    """Parameters of MEMOIR: what they do stands beside each."""
+
+    solver = "memoir"
+    label = "MEMOIR"
+    title = "MEMOIR: multi-class SVM whose best wrong class is found by an index"
+
+    variant: str = parameter(
+        "l2",
+        Choice(
+            "l2: squared norm, W in a ball. l1: single weights become zero. lsh: as l2, in the coordinates of a truncated "
+            "SVD of X.",
+            options=VARIANTS,
+        ),
+    )
+    oracle: str = parameter(
+        "default",
+        Choice(
+            "What finds the best wrong class. exact: all are scored. sw-graph (for l2 and l1): a small-world graph. "
+            "simple-lsh (for lsh): signs of projections. default: exact, for lsh simple-lsh.",
+            options=ORACLES,
+        ),
+    )
+    lam: float = parameter(1.0, Number("Weight of the penalty.", open_least=True))
+    gamma: float = parameter(5e-6, Number("Of l1: the penalty is gamma lam ||W||_1."))
+    truncate: float = parameter(
+        0.0,
+        Number(
+            "Of l1: after each step the smallest weights are left out, as long as the norm of what is left out stays below "
+            "this share of that of W.",
+            most=1.0,
+        ),
+    )
+    batch: int | None = parameter(
+        None, Whole("Draws of a step. none: 100 times the square root of the classes, rounded down.", none=True)
+    )
+    steps: int | None = parameter(
+        None, Whole("Steps, at most. none: as many as draw each copy of a row 2.2 times on average.", none=True)
+    )
+    sampling: str = parameter(
+        "class",
+        Choice(
+            "class: a step draws classes, and of each one of its rows, so that rare classes count as much as frequent ones. "
+            "row: it draws rows.",
+            options=("class", "row"),
+        ),
+    )
+    eta0: float | None = parameter(
+        None, Number("The rate of step t is eta0 / (1 + eta1 t). none: 0.1, for lsh 0.01.", open_least=True, none=True)
+    )
+    eta1: float = parameter(0.02, Number("How fast the rate falls."))
+    schedule: str = parameter(
+        "slow",
+        Choice("slow: the rate above. pegasos: 1 / (lam t), which comes to the optimum.", options=("slow", "pegasos")),
+    )
+    update: str = parameter(
+        "violators",
+        Choice("Whether a step moves W for rows with a margin below 1, or for all that it draws.", options=("violators", "all")),
+    )
+    mask: bool = parameter(
+        True, Flag("Whether all labels of a row are kept out of its wrong classes. Else only the one that was drawn is.")
+    )
+    bias: bool = parameter(True, Flag("Whether each row has one more feature, which is 1."))
+    normalize: bool = parameter(
+        True, Flag("Whether the model predicts by the cosine: each class's weights are divided by their norm in the end.")
+    )
+    held_out: float = parameter(
+        0.1, Number("Share of the rows that are held out, 5,000 at most. 0: all steps are made, and W of the last is the model.", most=1.0)
+    )
+    patience: int = parameter(
+        4, Whole("The held-out rows are scored 20 times. Training stops when macro-F1 has not risen for so many times.")
+    )
+    rank: int = parameter(256, Whole("Of lsh: coordinates of the truncated SVD."))
+    bits: int = parameter(64, Whole("Of simple-lsh: length of a code, in bits; a multiple of 64.", least=64))
+    candidates: int | None = parameter(
+        None, Whole("Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: 32.", none=True)
+    )
+    degree: int = parameter(16, Whole("Of sw-graph: edges that a class is given."))
+
+    def _check_together(self) -> None:
+        dense = self.variant == "lsh"
+        if self.oracle == ("sw-graph" if dense else "simple-lsh"):
+            raise InputError(
+                f"The 'oracle' parameter of MEMOIR cannot be {self.oracle} with variant={self.variant}: sw-graph is for "
+                "sparse weights (l2, l1), simple-lsh for lsh"
+            )
+        if self.bits % 64:
+            raise InputError(f"The 'bits' parameter of MEMOIR must be a multiple of 64. Got {self.bits} instead.")
+
+    @property
+    def searcher(self) -> str:
+        """The oracle, by name."""
+        if self.oracle == "default":
+            return "simple-lsh" if self.variant == "lsh" else "exact"
+        return self.oracle
+
+    def draws(self, n_classes: int) -> int:
+        """Draws of a step."""
+        return self.batch or 100 * max(1, math.isqrt(n_classes))
+
+    def most_steps(self, n_classes: int, n_copies: int) -> int:
+        """Steps, at most."""
+        return self.steps or max(1, math.ceil(_DRAWS * n_copies / self.draws(n_classes)))
+
+    def rate(self, step: int) -> float:
+        """eta of a step, from 0 on."""
+        if self.schedule == "pegasos":
+            return 1.0 / (self.lam * (step + 1))
+        first = self.eta0 or (0.01 if self.variant == "lsh" else 0.1)
+        return first / (1.0 + self.eta1 * step)

@@ -1,0 +1,201 @@
+"""The truncated SVD of X, by a randomised method out of core: the coordinates of the lsh variant (Halko et al. 2011).
+
+    P = X^T (X V),   V = an orthonormal base of the columns of P,   again and again from a random V
+
+V comes to span the leading right singular vectors of X. In the end the eigenvectors of V^T P = (X V)^T (X V) turn V into them.
+A row's coordinates are x V. V has a few columns more than are kept, which makes the kept ones right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.jobs.plan import MemoryPlan, even_ranges
+from xmc_stream.kernels.domains import FIRST_FACTORS
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.models.lowrank.products import LINES, ROW_BYTES, ROW_LINES, Learned, ProjectJob, blocks
+from xmc_stream.store.encoding import make_folder, remove
+
+ITERATIONS = 3  # passes of the method
+OVERSAMPLING = 10  # columns beyond those that are kept
+_NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
+_ITEM = 4
+
+
+@dataclass(frozen=True)
+class DrawJob:
+    """Columns of V to begin from: normal draws by seed and row."""
+
+    learned: Learned
+    rank: int
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "reduce/start"
+
+    def run(self) -> Receipt:
+        """Draw and write."""
+        n = self.learned.n_inputs()
+        with new_factors(Path(self.out), {"V": self.rank}) as writers:
+            for first in range(0, n, LINES):
+                rng = np.random.default_rng([self.learned.seed, FIRST_FACTORS, first])
+                lines = rng.standard_normal((min(LINES, n - first), self.rank), np.float32)
+                writers["V"].append(lines.ravel())
+        return {}
+
+
+@dataclass(frozen=True)
+class GramJob:
+    """P = X^T (X V) of a range of columns. One pass over X; sums go row after row."""
+
+    learned: Learned
+    number: int
+    cut: Cut
+    before: Dense
+    out: str
+
+    @property
+    def key(self) -> str:
+        """Iteration and columns."""
+        return f"reduce/{self.number}/{self.cut[0]}"
+
+    def run(self) -> Receipt:
+        """Multiply and write."""
+        X = self.learned.dataset().X_rows()
+        v, width = self.before.take(self.cut), self.cut[1] - self.cut[0]
+        total = aligned_zeros(v.shape)
+        for (x,) in blocks(X):
+            self.learned.add_transposed(x, self.learned.times(x, v), total)
+        with new_factors(Path(self.out), {"P": width}) as writers:
+            for first in range(0, len(total), LINES):
+                writers["P"].append(np.ascontiguousarray(total[first : first + LINES, :width]).ravel())
+        return {"passes": width / self.before.columns, "bytes_read": X.bytes_read}
+
+
+@dataclass(frozen=True)
+class TurnJob:
+    """An orthonormal V that spans the same as P; at last, from P = X^T X V, the leading right singular vectors.
+
+    The receipt has their singular values.
+    """
+
+    number: int
+    sums: SideBySide
+    before: Factor
+    rank: int
+    last: bool
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The iteration."""
+        return f"reduce/{self.number}/turn"
+
+    def run(self) -> Receipt:
+        """Turn and write."""
+        q, n = self.before.columns, self.before.n
+        gram = np.zeros((q, q))
+        source: Dense = self.before if self.last else self.sums
+        with one_blas_thread():
+            for first in range(0, n, LINES):
+                sums = self.sums.read(first, min(first + LINES, n)).astype(np.float64)
+                gram += (self.before.read(first, first + len(sums)).T.astype(np.float64) if self.last else sums.T) @ sums
+            values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+            values, vectors = values[::-1], vectors[:, ::-1]
+            if self.last:
+                turn = vectors[:, : self.rank]
+            else:
+                some = values > _NOTHING * max(float(values[0]), 1e-300)
+                turn = vectors * np.where(some, 1 / np.sqrt(np.where(some, values, 1.0)), 0.0)
+            turn = np.ascontiguousarray(turn)
+            with new_factors(Path(self.out), {"V": turn.shape[1]}) as writers:
+                for first in range(0, n, LINES):
+                    lines = source.read(first, min(first + LINES, n)) @ turn
+                    writers["V"].append(lines.astype(np.float32).ravel())
+        return {"singular_values": np.sqrt(np.maximum(values[: self.rank], 0.0)).tolist() if self.last else []}
+
+
+def column_bytes(learned: Learned) -> int:
+    """That a column of V takes in a `GramJob`: itself, its sums, and what is multiplied at a time."""
+    return 2 * _ITEM * learned.n_inputs() + 2 * _ITEM * ROW_LINES
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Phases that make V (D x rank) and project X. work: folder of the run."""
+
+    learned: Learned
+    rank: int
+    work: Path
+    plan: MemoryPlan
+    ledger: Ledger
+
+    @property
+    def columns(self) -> int:
+        """Columns of V while it is made."""
+        return min(self.rank + OVERSAMPLING, self.learned.n_inputs(), self.learned.dataset().n_samples)
+
+    @property
+    def kept(self) -> int:
+        """Columns of V in the end."""
+        return min(self.rank, self.columns)
+
+    def cuts(self, columns: int) -> tuple[Cut, ...]:
+        """Ranges of columns that fit into each thread's memory."""
+        fit = (self.plan.per_thread - 4 * ROW_BYTES) // column_bytes(self.learned)
+        self.plan.refuse_unless(
+            {"a column of V": self.plan.threads * (4 * ROW_BYTES + column_bytes(self.learned))}, "the truncated SVD"
+        )
+        threads = self.plan.threads * self.plan.processes
+        parts = max(min(threads, columns), -(-columns // max(1, fit)))
+        return tuple(even_ranges(columns, parts))
+
+    def vectors(self) -> Factor:
+        """Where V is in the end."""
+        return Factor(str(self._folder(ITERATIONS) / "V"), self.kept, self.learned.n_inputs())
+
+    def _folder(self, number: int) -> Path:
+        return self.work / "state" / f"reduced-{number}" / "all"
+
+    def loop(self) -> Loop:
+        """Make V; returns its singular values."""
+        d, columns, state = self.learned.n_inputs(), self.columns, self.work / "state"
+        make_folder(self._folder(0).parent)
+        yield Phase("truncated SVD", [DrawJob(self.learned, columns, str(self._folder(0)))])
+        receipt: Receipt = {}
+        for number in range(1, ITERATIONS + 1):
+            before = Factor(str(self._folder(number - 1) / "V"), columns, d)
+            sums, out = state / f"sums-{number}", self._folder(number)
+            jobs = [GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}")) for cut in self.cuts(columns)]
+            parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cut[1] - job.cut[0], d) for job in jobs))
+            turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
+            done = self.ledger.get(turn.key)
+            if done is None:
+                make_folder(sums)
+                make_folder(out.parent)
+                yield Phase("truncated SVD", jobs, unit="pass", number=number)
+                done = (yield Phase("truncated SVD", [turn], unit="pass", number=number))[0]
+            receipt = done
+            remove(sums)
+            remove(self._folder(number - 1).parent)
+        return receipt
+
+    def projected(self) -> Panels:
+        """X V, in files of the scratch, which every session makes anew."""
+        n = self.learned.dataset().n_samples
+        return Panels(str(self.work / "scratch" / "coordinates"), n, self.cuts(self.kept))
+
+    def project(self) -> Loop:
+        """Make `projected`."""
+        out = self.projected()
+        jobs = [ProjectJob(self.learned, "coordinates", cut, self.vectors(), out) for cut in out.cuts]
+        yield Phase("coordinates of the rows", jobs, kept=False)
+        return {}

@@ -1,0 +1,98 @@
+"""MEMOIR's training: segments of steps until the held-out rows say stop; then the model of the best one.
+
+The loop is a generator, as that of `methods.ppdsparse.run`. All it decides comes from receipts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.jobs.job import Job, Ledger, Loop, Phase
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.memoir.plan import plan_steps, shares
+from xmc_stream.methods.memoir.reduction import Reduction
+from xmc_stream.methods.memoir.state import state_path
+from xmc_stream.methods.memoir.steps import Data, FactorsJob, StepsJob, UnitJob
+from xmc_stream.models.linear.units import tiles_of, units_of_run
+from xmc_stream.models.linear.weights import starts_of, unit_path
+from xmc_stream.models.lowrank.factors import FACTORS
+from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.encoding import make_folder
+
+_SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
+
+
+@dataclass
+class MEMOIRRun:
+    """A training run: what to learn from, where to, and within which memory; see `methods.ppdsparse.run.PPDSparseRun`."""
+
+    dataset: Dataset
+    work: Path
+    parameters: MEMOIRParameters
+    seed: int
+    plan: MemoryPlan
+    ledger: Ledger
+
+    def loop(self) -> Loop:
+        """Phases of jobs; returns attributes of the model."""
+        p, d = self.parameters, self.dataset
+        learned = Learned.of(d, 0.0, self.seed, p.bias)
+        reduction = Reduction(learned, p.rank, self.work, self.plan, self.ledger)
+        reduced: dict[str, Any] = {}
+        data = Data(str(d.path), str(self.work), p, self.seed, shares(d, p))
+        if p.variant == "lsh":
+            made = yield from reduction.loop()
+            reduced = {"rank": reduction.kept, "singular_values": made["singular_values"], "threshold": 0.0}
+            yield from reduction.project()
+            data = Data(data.path, data.work, p, self.seed, data.share, reduction.projected())
+        make_folder(self.work / "state" / "steps")
+        history, best = yield from self._steps(data)
+        state = str(state_path(self.work, history[best]["segment"]))
+        rows = {name: history[best][name] for name in ("accuracy", "macro_F1", "n_held_out") if name in history[best]}
+        common = {
+            "objective": history[-1]["loss"], "duality_gap": None, "best_step": history[best]["steps"],
+            "steps": history[-1]["steps"], **{f"held_out_{name}": value for name, value in rows.items()},
+            "history": history,
+        }  # fmt: skip
+        if p.variant == "lsh":
+            job = FactorsJob(data, state, reduction.vectors(), str(self.work / FACTORS))
+            yield Phase("finalise", [job])
+            return {**common, **reduced, "nnz": (learned.n_inputs() + d.n_labels) * reduction.kept}
+        units = units_of_run(d, self.ledger, ("finalise",))
+        jobs: list[Job] = [UnitJob(data, state, unit, str(unit_path(self.work, unit))) for unit in units]
+        receipts = yield Phase("finalise", jobs)
+        return {
+            **common, "nnz": sum(receipt["nnz"] for receipt in receipts), "tiles": tiles_of(receipts), **starts_of(units),
+        }  # fmt: skip
+
+    def _steps(self, data: Data) -> Any:
+        """Segments until they bring no more; returns what each says, and which is the best."""
+        p, d = self.parameters, self.dataset
+        most = p.most_steps(d.n_labels, d.Y_rows().nnz)
+        length = -(-most // _SEGMENTS)
+        history: list[dict[str, Any]] = []
+        best, before, said = 0, "", ""
+        for number, first in enumerate(range(0, most, length)):
+            last = min(first + length, most)
+            job = StepsJob(data, number, first, last, before, plan_steps(self.plan, d, p))
+            receipt = (yield Phase("steps", [job], first, most, said, unit="segment", number=number + 1))[0]
+            history.append({"segment": number, "steps": last, **receipt["said"]})
+            said = _told(history[-1])
+            if "macro_F1" not in history[-1] or history[-1]["macro_F1"] > history[best]["macro_F1"]:
+                best = number
+            for old in range(number):
+                if old != best:
+                    state_path(self.work, old).unlink(missing_ok=True)
+            before = str(job.out)
+            if number - best >= p.patience:
+                break
+        return history, best
+
+
+def _told(entry: dict[str, Any]) -> str:
+    held_out = f"macro-F1 {entry['macro_F1']:.2f}, " if "macro_F1" in entry else ""
+    return f" ({held_out}loss {entry['loss']:.4g}, {entry['nnz']:,} weights)"

@@ -1,0 +1,105 @@
+"""What a segment of steps leaves on disk: W, class by class, and how far the run is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.packing import PackedArrayWriter, new_pack
+
+CLASSES = 4096  # written or read at a time
+
+
+def state_path(work: Path, number: int) -> Path:
+    """What segment `number` leaves."""
+    return work / "state" / "steps" / f"{number:06d}"
+
+
+def write_sparse(path: Path, vectors: Iterator[CSR], said: dict[str, Any]) -> None:
+    """Leave sparse vectors durably; they come some classes at a time, with ascending features."""
+    counts: list[NDArray[np.int64]] = []
+    with new_pack(path) as pack:
+        features, values = (
+            PackedArrayWriter(pack, name, dtype) for name, dtype in (("features", np.int32), ("values", np.float32))
+        )
+        for some in vectors:
+            counts.append(np.diff(some.indptr))
+            features.append(some.indices)
+            values.append(some.values)
+        features.close()
+        values.close()
+        pack.write("counts", np.concatenate(counts))
+        pack.write("said", _text(said))
+
+
+def write_dense(path: Path, lines: Iterator[NDArray[np.float32]], said: dict[str, Any]) -> None:
+    """Leave a dense matrix durably; its lines come some at a time."""
+    with new_pack(path) as pack:
+        values = PackedArrayWriter(pack, "values", np.float32)
+        for some in lines:
+            values.append(some.reshape(-1))
+        values.close()
+        pack.write("said", _text(said))
+
+
+def _text(said: dict[str, Any]) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(said).encode(), np.uint8)
+
+
+def said_in(path: Path) -> dict[str, Any]:
+    """What was given with W."""
+    text = open_array(path / "said")
+    said: dict[str, Any] = json.loads(text.read(0, text.size).tobytes())
+    return said
+
+
+def read_sparse(
+    path: Path, n_classes: int, n_features: int, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, CSR]]:
+    """The vectors of classes start .. stop - 1, some at a time, from the first named on.
+
+    Raises StoreError where they cannot be those of so many classes and features.
+    """
+    counts = read_small(path, "counts", n_classes, np.int64)
+    features, values = open_array(path / "features"), open_array(path / "values")
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    bounded = not len(counts) or 0 <= counts.min() <= counts.max() <= n_features
+    if not bounded or features.size != ends[-1] or values.size != ends[-1]:
+        raise _damaged(path)
+    stop = n_classes if stop is None else stop
+    for first in range(start, stop, CLASSES):
+        some = ends[first : min(first + CLASSES, stop) + 1]
+        block = CSR(some - some[0], features.read(some[0], some[-1]), values.read(some[0], some[-1]))
+        whole = block.indices.dtype == np.int32 and block.values.dtype == np.float32
+        steps = np.diff(block.indices)
+        inside = np.delete(steps, block.indptr[1:-1][(block.indptr[1:-1] > 0) & (block.indptr[1:-1] <= len(steps))] - 1)
+        if not whole or (len(block.indices) and not 0 <= block.indices.min() <= block.indices.max() < n_features):
+            raise _damaged(path)
+        if (inside <= 0).any() or not np.isfinite(block.values).all():
+            raise _damaged(path)
+        yield first, block
+
+
+def read_dense(path: Path, n_classes: int, rank: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Some lines at a time, from the first named on. Raises StoreError for what cannot be."""
+    values = open_array(path / "values")
+    if values.size != n_classes * rank or values.dtype != np.float32:
+        raise _damaged(path)
+    for first in range(0, n_classes, CLASSES):
+        last = min(first + CLASSES, n_classes)
+        lines = values.read(first * rank, last * rank)
+        if not np.isfinite(lines).all():
+            raise _damaged(path)
+        yield first, lines.reshape(-1, rank)
+
+
+def _damaged(path: Path) -> StoreError:
+    return StoreError(f"{path} has what it cannot have: remove the unfinished run and begin anew")

@@ -1,0 +1,188 @@
+"""Jobs of MEMOIR: a segment of steps, and the model from what the best of them left.
+
+A segment begins with W on disk, makes the oracle's index anew from it, takes some steps and leaves W. Where it begins and ends
+depends on the data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.kernels.blocks import CSR
+from xmc_stream.methods.memoir.draws import Copies, Drawn, Steps, held_out_of
+from xmc_stream.methods.memoir.learners import Learner, learner_of
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.memoir.plan import StepsPlan
+from xmc_stream.methods.memoir.solver import macro_f1, take_step
+from xmc_stream.methods.memoir.state import CLASSES, read_dense, read_sparse, state_path
+from xmc_stream.models.linear.tiles import TileSizes
+from xmc_stream.models.linear.weights import Unit, finalise_key, new_unit
+from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
+from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.dataset import Dataset
+
+_HELD_OUT_ROWS = 512  # that are scored at a time
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is learned from, and how; the same for all jobs of a run. work: folder of the run; share: of the rows, those that
+
+    are held out; reduced: the coordinates of all rows, of the lsh variant.
+    """
+
+    path: str
+    work: str
+    parameters: MEMOIRParameters
+    seed: int
+    share: float
+    reduced: Panels | None = None
+
+
+@dataclass(frozen=True)
+class StepsJob:
+    """Steps first .. last - 1. before: the state that they begin from, "" for W = 0."""
+
+    data: Data
+    number: int
+    first: int
+    last: int
+    before: str
+    sizes: StepsPlan
+
+    @property
+    def key(self) -> str:
+        """The segment."""
+        return f"steps/{self.number}"
+
+    @property
+    def out(self) -> Path:
+        """The state that they leave."""
+        return state_path(Path(self.data.work), self.number)
+
+    def run(self) -> Receipt:
+        """Step; the receipt says how good W is then."""
+        data, p = self.data, self.data.parameters
+        dataset = Dataset(data.path)
+        copies = Copies(dataset, data.seed, data.share)
+        draws = p.draws(dataset.n_labels)
+        steps = Steps(dataset, copies, draws, data.seed, p.sampling == "class")
+        learner = learner_of(dataset, p, data.reduced, data.seed, self.sizes)
+        if self.before:
+            learner.load(Path(self.before))
+        loss, violators, done = 0.0, 0, 0
+        for step, drawn in steps.of(self.first, self.last):
+            stop_if_unwanted()
+            rows = learner.rows(drawn.numbers, drawn.rows)
+            found = learner.find(rows, drawn, step)
+            sums = take_step(learner.weights, rows, drawn.places, found, step, p)
+            learner.refresh(sums.touched)
+            loss, violators, done = loss + sums.loss, violators + sums.violators, done + draws
+        learner.weights.fold()
+        said = {
+            "loss": loss / max(done, 1), "violators": round(violators / max(done, 1), 6),
+            "eta": p.rate(self.last - 1), "nnz": learner.nnz, "norm": learner.weights.norm,
+            **self._held_out(dataset, learner),
+        }  # fmt: skip
+        learner.store(self.out)
+        passes = done / max(dataset.n_samples, 1)
+        return {"said": said, "passes": passes, "bytes_read": steps.bytes_read, "bytes_gathered": steps.bytes_read}
+
+    def _held_out(self, dataset: Dataset, learner: Learner) -> dict[str, Any]:
+        """Accuracy and macro-F1, in per cent, of the copies of rows that are held out."""
+        if not self.data.share:
+            return {}
+        rows = np.arange(dataset.n_samples)
+        rows = rows[held_out_of(rows, self.data.seed, self.data.share)]
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        labels, predicted = [], []
+        for low in range(0, len(rows), _HELD_OUT_ROWS):
+            stop_if_unwanted()
+            some = rows[low : low + _HELD_OUT_ROWS]
+            own = Y.gather(some)
+            best = learner.predict(learner.rows(some, X.gather(some)))
+            labels.append(own.indices.astype(np.int64))
+            predicted.append(np.repeat(best, np.diff(own.indptr)))
+        if not labels or not sum(map(len, labels)):
+            return {}
+        accuracy, f1 = macro_f1(np.concatenate(labels), np.concatenate(predicted), dataset.n_labels)
+        return {"accuracy": round(accuracy, 4), "macro_F1": round(f1, 4), "n_held_out": len(rows)}
+
+
+@dataclass(frozen=True)
+class UnitJob:
+    """Write a unit of the model from a state. A class without positives scores -inf: it is not predicted."""
+
+    data: Data
+    state: str
+    unit: Unit
+    out: str
+
+    @property
+    def key(self) -> str:
+        """The unit."""
+        return f"finalise/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt has the sizes of tiles that predictions are planned from."""
+        p, (first, last) = self.data.parameters, self.unit
+        dataset = Dataset(self.data.path)
+        d = dataset.n_features
+        tiles = TileSizes(first, last, d)
+        with new_unit(Path(self.out), d, last - first) as writer:
+            for low, some in read_sparse(Path(self.state), dataset.n_labels, d + p.bias, first, last):
+                counts = np.diff(some.indptr)
+                values = some.values.astype(np.float64)
+                if p.normalize:
+                    lines = np.repeat(np.arange(len(counts)), counts)
+                    norms = np.sqrt(np.bincount(lines, values * values, minlength=len(counts)))
+                    values /= np.maximum(norms, 1e-300)[lines]
+                bias, inside = some.indices == d, some.indices < d
+                lines = np.repeat(np.arange(len(counts)), counts)
+                writer.bias[low - first + lines[bias]] = values[bias]
+                kept = np.bincount(lines[inside], minlength=len(counts))
+                writer.weights.append(kept, some.indices[inside], values[inside].astype(np.float32))
+                tiles.add(kept, some.indices[inside])
+            writer.bias[dataset.label_counts(first, last) == 0] = -np.inf
+        return {"nnz": writer.weights.nnz, "tile_ranges": [astuple(span) for span in tiles.ranges]}
+
+
+@dataclass(frozen=True)
+class FactorsJob:
+    """Write the model of the lsh variant: W (D x r) = the singular vectors, H (K x r) = the weights in their coordinates."""
+
+    data: Data
+    state: str
+    vectors: Factor
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "finalise"
+
+    def run(self) -> Receipt:
+        """Write."""
+        rank, k = self.vectors.columns, Dataset(self.data.path).n_labels
+        with new_factors(Path(self.out), {"W": rank, "H": rank}) as writers:
+            for first in range(0, self.vectors.n, CLASSES):
+                writers["W"].append(self.vectors.read(first, min(first + CLASSES, self.vectors.n)).ravel())
+            for _, lines in read_dense(Path(self.state), k, rank):
+                writers["H"].append(as_cosines(lines, self.data.parameters.normalize).ravel())
+        return {}
+
+
+def as_cosines(lines: NDArray[np.float32], normalize: bool) -> NDArray[np.float32]:
+    """Lines divided by their norms; those of zeros stay."""
+    if not normalize:
+        return lines
+    norms = np.sqrt(np.square(lines, dtype=np.float64).sum(axis=1))
+    return (lines / np.maximum(norms, 1e-300)[:, None]).astype(np.float32)
