@@ -1,0 +1,125 @@
+"""The best class of each row by exact search: class after class, over rows that are stored by feature.
+
+Scores are float32, added in the order of ranks (`kernels.classvectors`) or, of dense vectors, in that of the coordinates. A
+product with a stored zero changes no sum, so a column of the rows may be dense or not.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.classvectors import ClassTables, RankedRows, feature_of, length
+from xmc_stream.kernels.jit import inner_kernel, kernel
+
+_EMPTY = 0xFFFFFFFF
+
+
+class RowTile(NamedTuple):
+    """Rows by feature. column (D,): 0 for a feature that no row has, l + 1 for light column l, -(h + 1) for heavy column h.
+
+    Light column l has the entries [indptr[l], indptr[l + 1]) of lines and values; heavy (n_heavy, rows).
+    """
+
+    column: NDArray[np.int32]
+    indptr: NDArray[np.int64]
+    lines: NDArray[np.uint16]
+    values: NDArray[np.float32]
+    heavy: NDArray[np.float32]
+
+
+class Excluded(NamedTuple):
+    """Pairs (class, row of the tile) that are no answers, by class ascending."""
+
+    classes: NDArray[np.int32]
+    lines: NDArray[np.int64]
+
+
+class Best(NamedTuple):
+    """The best class of each row so far, -1 if none, and its score."""
+
+    classes: NDArray[np.int32]
+    scores: NDArray[np.float32]
+
+
+@kernel
+def fill_tile(first: int, last: int, rows: RankedRows, places: NDArray[np.int64], tile: RowTile) -> None:
+    """Put the rows [first, last) into a tile; places (n_light,): where the next entry of each column goes, moved on."""
+    for i in range(first, last):
+        for p in range(rows.indptr[i], rows.indptr[i + 1]):
+            column = tile.column[rows.features[p]]
+            if column > 0:
+                q = places[column - 1]
+                tile.lines[q], tile.values[q] = i - first, rows.values[p]
+                places[column - 1] = q + 1
+            elif column < 0:
+                tile.heavy[-column - 1, i - first] = rows.values[p]
+
+
+@inner_kernel
+def _axpy(w: np.float32, line: int, x: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
+    for i in range(len(scores)):
+        scores[i] += w * x[line, i]
+
+
+@inner_kernel
+def _keep_best(c: int, excluded: Excluded, at: int, scores: NDArray[np.float32], best: Best) -> int:
+    """Compare the scores of a class with the best; of equals the lower class, which came before. Moves on in `excluded`."""
+    while at < len(excluded.classes) and excluded.classes[at] <= c:
+        if excluded.classes[at] == c:
+            scores[excluded.lines[at]] = -np.inf
+        at += 1
+    classes, of_best = best.classes, best.scores
+    for i in range(len(scores)):
+        better = scores[i] > of_best[i]
+        classes[i] = c if better else classes[i]
+        of_best[i] = scores[i] if better else of_best[i]
+    return at
+
+
+@kernel
+def scan(
+    first: int, last: int, tables: ClassTables, tile: RowTile, excluded: Excluded, scores: NDArray[np.float32], best: Best
+) -> None:
+    """The best of the classes [first, last) whose vector is not zero, for each row of a tile; scores: room for them."""
+    words, weights = tables.words, tables.values
+    column, indptr, lines, values, heavy = tile.column, tile.indptr, tile.lines, tile.values, tile.heavy
+    at = np.searchsorted(excluded.classes, first)
+    for c in range(first, last):
+        if tables.bits[c] < 0:
+            continue
+        scores[:] = 0.0
+        for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
+            if words[2 * place] == _EMPTY:
+                continue
+            found, w = column[feature_of(np.int64(words[2 * place]))], weights[2 * place + 1]
+            if found > 0:
+                for q in range(indptr[found - 1], indptr[found]):
+                    scores[lines[q]] += w * values[q]
+            elif found < 0:
+                _axpy(w, -found - 1, heavy, scores)
+        at = _keep_best(c, excluded, at, scores, best)
+
+
+@kernel
+def scan_dense(
+    first: int,
+    last: int,
+    vectors: NDArray[np.float32],
+    zero: NDArray[np.bool_],
+    by_coordinate: NDArray[np.float32],
+    excluded: Excluded,
+    scores: NDArray[np.float32],
+    best: Best,
+) -> None:
+    """As `scan`, for dense vectors (K, r) and rows (r, n)."""
+    at = np.searchsorted(excluded.classes, first)
+    for c in range(first, last):
+        if zero[c]:
+            continue
+        scores[:] = 0.0
+        for j in range(vectors.shape[1]):
+            _axpy(vectors[c, j], j, by_coordinate, scores)
+        at = _keep_best(c, excluded, at, scores, best)

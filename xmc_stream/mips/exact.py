@@ -1,0 +1,142 @@
+"""The exact oracles, over sparse class vectors and over dense ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.classvectors import RankedRows
+from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan, scan_dense
+from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.vectors import ClassVectors, DenseVectors
+
+ROWS = 4096  # of a tile: a class's scores take 16 KiB, and each pass over all vectors serves as many rows
+HEAVY = 12  # a feature that one in so many rows has is a dense column
+_COORDINATES = 1 << 17  # of a tile of dense rows: 512 KiB, which the second-level cache holds
+
+
+class _Scanning(Oracle):
+    """An oracle that scans all classes in ranges, one a thread, and needs no index."""
+
+    def refresh(self, classes: NDArray[Any]) -> None:
+        """Nothing is kept."""
+
+    def _merge(self, first: int, last: int, found: list[Best], best: Best) -> None:
+        """The best of what ranges of classes, ascending, found for the rows [first, last)."""
+        for part in found:
+            better = part.scores > best.scores[first:last]
+            best.scores[first:last][better] = part.scores[better]
+            best.classes[first:last][better] = part.classes[better]
+
+
+def _no_best(n: int) -> Best:
+    return Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
+
+
+def _by_class(first: int, last: int, excluded: Labels) -> Excluded:
+    """The pairs that rows [first, last) exclude, by class."""
+    begin, end = excluded.indptr[first], excluded.indptr[last]
+    order = np.argsort(excluded.indices[begin:end], kind="stable")
+    lines = np.repeat(np.arange(last - first), np.diff(excluded.indptr[first : last + 1]))
+    return Excluded(excluded.indices[begin:end][order], lines[order])
+
+
+class Exact(_Scanning):
+    """Scores every class whose vector shares a feature with any row, over tiles of rows that are stored by feature.
+
+    score(c, x) = sum_j w_cj x_j in float32, added in the order of features by a fixed hash. It costs a look at each entry of
+    all vectors for every 4,096 rows, and the multiply-adds where a class and a row share a feature.
+
+    Parameters
+    ----------
+    vectors : ClassVectors
+        The classes.
+    seed, threads : int
+        As of `Oracle`; each thread takes a range of the classes.
+    """
+
+    def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1) -> None:
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors = vectors
+
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: RankedRows) -> int:
+        return len(rows.indptr) - 1
+
+    def _tile(self, first: int, last: int, rows: RankedRows) -> RowTile:
+        n = last - first
+        features = rows.features[rows.indptr[first] : rows.indptr[last]]
+        counts = np.bincount(features, minlength=self.vectors.n_features)
+        heavy, light = np.flatnonzero(counts * HEAVY >= n + HEAVY), np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY))
+        column = np.zeros(self.vectors.n_features, np.int32)
+        column[light], column[heavy] = np.arange(1, len(light) + 1), -np.arange(1, len(heavy) + 1)
+        indptr = np.concatenate([[0], np.cumsum(counts[light])])
+        tile = RowTile(
+            column, indptr, np.empty(indptr[-1], np.uint16), np.empty(indptr[-1], np.float32),
+            np.zeros((len(heavy), n), np.float32),
+        )  # fmt: skip
+        fill_tile(first, last, rows, indptr[:-1].copy(), tile)
+        return tile
+
+    def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
+        tables = self.vectors.tables
+        # ranges of about as many entries, and as many comparisons
+        work = np.cumsum(self.vectors.n_entries.astype(np.int64) + 64)
+        bounds = np.searchsorted(work, np.linspace(0, work[-1], self.threads + 1)[1:-1])
+        bounds = np.concatenate([[0], bounds, [self.n_classes]])
+        for first in range(0, len(best.classes), ROWS):
+            last = min(first + ROWS, len(best.classes))
+            tile, barred = self._tile(first, last, rows), _by_class(first, last, excluded)
+
+            def some(
+                _: int, begin: int, end: int, n: int = last - first, tile: RowTile = tile, barred: Excluded = barred
+            ) -> Best:
+                found = _no_best(n)
+                scan(begin, end, tables, tile, barred, np.empty(n, np.float32), found)
+                return found
+
+            self._merge(first, last, self._on_threads(some, bounds), best)
+        self.scored += len(best.classes) * int(np.count_nonzero(self.vectors.n_entries))
+
+
+class DenseExact(_Scanning):
+    """Scores every class, over dense vectors: what `SimpleLSH` is compared with.
+
+    Parameters
+    ----------
+    vectors : DenseVectors
+        The classes.
+    seed, threads : int
+        As of `Oracle`; each thread takes a range of the classes.
+    """
+
+    def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1) -> None:
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors = vectors
+
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: NDArray[np.float32]) -> int:
+        return len(rows)
+
+    def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
+        zero, width = self._zero(), max(16, _COORDINATES // self.vectors.n_features)
+        for first in range(0, len(rows), width):
+            last = min(first + width, len(rows))
+            turned, barred = np.ascontiguousarray(rows[first:last].T, np.float32), _by_class(first, last, excluded)
+
+            def some(
+                _: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred
+            ) -> Best:
+                found = _no_best(x.shape[1])
+                scan_dense(begin, end, self.vectors.values, zero, x, barred, np.empty(x.shape[1], np.float32), found)
+                return found
+
+            self._merge(first, last, self._on_threads(some, self._cuts(self.n_classes)), best)
+        self.scored += len(rows) * int(np.count_nonzero(~zero))

@@ -1,0 +1,103 @@
+"""What an oracle of maximum inner products is: it is told which vectors changed, and finds the best class for rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.domains import ZERO_CLASSES
+from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.kernels.zeroclasses import draw_zero_classes
+
+T = TypeVar("T")
+
+
+class Answers(NamedTuple):
+    """For each row the class found, -1 where there is none, and its score, w_c.x in float32 (-inf where there is none)."""
+
+    classes: NDArray[np.int32]
+    scores: NDArray[np.float32]
+
+
+class Oracle(ABC):
+    """Finds the class of the largest inner product with each row, beside those that the row excludes.
+
+    A class whose vector is zero scores 0 and is a legal answer: where every score found is 0 or less, one of the zero
+    classes is drawn, keyed by seed, step and row. Answers depend on the vectors, the refreshes so far, and the seed; never on
+    the number of threads. Of equal scores the lower class is taken.
+
+    Parameters
+    ----------
+    n_classes : int
+        K.
+    seed : int, default 0
+        Of the draws.
+    threads : int, default 1
+        That a query or refresh may use.
+    """
+
+    def __init__(self, n_classes: int, seed: int = 0, threads: int = 1) -> None:
+        self.n_classes, self.seed, self.threads = n_classes, seed, threads
+        self.barred = np.zeros(n_classes, np.bool_)  # zero classes that are no answers
+        self.scored = 0  # pairs of row and class that queries scored
+
+    @abstractmethod
+    def refresh(self, classes: NDArray[Any]) -> None:
+        """Take note that the vectors of these classes changed: came, moved, or became zero. Each class once."""
+
+    @abstractmethod
+    def _zero(self) -> NDArray[np.bool_]:
+        """Which vectors are zero (K,)."""
+
+    @abstractmethod
+    def _find(self, rows: Any, excluded: Labels, best: Best) -> None:
+        """Fill `best` with the best class found for each row among those whose vector is not zero."""
+
+    @abstractmethod
+    def _count(self, rows: Any) -> int:
+        """How many rows these are."""
+
+    def query(self, rows: Any, excluded: Labels, step: int = 0) -> Answers:
+        """The best class for each row.
+
+        Parameters
+        ----------
+        rows : RankedRows, or float32 array (n, r) for dense oracles
+            The rows.
+        excluded : Labels
+            Classes that are no answers: of row i indices[indptr[i] : indptr[i + 1]], int32, in any order.
+        step : int, default 0
+            Keys the draws among zero classes.
+
+        Returns
+        -------
+        Answers
+            Classes and scores (n,).
+        """
+        n = self._count(rows)
+        excluded = Labels(np.ascontiguousarray(excluded.indptr, np.int64), np.ascontiguousarray(excluded.indices, np.int32))
+        best = Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
+        if n:
+            self._find(rows, excluded, best)
+            zero = np.flatnonzero(self._zero() & ~self.barred).astype(np.int32)
+            draw_zero_classes(zero, excluded, self.seed, ZERO_CLASSES, step, best)
+        return Answers(*best)
+
+    def _on_threads(self, work: Callable[[int, int, int], T], bounds: NDArray[Any]) -> list[T]:
+        """work(thread, first, last) for each range that the bounds cut, beside each other."""
+        ranges = [(first, last) for first, last in pairwise(bounds.tolist()) if last > first]
+        if len(ranges) <= 1:
+            return [work(t, *each) for t, each in enumerate(ranges)]
+        with ThreadPoolExecutor(len(ranges)) as pool:
+            return list(pool.map(work, range(len(ranges)), *zip(*ranges, strict=True)))
+
+    def _cuts(self, n: int) -> NDArray[np.int64]:
+        """Bounds of a range of n for each thread."""
+        return np.linspace(0, n, self.threads + 1).astype(np.int64)

@@ -1,0 +1,136 @@
+"""The small-world oracle: a graph over sparse class vectors, searched greedily."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels import smallworld as kernels
+from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.classvectors import RankedRows
+from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.vectors import ClassVectors
+
+_FIRST = 256  # classes that are linked at once, where there are fewer linked ones
+
+
+class SmallWorld(Oracle):
+    """A navigable small-world graph of the classes, with signposts (Malkov et al. 2014).
+
+    A class's sketch is its `sketch` largest entries. It is linked to the `links` classes w_d of the largest inner product
+    with its sketch that a search finds; each of them may have as many links back. A search begins at `hubs` classes of the
+    largest norm and at the `entries` classes to which the signposts of the row's features add up to most; a signpost names
+    up to `posts` classes whose sketch has the feature. Then neighbours of the best classes are scored, until the `ef` best
+    have been expanded.
+
+    Vectors are scored as they are: only links and signposts may be out of date. `refresh` renews those of a class whose
+    norm, or whose sketch's features, changed by more than the share `drift` since they were made.
+
+    Parameters
+    ----------
+    vectors : ClassVectors
+        The classes; all whose vector is not zero are linked.
+    seed, threads : int
+        As of `Oracle`; rows of a query, and classes to be linked, are shared among threads.
+    links : int, default 8
+        Neighbours that a class chooses; it has up to twice as many.
+    ef : int, default 8
+        Classes that a query keeps and expands.
+    ef_links : int, default 32
+        The same for a class that is linked; at least links + 1 are taken.
+    entries, hubs : int, default 32 and 8
+        Where a search begins.
+    sketch, posts : int, default 64 and 8
+        Entries of a sketch, and classes of a signpost.
+    drift : float, default 0.25
+        What makes a refresh link a class anew; 0 for any change of sketch or norm.
+    """
+
+    def __init__(
+        self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 32,
+        entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25,
+    ) -> None:  # fmt: skip
+        super().__init__(vectors.n_classes, seed, threads)
+        self.vectors, self.drift, self._n_hubs, self._sketch_size = vectors, drift, hubs, sketch
+        self._sizes, self._entries, self._links = (ef, max(ef_links, links + 1)), entries, links
+        self.graph = kernels.empty_graph(vectors.n_classes, vectors.n_features, links, sketch, posts)
+        self.linked_anew = 0  # classes that refreshes linked
+        every = np.arange(vectors.n_classes, dtype=np.int32)
+        self.refresh(every)
+
+    @staticmethod
+    def bytes_of(
+        n_classes: int, n_features: int, threads: int = 1, links: int = 8, sketch: int = 64, posts: int = 8
+    ) -> int:
+        """Bytes of the graph, the signposts, and what searches hold; rows and vectors apart."""
+        return n_classes * (12 * links + 4 * sketch + 9 + 24 * threads) + n_features * 8 * posts
+
+    def _zero(self) -> NDArray[np.bool_]:
+        return self.vectors.zero
+
+    def _count(self, rows: RankedRows) -> int:
+        return len(rows.indptr) - 1
+
+    def _pools(self, size: int, n: int) -> list[kernels.Pool]:
+        return [kernels.new_pool(self.n_classes, size, self._links, self._entries) for _ in range(min(self.threads, n))]
+
+    def _hubs(self) -> NDArray[np.int32]:
+        """Linked classes of the largest norm."""
+        linked = np.flatnonzero(self.graph.linked)
+        order = np.argsort(-self.vectors.squares[linked], kind="stable")
+        return linked[order[: self._n_hubs]].astype(np.int32)
+
+    def _sketches(self, classes: NDArray[np.int32]) -> RankedRows:
+        sizes = np.minimum(self.vectors.n_entries[classes], self._sketch_size)
+        indptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        n = int(indptr[-1])
+        rows = RankedRows(indptr, np.empty(n, np.uint32), np.empty(n, np.int32), np.empty(n, np.float32))
+        kernels.sketch(classes, self.vectors.tables, indptr, rows)
+        return rows
+
+    def refresh(self, classes: NDArray[Any]) -> None:
+        classes = np.ascontiguousarray(classes, np.int32)
+        gone = classes[self.vectors.zero[classes] & self.graph.linked[classes]]
+        kernels.unpost(gone, self.graph)
+        kernels.unlink(gone, self.graph)
+        classes = classes[~self.vectors.zero[classes]]
+        sketches, moved = self._sketches(classes), np.empty(len(classes), np.bool_)
+        kernels.drifted(classes, sketches, self.vectors.tables, self.drift, self.graph, moved)
+        classes = classes[moved]
+        kernels.unpost(classes, self.graph)
+        kernels.post(classes, self._sketches(classes), self.vectors.tables, self.graph)
+        self.linked_anew += len(classes)
+        first, pools = 0, self._pools(self._sizes[1], len(classes))
+        while first < len(classes):  # searches see what was linked before these: the same for any number of threads
+            some = classes[first : first + max(_FIRST, int(np.count_nonzero(self.graph.linked)))]
+            kernels.link(some, *self._chosen(some, pools), self.graph)
+            first += len(some)
+
+    def _chosen(
+        self, classes: NDArray[np.int32], pools: list[kernels.Pool]
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Neighbours for some classes, and their similarity."""
+        sketches, hubs = self._sketches(classes), self._hubs()
+        chosen, similarity = np.empty((len(classes), self._links), np.int32), np.zeros((len(classes), self._links), np.float32)
+
+        def search(thread: int, first: int, last: int) -> None:
+            kernels.find_links(
+                first, last, classes, sketches, hubs, self.vectors.tables, self.graph, pools[thread], chosen, similarity
+            )
+
+        self._on_threads(search, self._cuts(len(classes)))
+        return chosen, similarity
+
+    def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
+        hubs, pools = self._hubs(), self._pools(self._sizes[0], len(best.classes))
+
+        def search(thread: int, first: int, last: int) -> None:
+            kernels.find_best(
+                first, last, rows, excluded, hubs, self.vectors.tables, self.graph, pools[thread], best
+            )
+
+        self._on_threads(search, self._cuts(len(best.classes)))
+        self.scored += sum(int(pool.counts[1]) for pool in pools)
