@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import CPLST as CPLST
     from xmc_stream.estimators import LEML as LEML
-    from xmc_stream.estimators import GroupLasso as GroupLasso
     from xmc_stream.estimators import MEMOIR as MEMOIR
+    from xmc_stream.estimators import GroupLasso as GroupLasso
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
@@ -63,10 +63,10 @@ _HOME = {
 __all__ = [
     "CPLST",
     "LEML",
+    "MEMOIR",
     "Dataset",
     "Execution",
     "GroupLasso",
-    "MEMOIR",
     "Model",
     "PDSparse",
     "PPDSparse",

@@ -15,8 +15,8 @@ from xmc_stream.convert import convert
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters

@@ -407,3 +407,17 @@ def magnitudes(
                     w = np.float64(values[2 * place + 1])
                     counts[(number - low) >> shift] += 1
                     squares[(number - low) >> shift] += w * w
+
+
+@kernel
+def dots(
+    classes: NDArray[np.int32],
+    lines: NDArray[np.int32],
+    rows: RankedRows,
+    tables: ClassTables,
+    out: NDArray[np.float32],
+) -> None:
+    """out[t] = w_c . x_i for the t-th pair of class and row."""
+    for t in range(len(classes)):
+        i = lines[t]
+        out[t] = dot(classes[t], rows.indptr[i], rows.indptr[i + 1], rows.ranks, rows.values, tables)

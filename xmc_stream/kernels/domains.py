@@ -30,4 +30,6 @@ ZERO_CLASSES = 1 << 44  # inner-product search: the zero class that answers a ro
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
 STEPS = 0x3E01  # MEMOIR: the draws of a step, whose number stands in the place of the label
-FIRST_FACTORS = 0x1E31  # LEML: the factors of labels that a training begins from; MEMOIR: the V that its SVD begins from
+FIRST_FACTORS = (
+    0x1E31  # LEML: the factors of labels that a training begins from; MEMOIR: the V that its SVD begins from
+)

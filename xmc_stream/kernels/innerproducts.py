@@ -65,8 +65,16 @@ def _axpy(w: np.float32, line: int, x: NDArray[np.float32], scores: NDArray[np.f
 
 
 @inner_kernel
-def _keep_best(c: int, excluded: Excluded, at: int, scores: NDArray[np.float32], best: Best) -> int:
-    """Compare the scores of a class with the best; of equals the lower class, which came before. Moves on in `excluded`."""
+def _keep_best(
+    c: int, excluded: Excluded, at: int, factors: NDArray[np.float32], scores: NDArray[np.float32], best: Best
+) -> int:
+    """Compare the scores of a class, times its factor if there are factors, with the best; of equals the lower class, which
+
+    came before. Moves on in `excluded`.
+    """
+    if len(factors):
+        for i in range(len(scores)):
+            scores[i] *= factors[c]
     while at < len(excluded.classes) and excluded.classes[at] <= c:
         if excluded.classes[at] == c:
             scores[excluded.lines[at]] = -np.inf
@@ -81,9 +89,13 @@ def _keep_best(c: int, excluded: Excluded, at: int, scores: NDArray[np.float32],
 
 @kernel
 def scan(
-    first: int, last: int, tables: ClassTables, tile: RowTile, excluded: Excluded, scores: NDArray[np.float32], best: Best
-) -> None:
-    """The best of the classes [first, last) whose vector is not zero, for each row of a tile; scores: room for them."""
+    first: int, last: int, tables: ClassTables, tile: RowTile, excluded: Excluded, factors: NDArray[np.float32],
+    scores: NDArray[np.float32], best: Best,
+) -> None:  # fmt: skip
+    """The best of the classes [first, last) whose vector is not zero, for each row of a tile.
+
+    factors (K,), or none: of the classes' scores. scores: room for them.
+    """
     words, weights = tables.words, tables.values
     column, indptr, lines, values, heavy = tile.column, tile.indptr, tile.lines, tile.values, tile.heavy
     at = np.searchsorted(excluded.classes, first)
@@ -100,7 +112,7 @@ def scan(
                     scores[lines[q]] += w * values[q]
             elif found < 0:
                 _axpy(w, -found - 1, heavy, scores)
-        at = _keep_best(c, excluded, at, scores, best)
+        at = _keep_best(c, excluded, at, factors, scores, best)
 
 
 @kernel
@@ -111,6 +123,7 @@ def scan_dense(
     zero: NDArray[np.bool_],
     by_coordinate: NDArray[np.float32],
     excluded: Excluded,
+    factors: NDArray[np.float32],
     scores: NDArray[np.float32],
     best: Best,
 ) -> None:
@@ -122,4 +135,4 @@ def scan_dense(
         scores[:] = 0.0
         for j in range(vectors.shape[1]):
             _axpy(vectors[c, j], j, by_coordinate, scores)
-        at = _keep_best(c, excluded, at, scores, best)
+        at = _keep_best(c, excluded, at, factors, scores, best)

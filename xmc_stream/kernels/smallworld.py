@@ -274,9 +274,7 @@ def unlink(classes: NDArray[np.int32], graph: Graph) -> None:
 
 
 @kernel
-def sketch(
-    classes: NDArray[np.int32], tables: ClassTables, indptr: NDArray[np.int64], sketches: RankedRows
-) -> None:
+def sketch(classes: NDArray[np.int32], tables: ClassTables, indptr: NDArray[np.int64], sketches: RankedRows) -> None:
     """The largest entries by magnitude, of equals those of lower rank: of class i those of [indptr[i], indptr[i + 1])."""
     words, values = tables.words, tables.values
     for i in range(len(classes)):

@@ -36,6 +36,14 @@ def _no_best(n: int) -> Best:
     return Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
 
 
+def _factors(vectors: ClassVectors | DenseVectors, by_norm: bool) -> NDArray[np.float32]:
+    """1 / ||w_c|| of each class; none, where scores are not divided by it."""
+    if not by_norm:
+        return np.empty(0, np.float32)
+    norms = np.sqrt(vectors.squares)
+    return (1.0 / np.where(norms > 0.0, norms, 1.0)).astype(np.float32)
+
+
 def _by_class(first: int, last: int, excluded: Labels) -> Excluded:
     """The pairs that rows [first, last) exclude, by class."""
     begin, end = excluded.indptr[first], excluded.indptr[last]
@@ -56,11 +64,13 @@ class Exact(_Scanning):
         The classes.
     seed, threads : int
         As of `Oracle`; each thread takes a range of the classes.
+    by_norm : bool, default False
+        Whether scores are divided by the norms of the vectors: by the cosine, the norms of rows left out.
     """
 
-    def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1) -> None:
+    def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
-        self.vectors = vectors
+        self.vectors, self.by_norm = vectors, by_norm
 
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
@@ -72,7 +82,10 @@ class Exact(_Scanning):
         n = last - first
         features = rows.features[rows.indptr[first] : rows.indptr[last]]
         counts = np.bincount(features, minlength=self.vectors.n_features)
-        heavy, light = np.flatnonzero(counts * HEAVY >= n + HEAVY), np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY))
+        heavy, light = (
+            np.flatnonzero(counts * HEAVY >= n + HEAVY),
+            np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY)),
+        )
         column = np.zeros(self.vectors.n_features, np.int32)
         column[light], column[heavy] = np.arange(1, len(light) + 1), -np.arange(1, len(heavy) + 1)
         indptr = np.concatenate([[0], np.cumsum(counts[light])])
@@ -84,7 +97,7 @@ class Exact(_Scanning):
         return tile
 
     def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
-        tables = self.vectors.tables
+        tables, factors = self.vectors.tables, _factors(self.vectors, self.by_norm)
         # ranges of about as many entries, and as many comparisons
         work = np.cumsum(self.vectors.n_entries.astype(np.int64) + 64)
         bounds = np.searchsorted(work, np.linspace(0, work[-1], self.threads + 1)[1:-1])
@@ -97,7 +110,7 @@ class Exact(_Scanning):
                 _: int, begin: int, end: int, n: int = last - first, tile: RowTile = tile, barred: Excluded = barred
             ) -> Best:
                 found = _no_best(n)
-                scan(begin, end, tables, tile, barred, np.empty(n, np.float32), found)
+                scan(begin, end, tables, tile, barred, factors, np.empty(n, np.float32), found)
                 return found
 
             self._merge(first, last, self._on_threads(some, bounds), best)
@@ -113,11 +126,13 @@ class DenseExact(_Scanning):
         The classes.
     seed, threads : int
         As of `Oracle`; each thread takes a range of the classes.
+    by_norm : bool, default False
+        As of `Exact`.
     """
 
-    def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1) -> None:
+    def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
-        self.vectors = vectors
+        self.vectors, self.by_norm = vectors, by_norm
 
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
@@ -126,16 +141,17 @@ class DenseExact(_Scanning):
         return len(rows)
 
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
+        factors = _factors(self.vectors, self.by_norm)
         zero, width = self._zero(), max(16, _COORDINATES // self.vectors.n_features)
         for first in range(0, len(rows), width):
             last = min(first + width, len(rows))
             turned, barred = np.ascontiguousarray(rows[first:last].T, np.float32), _by_class(first, last, excluded)
 
-            def some(
-                _: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred
-            ) -> Best:
+            def some(_: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred) -> Best:
                 found = _no_best(x.shape[1])
-                scan_dense(begin, end, self.vectors.values, zero, x, barred, np.empty(x.shape[1], np.float32), found)
+                scan_dense(
+                    begin, end, self.vectors.values, zero, x, barred, factors, np.empty(x.shape[1], np.float32), found
+                )
                 return found
 
             self._merge(first, last, self._on_threads(some, self._cuts(self.n_classes)), best)

@@ -13,8 +13,9 @@ from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.hashing import add_dense, sum_squares
 from xmc_stream.memory import format_size
 
-_CLASS_BYTES = 21  # begin, bits, n and square of a class
+CLASS_BYTES = 21  # begin, bits, n and square of a class
 _BINS = 1 << 16
+_PAIRS = 1 << 12  # of dense vectors and rows that are multiplied at a time
 
 
 def ranked(block: CSRBlock) -> kernels.RankedRows:
@@ -64,9 +65,9 @@ class ClassVectors:
         if n_features > kernels.MOST_FEATURES:
             raise InputError(f"class vectors have {kernels.MOST_FEATURES} features at most, not {n_features}")
         self.n_classes, self.n_features, self.most_bytes = n_classes, n_features, most_bytes
-        if most_bytes < n_classes * _CLASS_BYTES:
+        if most_bytes < n_classes * CLASS_BYTES:
             raise self._no_room()
-        self.tables = kernels.class_tables(n_classes, most_bytes - n_classes * _CLASS_BYTES)
+        self.tables = kernels.class_tables(n_classes, most_bytes - n_classes * CLASS_BYTES)
 
     def _no_room(self) -> MemoryLimitError:
         return MemoryLimitError(
@@ -92,11 +93,9 @@ class ClassVectors:
     @property
     def bytes_used(self) -> int:
         """Bytes that became resident."""
-        return self.n_classes * _CLASS_BYTES + kernels.PLACE_BYTES * int(self.tables.used[0])
+        return self.n_classes * CLASS_BYTES + kernels.PLACE_BYTES * int(self.tables.used[0])
 
-    def add(
-        self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows
-    ) -> None:
+    def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; an entry that becomes 0 leaves.
 
         Raises MemoryLimitError where there is no room; the triples before are done, and some entries of the next.
@@ -149,6 +148,13 @@ class ClassVectors:
             low, width = low + (cut << shift), shift
         return float(np.array([max(low - 1, 0)], np.uint32).view(np.float32)[0])
 
+    def dots(self, classes: NDArray[Any], lines: NDArray[Any], rows: kernels.RankedRows) -> NDArray[np.float32]:
+        """w_c . x_i of each pair (c, i)."""
+        out = np.empty(len(classes), np.float32)
+        c, i = np.ascontiguousarray(classes, np.int32), np.ascontiguousarray(lines, np.int32)
+        kernels.dots(c, i, rows, self.tables, out)
+        return out
+
     def export(self, classes: NDArray[Any] | None = None) -> CSR:
         """Vectors of some classes, or of all, as rows with ascending features."""
         chosen = np.ascontiguousarray(np.arange(self.n_classes) if classes is None else classes, np.int32)
@@ -189,9 +195,7 @@ class DenseVectors:
         """Which vectors are zero (K,)."""
         return self.squares == 0.0
 
-    def add(
-        self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: NDArray[np.float32]
-    ) -> None:
+    def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: NDArray[np.float32]) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order."""
         c, i = np.ascontiguousarray(classes, np.int32), np.ascontiguousarray(lines, np.int32)
         add_dense(c, i, np.ascontiguousarray(steps, np.float32), rows, self.values)
@@ -210,3 +214,11 @@ class DenseVectors:
         """W *= factor."""
         self.values *= np.float32(factor)
         sum_squares(np.arange(self.n_classes, dtype=np.int32), self.values, self.squares)
+
+    def dots(self, classes: NDArray[Any], lines: NDArray[Any], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """w_c . x_i of each pair (c, i)."""
+        out = np.empty(len(classes), np.float32)
+        for first in range(0, len(classes), _PAIRS):
+            some = slice(first, first + _PAIRS)
+            out[some] = (self.values[classes[some]] * rows[lines[some]]).sum(axis=1)
+        return out

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
+from xmc_stream.kernels.csr import pwrite_lines
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.rawlines import WINDOW, read_lines
 
-_WINDOW = 1 << 18  # bytes of a file that are read or written at once
-_READ_HOLE, _WRITE_HOLE = 1 << 13, 1 << 14  # bytes between lines that take less time than another call
+_HOLE = 1 << 14  # bytes between lines that take less time to write than another call
 _MOST = 1 << 24  # bytes of lines between two looks whether to stop
 Lines = NDArray[np.float32]
 
@@ -54,7 +54,7 @@ class InFile:
     def __init__(self, path: Path, n: int, width: int, fresh: bool = True) -> None:
         self.n, self.width, self._path = n, width, path
         self._line = 4 * width
-        self._staging = np.empty(max(_WINDOW, self._line), np.uint8)
+        self._staging = np.empty(max(WINDOW, self._line), np.uint8)
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
         self._fd = os.open(path, flags, 0o666)
@@ -83,21 +83,13 @@ class InFile:
     def take(self, lines: NDArray[np.int64], out: Lines | None = None) -> Lines:
         """Copies of some lines, which ascend."""
         out = np.empty((len(lines), self.width), np.float32) if out is None else out[: len(lines)]
-        data = out.reshape(-1).view(np.uint8)
-        step, hole = max(1, _MOST // self._line), _READ_HOLE // self._line
-        for low in range(0, len(lines), step):
-            stop_if_unwanted()
-            some = lines[low : low + step]
-            room = data[low * self._line : (low + len(some)) * self._line]
-            one = np.ones(len(some), np.int64)
-            if not pread_ranges(self._fd, some, one, self._line, hole, 0, _WINDOW, self._staging, room):
-                raise StoreError(f"{self._path} ends early or cannot be read: run the same command again, it goes on")
+        read_lines(self._fd, self._path, lines, self._staging, out)
         return out
 
     def put(self, lines: NDArray[np.int64], values: Lines, places: NDArray[np.int64] | None = None) -> None:
         """Replace some lines, which ascend. places: of them among the values, if not all of these in turn."""
         places = np.arange(len(lines)) if places is None else places
-        step, hole = max(1, _MOST // self._line), _WRITE_HOLE // self._line
+        step, hole = max(1, _MOST // self._line), _HOLE // self._line
         for low in range(0, len(lines), step):
             stop_if_unwanted()
             some = slice(low, low + step)

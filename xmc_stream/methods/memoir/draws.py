@@ -33,7 +33,7 @@ class Copies:
             counts += np.bincount(labels[keep], minlength=len(counts))
             parts.append(block.indices[keep].astype(np.int32))
         self.indptr, self.rows = np.concatenate([[0], np.cumsum(counts)]), np.concatenate(parts)
-        self.classes = np.flatnonzero(np.diff(indptr))
+        self.classes = np.flatnonzero(np.diff(self.indptr))
 
     def draw(self, n: int, seed: int, step: int, by_class: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows and labels of a step's n draws."""

@@ -17,7 +17,6 @@ from xmc_stream.methods.memoir.run import MEMOIRRun
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 
-
 _DRAW_NS = 20_000.0  # of a draw: its row, its search, its two steps; an exact search adds that of the classes
 
 
@@ -50,7 +49,9 @@ class MEMOIRForecaster(Forecaster):
             "bytes_gathered": n_bytes,
             "peak_phase": "steps",
             "peak_parts": {**needs, **({"vectors of classes, at most": grown} if grown else {})},
-            "seconds": round(steps * draws * (_DRAW_NS + (dataset.n_labels if p.searcher != "sw-graph" else 0)) * 1e-9, 1),
+            "seconds": round(
+                steps * draws * (_DRAW_NS + (dataset.n_labels if p.searcher != "sw-graph" else 0)) * 1e-9, 1
+            ),
         }
 
 

@@ -71,17 +71,26 @@ class MEMOIRParameters(Parameters):
     )
     update: str = parameter(
         "violators",
-        Choice("Whether a step moves W for rows with a margin below 1, or for all that it draws.", options=("violators", "all")),
+        Choice(
+            "Whether a step moves W for rows with a margin below 1, or for all that it draws.",
+            options=("violators", "all"),
+        ),
     )
     mask: bool = parameter(
-        True, Flag("Whether all labels of a row are kept out of its wrong classes. Else only the one that was drawn is.")
+        True,
+        Flag("Whether all labels of a row are kept out of its wrong classes. Else only the one that was drawn is."),
     )
     bias: bool = parameter(True, Flag("Whether each row has one more feature, which is 1."))
     normalize: bool = parameter(
-        True, Flag("Whether the model predicts by the cosine: each class's weights are divided by their norm in the end.")
+        True,
+        Flag("Whether the model predicts by the cosine: each class's weights are divided by their norm in the end."),
     )
     held_out: float = parameter(
-        0.1, Number("Share of the rows that are held out, 5,000 at most. 0: all steps are made, and W of the last is the model.", most=1.0)
+        0.1,
+        Number(
+            "Share of the rows that are held out, 5,000 at most. 0: all steps are made, and W of the last is the model.",
+            most=1.0,
+        ),
     )
     patience: int = parameter(
         4, Whole("The held-out rows are scored 20 times. Training stops when macro-F1 has not risen for so many times.")
@@ -89,7 +98,8 @@ class MEMOIRParameters(Parameters):
     rank: int = parameter(256, Whole("Of lsh: coordinates of the truncated SVD."))
     bits: int = parameter(64, Whole("Of simple-lsh: length of a code, in bits; a multiple of 64.", least=64))
     candidates: int | None = parameter(
-        None, Whole("Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: 32.", none=True)
+        None,
+        Whole("Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: 32.", none=True),
     )
     degree: int = parameter(16, Whole("Of sw-graph: edges that a class is given."))
 

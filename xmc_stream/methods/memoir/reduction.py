@@ -107,7 +107,9 @@ class TurnJob:
         with one_blas_thread():
             for first in range(0, n, LINES):
                 sums = self.sums.read(first, min(first + LINES, n)).astype(np.float64)
-                gram += (self.before.read(first, first + len(sums)).T.astype(np.float64) if self.last else sums.T) @ sums
+                gram += (
+                    self.before.read(first, first + len(sums)).T.astype(np.float64) if self.last else sums.T
+                ) @ sums
             values, vectors = np.linalg.eigh((gram + gram.T) / 2)
             values, vectors = values[::-1], vectors[:, ::-1]
             if self.last:
@@ -174,7 +176,10 @@ class Reduction:
         for number in range(1, ITERATIONS + 1):
             before = Factor(str(self._folder(number - 1) / "V"), columns, d)
             sums, out = state / f"sums-{number}", self._folder(number)
-            jobs = [GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}")) for cut in self.cuts(columns)]
+            jobs = [
+                GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}"))
+                for cut in self.cuts(columns)
+            ]
             parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cut[1] - job.cut[0], d) for job in jobs))
             turn = TurnJob(number, parts, before, self.kept, number == ITERATIONS, str(out))
             done = self.ledger.get(turn.key)

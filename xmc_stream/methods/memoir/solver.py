@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.weights import DenseWeights, SparseWeights
+from xmc_stream.methods.memoir.weights import Weights
 
 
 class Found(NamedTuple):
@@ -43,10 +43,10 @@ class StepSums(NamedTuple):
 
 
 def take_step(
-    w: SparseWeights | DenseWeights, rows: Any, lines: NDArray[np.int64], found: Found, step: int, p: MEMOIRParameters
+    w: Weights, rows: Any, lines: NDArray[np.int64], found: Found, step: int, p: MEMOIRParameters
 ) -> StepSums:
     """Move W by the draws of a step. rows: those drawn, as W takes them; lines: of each draw."""
-    eta, n_classes = p.rate(step), len(w.squares)
+    eta, n_classes = p.rate(step), w.vectors.n_classes
     margin = w.scale * (found.own.astype(np.float64) - found.best)
     wrong = (margin < 1.0) & (found.others >= 0)
     losses = np.where(wrong, 1.0 - margin, 0.0)
@@ -57,7 +57,7 @@ def take_step(
         w.times(1.0 - eta * p.lam)
     steps = np.tile([eta / len(lines), -eta / len(lines)], len(taken))
     w.add(classes, np.repeat(lines[taken], 2), steps, rows)
-    if isinstance(w, SparseWeights) and p.variant == "l1":
+    if p.variant == "l1":
         if len(touched):
             w.soften(touched, p.gamma * p.lam * eta * n_classes / len(touched))
         if p.truncate:
@@ -76,4 +76,6 @@ def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes:
     hits = np.bincount(labels[labels == predicted], minlength=n_classes)
     true, said = np.bincount(labels, minlength=n_classes), np.bincount(predicted, minlength=n_classes)
     there = true > 0
-    return 100.0 * float(hits.sum()) / len(labels), 100.0 * float((2.0 * hits / np.maximum(true + said, 1))[there].mean())
+    return 100.0 * float(hits.sum()) / len(labels), 100.0 * float(
+        (2.0 * hits / np.maximum(true + said, 1))[there].mean()
+    )

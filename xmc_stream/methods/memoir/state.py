@@ -1,11 +1,9 @@
-"""What a segment of steps leaves on disk: W, class by class, and how far the run is."""
+"""What a segment of steps leaves on disk: W, class by class."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,7 @@ def state_path(work: Path, number: int) -> Path:
     return work / "state" / "steps" / f"{number:06d}"
 
 
-def write_sparse(path: Path, vectors: Iterator[CSR], said: dict[str, Any]) -> None:
+def write_sparse(path: Path, vectors: Iterator[CSR]) -> None:
     """Leave sparse vectors durably; they come some classes at a time, with ascending features."""
     counts: list[NDArray[np.int64]] = []
     with new_pack(path) as pack:
@@ -37,28 +35,15 @@ def write_sparse(path: Path, vectors: Iterator[CSR], said: dict[str, Any]) -> No
         features.close()
         values.close()
         pack.write("counts", np.concatenate(counts))
-        pack.write("said", _text(said))
 
 
-def write_dense(path: Path, lines: Iterator[NDArray[np.float32]], said: dict[str, Any]) -> None:
+def write_dense(path: Path, lines: Iterator[NDArray[np.float32]]) -> None:
     """Leave a dense matrix durably; its lines come some at a time."""
     with new_pack(path) as pack:
         values = PackedArrayWriter(pack, "values", np.float32)
         for some in lines:
             values.append(some.reshape(-1))
         values.close()
-        pack.write("said", _text(said))
-
-
-def _text(said: dict[str, Any]) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(said).encode(), np.uint8)
-
-
-def said_in(path: Path) -> dict[str, Any]:
-    """What was given with W."""
-    text = open_array(path / "said")
-    said: dict[str, Any] = json.loads(text.read(0, text.size).tobytes())
-    return said
 
 
 def read_sparse(

@@ -6,8 +6,6 @@ depends on the data alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.kernels.blocks import CSR
-from xmc_stream.methods.memoir.draws import Copies, Drawn, Steps, held_out_of
+from xmc_stream.methods.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.methods.memoir.learners import Learner, learner_of
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import StepsPlan
 from xmc_stream.methods.memoir.solver import macro_f1, take_step
 from xmc_stream.methods.memoir.state import CLASSES, read_dense, read_sparse, state_path
 from xmc_stream.models.linear.tiles import TileSizes
-from xmc_stream.models.linear.weights import Unit, finalise_key, new_unit
+from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
@@ -75,7 +72,9 @@ class StepsJob:
         copies = Copies(dataset, data.seed, data.share)
         draws = p.draws(dataset.n_labels)
         steps = Steps(dataset, copies, draws, data.seed, p.sampling == "class")
-        learner = learner_of(dataset, p, data.reduced, data.seed, self.sizes)
+        learned = np.zeros(dataset.n_labels, np.bool_)
+        learned[copies.classes] = True
+        learner = learner_of(dataset, p, data.reduced, learned, data.seed, self.sizes)
         if self.before:
             learner.load(Path(self.before))
         loss, violators, done = 0.0, 0, 0

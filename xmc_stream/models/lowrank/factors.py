@@ -23,6 +23,7 @@ from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.nodes import understood, whole_of
+from xmc_stream.store.rawlines import WINDOW, read_lines
 
 FACTORS = "factors"  # where a model has W (D x r) and H (K x r)
 CHUNK_BYTES = 4 * 2**20  # of a factor
@@ -134,6 +135,20 @@ class Panels:
         """Lines [first, last) of all columns."""
         parts = [self._fill(cut, first, np.empty((last - first, cut[1] - cut[0]), np.float32)) for cut in self.cuts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def gather(self, lines: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Some lines, ascending, of all columns."""
+        out = np.empty((len(lines), self.columns), np.float32)
+        for cut in self.cuts:
+            part = np.empty((len(lines), cut[1] - cut[0]), np.float32)
+            staging = np.empty(max(WINDOW, _ITEM * part.shape[1]), np.uint8)
+            fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                read_lines(fd, self._file(cut), lines, staging, part)
+            finally:
+                os.close(fd)
+            out[:, cut[0] : cut[1]] = part
+        return out
 
     def take(self, cut: Cut) -> NDArray[np.float32]:
         """Columns [first, last) of all lines, see `_take`."""
