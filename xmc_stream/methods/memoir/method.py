@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import plan_steps, steps_needs
+from xmc_stream.methods.memoir.reduction import vectors_path
 from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 
@@ -89,16 +92,18 @@ class MEMOIRMethod(Method):
 
     def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
         """Where W or the SVD is damaged, all steps, or these and the SVD, are done again."""
-        keys = list(keys)
-        state = {folder: damage for folder, damage in damaged.items() if work / "state" in folder.parents}
-        found = super().redo(work, {f: d for f, d in damaged.items() if f not in state}, keys, warm_start)
-        if state:
-            reduced = any("steps" not in folder.parts for folder in state)
-            kinds = ("steps/", "reduce/") if reduced else ("steps/",)
-            undone = [key for key in keys if key.startswith(kinds)]
-            folders = [work / "state"] if reduced else [work / "state" / "steps"]
+        keys, state = list(keys), work / "state"
+        damage = {folder: said for folder, said in damaged.items() if state in folder.parents}
+        found = super().redo(work, {f: said for f, said in damaged.items() if f not in damage}, keys, warm_start)
+        for folder in needed(work, keys):
+            if not folder.exists():
+                damage.setdefault(folder, f"{folder} is missing")
+        if damage:
+            reduced = any("steps" not in folder.parts for folder in damage)
+            undone = [key for key in keys if key.startswith(("steps/", "reduce/") if reduced else "steps/")]
             key = "reduce/start" if reduced else "steps/0"
-            found.append(Redo(next(iter(state.values())), key, undo=undone, remove=folders))
+            folders = [state] if reduced else [state / "steps"]
+            found.append(Redo(next(iter(damage.values())), key, undo=undone, remove=folders))
         return found
 
     def summary(self, report: Mapping[str, Any]) -> list[str]:
@@ -106,3 +111,15 @@ class MEMOIRMethod(Method):
         f1 = report.get("held_out_macro_F1")
         said = "" if f1 is None else f": macro-F1 {f1:.2f}, accuracy {report['held_out_accuracy']:.2f} on rows held out"
         return [f"{report['steps']} steps, the best is number {report['best_step']}{said}"]
+
+
+def needed(work: Path, keys: Iterable[str]) -> list[Path]:
+    """What the last segment of steps that is done left, and the last V of the SVD."""
+    numbers: dict[str, list[int]] = {}
+    for key in keys:
+        kind, _, rest = key.partition("/")
+        number, _, what = rest.partition("/")
+        if kind == "steps" or what == "turn":
+            numbers.setdefault(kind, []).append(int(number))
+    folders = {"steps": partial(state_path, work), "reduce": partial(vectors_path, work)}
+    return [folders[kind](max(some)) for kind, some in numbers.items()]

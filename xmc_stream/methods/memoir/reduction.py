@@ -65,7 +65,7 @@ class GramJob:
     @property
     def key(self) -> str:
         """Iteration and columns."""
-        return f"reduce/{self.number}/{self.cut[0]}"
+        return f"reduce/{self.number}/{self.cut[0]}-{self.cut[1]}"
 
     def run(self) -> Receipt:
         """Multiply and write."""
@@ -130,6 +130,11 @@ def column_bytes(learned: Learned) -> int:
     return 2 * _ITEM * learned.n_inputs() + 2 * _ITEM * ROW_LINES
 
 
+def vectors_path(work: Path, number: int) -> Path:
+    """Where V lies after an iteration."""
+    return work / "state" / f"reduced-{number}" / "all"
+
+
 @dataclass(frozen=True)
 class Reduction:
     """Phases that make V (D x rank) and project X. work: folder of the run."""
@@ -165,7 +170,7 @@ class Reduction:
         return Factor(str(self._folder(ITERATIONS) / "V"), self.kept, self.learned.n_inputs())
 
     def _folder(self, number: int) -> Path:
-        return self.work / "state" / f"reduced-{number}" / "all"
+        return vectors_path(self.work, number)
 
     def loop(self) -> Loop:
         """Make V; returns its singular values."""

@@ -1,0 +1,172 @@
+"""Runs of MEMOIR: the same model however they are cut, killed and shared out; limits; damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.damage import flip
+from helpers.forked import forked_command
+
+import xmc_stream as xs
+from xmc_stream.engine.events import read_events
+from xmc_stream.errors import JobError
+from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.methods.memoir.steps import StepsJob
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
+
+LIMIT = "4GB"  # bounds the whole process of the tests
+
+
+@pytest.fixture(scope="module")
+def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 rows, 500 features, 60 labels, one or two a row."""
+    rng = np.random.default_rng(0)
+    n, d, k = 2000, 500, 60
+    y = rng.integers(0, k, (n, 2))
+    means = sp.random(k, d, 0.08, format="csr", random_state=1)
+    X = sp.csr_matrix(means[y[:, 0]] + 0.5 * means[y[:, 1]] + sp.random(n, d, 0.02, random_state=2))
+    Y = sp.csr_matrix(((y[:, :1] == np.arange(k)) | ((y[:, 1:] == np.arange(k)) & (rng.random((n, 1)) < 0.5))).astype(np.float32))
+    path = tmp_path_factory.mktemp("memoir") / "data.xmc"
+    xs.convert(X.astype(np.float32), path, labels=Y, normalize="l2", memory_limit=LIMIT)
+    return path
+
+
+class CutError(Exception):
+    """The run ends here."""
+
+
+class CutLedger(Notes):
+    """Ends the run after so many jobs."""
+
+    left = 0
+
+    def add(self, key: str, receipt: Receipt) -> None:
+        super().add(key, json.loads(json.dumps(receipt)))
+        self.left -= 1
+        if self.left == 0:
+            raise CutError
+
+
+def digest(data: Path, folder: Path, p: MEMOIRParameters, threads: list[int], budget: int = 2**30) -> str:
+    """Train, with as many threads planned for until the first cut (after some jobs), then the next; the digest."""
+    dataset, work, ledger = Dataset(data), folder / "model.partial", CutLedger()
+    begin_model(work)
+    for number, n in enumerate(threads):
+        ledger.left = 2 if number + 1 < len(threads) else 0
+        shutil.rmtree(work / "scratch", ignore_errors=True)
+        try:
+            result = run_here(MEMOIRRun(dataset, work, p, 0, MemoryPlan(2**40, budget, n), ledger).loop(), ledger)
+        except CutError:
+            continue
+        kind = "low-rank" if p.variant == "lsh" else "linear"
+        finish_model(work, folder / "model", {**model_attributes(dataset, "memoir", p.to_dict(), 0, result), KIND: kind})
+        return xs.load_model(folder / "model").digest()
+    raise AssertionError("it was cut before the end")
+
+
+RUNS = [
+    MEMOIRParameters(batch=300, steps=24),
+    MEMOIRParameters(variant="l1", oracle="sw-graph", gamma=1e-3, batch=300, steps=24, truncate=1e-3),
+    MEMOIRParameters(variant="lsh", rank=20, batch=300, steps=24),
+    MEMOIRParameters(variant="lsh", oracle="exact", rank=20, batch=300, steps=24, held_out=0.0),
+]
+
+
+@pytest.mark.parametrize("p", RUNS, ids=lambda p: f"{p.variant}-{p.searcher}")
+def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
+    p: MEMOIRParameters, some_rows: Path, tmp_path: Path
+) -> None:
+    whole = digest(some_rows, tmp_path / "whole", p, [1])
+    assert digest(some_rows, tmp_path / "cut", p, [3, 1, 2] * 20) == whole
+    assert digest(some_rows, tmp_path / "threads", p, [3], 2**28) == whole
+
+
+@pytest.mark.parametrize("variant", ["l2", "lsh"])
+def test_limits_and_reports(variant: str, some_rows: Path, tmp_path: Path) -> None:
+    digests = set()
+    for number, (limit, threads) in enumerate((("1GB", 1), ("4GB", 2))):
+        clf = xs.MEMOIR(variant=variant, rank=16, memory_limit=limit, threads=threads)
+        clf.fit(some_rows, model=tmp_path / str(number))
+        digests.add(clf.model_.digest())
+        report = clf.report_
+        assert report["steps"] == report["history"][-1]["steps"]
+        assert report["held_out_macro_F1"] == max(entry["macro_F1"] for entry in report["history"]) > 50
+        assert report["passes"] > 0
+        assert report["bytes_gathered"] > 0
+    assert len(digests) == 1
+    (info,) = {repr(type(clf.model_)) for _ in range(1)}
+    assert info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["l2", "lsh"])
+def test_a_killed_training_goes_on_to_the_same_model(
+    variant: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    settings = [f"variant={variant}", "rank=16", "batch=4000", "steps=60", "patience=20", "eta1=0.2"]
+    options = ["--solver", "memoir", *(part for name in settings for part in ("--set", name)), "--json"]
+    whole = cli("train", some_rows, tmp_path / "whole", *options, "--memory-limit", "600MB")
+    ledger = tmp_path / "killed.partial" / "ledger.jsonl"
+    with forked_command("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "600MB") as run:
+        assert run.wait_until(lambda: ledger.exists() and '"steps/2"' in ledger.read_text())
+    assert not (tmp_path / "killed").exists()
+    resumed = cli("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "1GB", "--threads", "1")
+    assert resumed["resumed"]
+    assert not whole["resumed"]
+    assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
+    assert whole["peak_rss"] < 600e6
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+@pytest.mark.parametrize("kind", ["steps", "reduced-3"])
+def test_damage_to_what_a_segment_left_is_made_good(
+    kind: str, damage: str, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = {"variant": "lsh", "rank": 8, "batch": 300, "steps": 10, "memory_limit": LIMIT}
+    whole = xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "whole").model_.digest()
+    run = StepsJob.run
+
+    def third(job: StepsJob) -> Receipt:
+        if job.number == 3 and job.data.path == str(some_rows):
+            raise JobError("no more")
+        return run(job)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(StepsJob, "run", third)
+        with pytest.raises(JobError, match="no more"):
+            xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "m")
+    state = tmp_path / "m.partial" / "state" / kind
+    found = [path for path in state.glob("*" if kind == "steps" else "**/c/0") if path.is_file()]
+    if damage == "flipped":
+        flip(found[-1], 100)
+    elif kind == "steps":
+        for path in found:
+            path.unlink()
+    else:
+        shutil.rmtree(state)
+    again = xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "m")
+    assert again.model_.digest() == whole
+    events = read_events(tmp_path / "m" / "events.jsonl")
+    first = "steps/0" if kind == "steps" else "reduce/start"
+    assert [event["job"] for event in events if event["event"] == "again"] == [first]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["l2", "lsh"])
+def test_what_is_foreseen_comes_true(variant: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]) -> None:
+    options = ["--solver", "memoir", "--set", f"variant={variant}", "--memory-limit", "512MB", "--threads", "1"]
+    foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
+    done = cli("train", some_rows, tmp_path / "m", *options)
+    assert done["passes"] <= foreseen["passes"] + 8
+    assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
