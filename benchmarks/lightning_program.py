@@ -7,7 +7,7 @@ lightning wants them, and y, the class of each row. With C = 1 and alpha = N lam
 the weights (D x K), peak memory in bytes, and, for W = 0 and each pass: seconds so far, processor seconds, the objective.
 
 lightning calls `Watch` as a pass begins. The objective comes from lightning's own margins, so that it costs little, and the
-time that it takes is left out. A fit that lasts longer than SECONDS ends with the pass under way; `cut` says so.
+time that it takes is left out. A fit that takes more than SECONDS of the processor ends with the pass under way; `cut` says so.
 """
 
 import sys
@@ -43,7 +43,7 @@ class Watch:
         self.seconds.append(seconds)
         self.processor.append(processor)
         self.objectives.append(self.objective(classifier.errors_, classifier.coef_))
-        self.cut = seconds > self.most
+        self.cut = processor > self.most
 
     def objective(self, margins, coef):
         """Of the margins 1 - (z_y - z_r), K x N, and the weights, K x D."""
