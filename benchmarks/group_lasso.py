@@ -190,7 +190,7 @@ def main() -> None:
 @click.option("--tol", default=1e-5, show_default=True, help="Of lightning.")
 @click.option("--passes", default=10_000, show_default=True, help="Of lightning, at most.")
 @click.option("--cap", default=900.0, show_default=True, help="Processor seconds that a fit of lightning may take.")
-@click.option("--memory-limit", default="360MB", show_default=True, help="Of ours.")
+@click.option("--memory-limit", default="320MB", show_default=True, help="Of ours.")
 @click.option("--environment", "place", type=click.Path(path_type=Path), help="Instead of FOLDER/lightning.")
 def lightning(
     folder: Path, sets: list[str], lams: list[float], repeats: int, seed: int, tol: float, passes: int, cap: float,
