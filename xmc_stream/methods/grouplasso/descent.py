@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.methods.grouplasso.arrays import InFile, InMemory, Matrix
+from xmc_stream.methods.grouplasso.arrays import FewLines, InFile, InMemory, Matrix
 from xmc_stream.methods.grouplasso.columns import Columns, Targets
 from xmc_stream.methods.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
@@ -129,8 +129,10 @@ class _Sweeps:
         self._dataset, n, d, k = dataset, dataset.n_samples, dataset.n_features, dataset.n_labels
         self._columns, self._targets = Columns(dataset, job.sizes.entries), Targets(dataset)
         width = width_of(k)
-        weights: Matrix = InMemory(d, width) if job.sizes.weights else InFile(job.data.scratch("weights"), d, width)
-        array: Matrix = InFile(job.data.scratch("array"), n, width) if job.sizes.window else InMemory(n, width)
+        weights: Matrix = FewLines(d, width) if job.sizes.weights else InFile(job.data.scratch("weights"), d, width)
+        array: InMemory | InFile = (
+            InFile(job.data.scratch("array"), n, width) if job.sizes.window else InMemory(n, width)
+        )
         stage = job.stage
         problem = problem_of(p, stage.lam, stage.ridge, n, k)
         nonzero, self._flags = np.zeros(d, np.bool_), np.zeros(d, np.uint8)

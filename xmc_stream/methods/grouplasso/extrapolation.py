@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_VALUES = 1 << 20  # of W in one sweep: larger ones are not extrapolated, whatever the memory
+MOST_VALUES = 1 << 19  # of W in one sweep: larger ones are not extrapolated, whatever the memory
 KEPT = 6  # sweeps
 LEAST = 3
 BYTES = (KEPT + 2) * 4 * MOST_VALUES + 16 * MOST_VALUES  # of what is kept, and of the sum
 _REGULAR = 1e-10
-_RUN = 1 << 16  # values that are gone over at a time
+_RUN = 1 << 13  # values that are gone over at a time
 
 
 class Extrapolation:

@@ -65,8 +65,8 @@ class GroupLassoParameters(Parameters):
     extrapolate: bool = parameter(
         True,
         Flag(
-            "Whether bcd-ls, with shrink, goes where its last sweeps were going, if that lowers the objective. Up to a million "
-            "weights of active features."
+            "Whether bcd-ls, with shrink, goes where its last sweeps were going, if that lowers the objective. Up to half a "
+            "million weights of active features."
         ),
     )
     tol: float = parameter(

@@ -33,7 +33,7 @@ from xmc_stream.methods.grouplasso.parameters import LOSSES, GroupLassoParameter
 from xmc_stream.stop import stop_if_unwanted
 
 _WINDOW = 1 << 20  # bytes of lines that are gone over at a time
-ROWS_BYTES = 1 << 22  # of the rows of W of a batch of columns
+ROWS_BYTES = 1 << 20  # of the rows of W of a batch of columns
 
 
 def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int, n_labels: int) -> Problem:
@@ -65,7 +65,7 @@ class Descent:
     columns: Columns
     targets: Targets
     weights: Matrix
-    array: Matrix
+    array: InMemory | InFile
     window: int
     nonzero: NDArray[np.bool_]
     active: NDArray[np.bool_]
@@ -133,26 +133,23 @@ class Descent:
     def _visit_batch(self, some: NDArray[np.int64], visited: Visited) -> None:
         features, order = np.unique(some, return_inverse=True)
         columns = self.columns.gather(features)
-        whole, at = self.weights.whole, features
-        if whole is None:
-            whole, at = self.weights.take(features), np.arange(len(features))
+        rows_of_w, at = self.weights.take(features), np.arange(len(features))
         if isinstance(self.array, InMemory):
             lines = self.targets.all(self.array.whole)
-            visit(order, columns, at, whole, self.problem, lines, self._sums, self._step, visited)
+            visit(order, columns, at, rows_of_w, self.problem, lines, self._sums, self._step, visited)
         else:
             rows, numbers = self.targets.numbered(columns.indices)
             copied = Some(self.targets, self.array, rows, self._room)
             moved = self.nonzero[features]
             visit(
-                order, columns._replace(indices=numbers), at, whole, self.problem, copied.lines, self._sums, self._step,
+                order, columns._replace(indices=numbers), at, rows_of_w, self.problem, copied.lines, self._sums, self._step,
                 visited,
             )  # fmt: skip
             moved[order[visited.active]] = True  # no other feature took a step
             changed = np.zeros(len(rows), np.bool_)
             changed[numbers[np.repeat(moved, np.diff(columns.indptr))]] = True
             copied.put(changed)
-        if self.weights.whole is None:
-            self.weights.put(features, whole)
+        self.weights.put(features, rows_of_w)
 
     def _visit_long(self, feature: int, visited: Visited) -> None:
         """Visit a column in pieces, as `kernels.grouplasso.visit` does."""
