@@ -24,7 +24,8 @@ _EMPTY = 0xFFFFFFFF
 class Graph(NamedTuple):
     """Links of K classes, and signposts of D features; -1 where there is none.
 
-    neighbours (K, 2 M): the M classes that it chose, and up to M that chose it, of similarity (K, M); linked (K,).
+    neighbours (K, 2 M): the M classes that it chose, and up to M that chose it, of similarity (K, M). linked (K,):
+    searches may find it.
     sketches (K, m): features of the sketch at the last linking; norms (K,): ||w|| then.
     posted (D, L), posted_weights (D, L): the signposts.
     """
@@ -232,7 +233,6 @@ def link(classes: NDArray[np.int32], chosen: NDArray[np.int32], similarity: NDAr
     for i in range(len(classes)):
         c = classes[i]
         neighbours[c, :width] = chosen[i]
-        graph.linked[c] = True
         for q in range(width):
             d = chosen[i, q]
             if d < 0 or _has(neighbours, d, c):
@@ -352,11 +352,11 @@ def unpost(classes: NDArray[np.int32], graph: Graph) -> None:
 
 @kernel
 def post(classes: NDArray[np.int32], sketches: RankedRows, tables: ClassTables, graph: Graph) -> None:
-    """Put classes on the signposts of their sketch's positive weights, where there is room or a smaller weight."""
+    """Let searches find classes: on signposts of positive weights of their sketch, where there is room or a smaller weight."""
     posted, weights = graph.posted, graph.posted_weights
     for i in range(len(classes)):
         c, begin = classes[i], sketches.indptr[i]
-        graph.norms[c] = np.sqrt(max(tables.square[c], 0.0))
+        graph.linked[c], graph.norms[c] = True, np.sqrt(max(tables.square[c], 0.0))
         for p in range(begin, sketches.indptr[i + 1]):
             j, w = sketches.features[p], sketches.values[p]
             graph.sketches[c, p - begin] = j

@@ -13,7 +13,7 @@ from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile,
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 
-ROWS = 4096  # of a tile: a class's scores take 16 KiB, and each pass over all vectors serves as many rows
+ROWS = 8192  # of a tile: a class's scores take 32 KiB, and each pass over all vectors serves as many rows
 HEAVY = 12  # a feature that one in so many rows has is a dense column
 _COORDINATES = 1 << 17  # of a tile of dense rows: 512 KiB, which the second-level cache holds
 
@@ -48,7 +48,7 @@ class Exact(_Scanning):
     """Scores every class whose vector shares a feature with any row, over tiles of rows that are stored by feature.
 
     score(c, x) = sum_j w_cj x_j in float32, added in the order of features by a fixed hash. It costs a look at each entry of
-    all vectors for every 4,096 rows, and the multiply-adds where a class and a row share a feature.
+    all vectors for every 8,192 rows, and the multiply-adds where a class and a row share a feature.
 
     Parameters
     ----------

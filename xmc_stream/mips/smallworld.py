@@ -14,7 +14,7 @@ from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors
 
-_FIRST = 256  # classes that are linked at once, where there are fewer linked ones
+_FIRST = 64  # classes that are linked at once, where fewer were linked before
 
 
 class SmallWorld(Oracle):
@@ -103,17 +103,18 @@ class SmallWorld(Oracle):
         kernels.unpost(classes, self.graph)
         kernels.post(classes, self._sketches(classes), self.vectors.tables, self.graph)
         self.linked_anew += len(classes)
-        first, pools = 0, self._pools(self._sizes[1], len(classes))
+        first, pools, hubs = 0, self._pools(self._sizes[1], len(classes)), self._hubs()
         while first < len(classes):  # searches see what was linked before these: the same for any number of threads
-            some = classes[first : first + max(_FIRST, int(np.count_nonzero(self.graph.linked)))]
-            kernels.link(some, *self._chosen(some, pools), self.graph)
+            before = int(np.count_nonzero(self.graph.linked)) - len(classes) + first
+            some = classes[first : first + max(_FIRST, before)]
+            kernels.link(some, *self._chosen(some, hubs, pools), self.graph)
             first += len(some)
 
     def _chosen(
-        self, classes: NDArray[np.int32], pools: list[kernels.Pool]
+        self, classes: NDArray[np.int32], hubs: NDArray[np.int32], pools: list[kernels.Pool]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Neighbours for some classes, and their similarity."""
-        sketches, hubs = self._sketches(classes), self._hubs()
+        sketches = self._sketches(classes)
         chosen, similarity = np.empty((len(classes), self._links), np.int32), np.zeros((len(classes), self._links), np.float32)
 
         def search(thread: int, first: int, last: int) -> None:
