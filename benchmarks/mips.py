@@ -65,7 +65,9 @@ def measure(
     oracle.scored = 0
     answers, took = seconds(lambda: oracle.query(rows, excluded))
     n = len(answers.classes)
-    recall = "exact" if truth is None else f"{np.mean(answers.scores >= truth.scores - 1e-5 * np.abs(truth.scores)):.3f}"
+    recall = (
+        "exact" if truth is None else f"{np.mean(answers.scores >= truth.scores - 1e-5 * np.abs(truth.scores)):.3f}"
+    )
     if isinstance(oracle, SmallWorld):
         oracle.drift = -1.0  # every class is linked anew
     _, updated = seconds(lambda: oracle.refresh(np.arange(oracle.n_classes)))
@@ -119,10 +121,15 @@ def sets(folder: Path, names: tuple[str, ...], scratch: Path | None, rows: int, 
         W = xs.load_model(model).to_scipy().T.tocsr()
         queries, training = xs.open_dataset(test), xs.open_dataset(data)
         n = min(rows, queries.n_samples)
-        X, Y = matrix(queries.X_rows().block(0, n), W.shape[1]), matrix(queries.Y_rows().block(0, n), W.shape[0], ones=True)
+        X, Y = (
+            matrix(queries.X_rows().block(0, n), W.shape[1]),
+            matrix(queries.Y_rows().block(0, n), W.shape[0], ones=True),
+        )
         excluded = rarest(Y, training.label_counts())
         vectors, queried = sparse_vectors(W), rows_of(X)
-        print(f"{name}: K {W.shape[0]:,}, D {W.shape[1]:,}, {W.nnz:,} weights, {X.nnz / n:.1f} entries a row, {n:,} rows")
+        print(
+            f"{name}: K {W.shape[0]:,}, D {W.shape[1]:,}, {W.nnz:,} weights, {X.nnz / n:.1f} entries a row, {n:,} rows"
+        )
         truth, _ = measure(name, "exact", lambda v=vectors: Exact(v), queried, excluded)  # type: ignore[misc]
         measure(name, "sw-graph", lambda v=vectors: SmallWorld(v), queried, excluded, truth)  # type: ignore[misc]
         if dense:
@@ -203,11 +210,15 @@ def growth(rows: int, rank: int, most: int) -> None:
     print(machine())
     print(HEAD)
     times: dict[str, list[float]] = {}
-    sizes = [K for K in (1000, 4000, 16_000, 64_000) if K <= most * 1000]
+    sizes = [K for K in (1000, 4000, 16_000, 64_000) if most * 1000 >= K]
     for K in sizes:
         rng = np.random.default_rng(K)
         W, X = clustered(K, rng, rows)
-        vectors, queried, nobody = sparse_vectors(W), rows_of(X), Labels(np.zeros(rows + 1, np.int64), np.empty(0, np.int32))
+        vectors, queried, nobody = (
+            sparse_vectors(W),
+            rows_of(X),
+            Labels(np.zeros(rows + 1, np.int64), np.empty(0, np.int32)),
+        )
         truth, took = measure(f"{K:,}", "exact", lambda v=vectors: Exact(v), queried, nobody)  # type: ignore[misc]
         times.setdefault("exact", []).append(took)
         _, took = measure(f"{K:,}", "sw-graph", lambda v=vectors: SmallWorld(v), queried, nobody, truth)  # type: ignore[misc]
@@ -215,7 +226,7 @@ def growth(rows: int, rank: int, most: int) -> None:
         n = max(rows // 10, 64)
         w, x = clustered_dense(K, rng, n, rank)
         nobody = Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
-        both = dense_lines(f"{K:,}", w, x, nobody, shares=(8, 32, 128) if K == sizes[-1] else ())
+        both = dense_lines(f"{K:,}", w, x, nobody, shares=(8, 32, 128) if sizes[-1] == K else ())
         for name, took in zip(("exact, dense", "simple-lsh"), both, strict=True):
             times.setdefault(name, []).append(took)
     for name, line in times.items():

@@ -140,7 +140,7 @@ def nearest_scored(
     room: HashRoom,
     best: Best,
 ) -> None:
-    """The best of the n classes nearest by code and of the hubs, beside those excluded, for each of the rows [first, last) of (n, r).
+    """The best of the n classes nearest by code and of the hubs, beside those excluded, for the rows [first, last).
 
     A score is the sum of `vectors.product`, then what the last coordinates add, in float32. Of equals the lower class.
     """

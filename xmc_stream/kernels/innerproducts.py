@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.classvectors import ClassTables, RankedRows, feature_of, length
+from xmc_stream.kernels.classvectors import ClassTables, Int, RankedRows, feature_of, length
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _EMPTY = 0xFFFFFFFF
@@ -59,13 +59,13 @@ def fill_tile(first: int, last: int, rows: RankedRows, places: NDArray[np.int64]
 
 
 @inner_kernel
-def _axpy(w: np.float32, line: int, x: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
+def _axpy(w: np.float32, line: Int, x: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
     for i in range(len(scores)):
         scores[i] += w * x[line, i]
 
 
 @inner_kernel
-def _keep_best(c: int, excluded: Excluded, at: int, scores: NDArray[np.float32], best: Best) -> int:
+def _keep_best(c: Int, excluded: Excluded, at: Int, scores: NDArray[np.float32], best: Best) -> int:
     """Compare the scores of a class with the best; of equals the lower class, which came before. Moves on in `excluded`."""
     while at < len(excluded.classes) and excluded.classes[at] <= c:
         if excluded.classes[at] == c:
@@ -76,17 +76,23 @@ def _keep_best(c: int, excluded: Excluded, at: int, scores: NDArray[np.float32],
         better = scores[i] > of_best[i]
         classes[i] = c if better else classes[i]
         of_best[i] = scores[i] if better else of_best[i]
-    return at
+    return int(at)
 
 
 @kernel
 def scan(
-    first: int, last: int, tables: ClassTables, tile: RowTile, excluded: Excluded, scores: NDArray[np.float32], best: Best
+    first: int,
+    last: int,
+    tables: ClassTables,
+    tile: RowTile,
+    excluded: Excluded,
+    scores: NDArray[np.float32],
+    best: Best,
 ) -> None:
     """The best of the classes [first, last) whose vector is not zero, for each row of a tile; scores: room for them."""
     words, weights = tables.words, tables.values
     column, indptr, lines, values, heavy = tile.column, tile.indptr, tile.lines, tile.values, tile.heavy
-    at = np.searchsorted(excluded.classes, first)
+    at = int(np.searchsorted(excluded.classes, first))
     for c in range(first, last):
         if tables.bits[c] < 0:
             continue
@@ -115,7 +121,7 @@ def scan_dense(
     best: Best,
 ) -> None:
     """As `scan`, for dense vectors (K, r) and rows (r, n)."""
-    at = np.searchsorted(excluded.classes, first)
+    at = int(np.searchsorted(excluded.classes, first))
     for c in range(first, last):
         if zero[c]:
             continue

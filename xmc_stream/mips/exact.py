@@ -72,7 +72,10 @@ class Exact(_Scanning):
         n = last - first
         features = rows.features[rows.indptr[first] : rows.indptr[last]]
         counts = np.bincount(features, minlength=self.vectors.n_features)
-        heavy, light = np.flatnonzero(counts * HEAVY >= n + HEAVY), np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY))
+        heavy, light = (
+            np.flatnonzero(counts * HEAVY >= n + HEAVY),
+            np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY)),
+        )
         column = np.zeros(self.vectors.n_features, np.int32)
         column[light], column[heavy] = np.arange(1, len(light) + 1), -np.arange(1, len(heavy) + 1)
         indptr = np.concatenate([[0], np.cumsum(counts[light])])
@@ -131,9 +134,7 @@ class DenseExact(_Scanning):
             last = min(first + width, len(rows))
             turned, barred = np.ascontiguousarray(rows[first:last].T, np.float32), _by_class(first, last, excluded)
 
-            def some(
-                _: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred
-            ) -> Best:
+            def some(_: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred) -> Best:
                 found = _no_best(x.shape[1])
                 scan_dense(begin, end, self.vectors.values, zero, x, barred, np.empty(x.shape[1], np.float32), found)
                 return found

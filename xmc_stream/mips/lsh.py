@@ -104,7 +104,9 @@ class SimpleLSH(Oracle):
             # the signs are those of x / ||x||
             self._encode(lines, rows, np.float32(1.0), np.zeros(last - first, np.float32), queries)
             room = HashRoom(
-                np.empty(self.n_classes, np.uint16), np.zeros(self.bits + 1, np.int64), np.empty(self.n_classes, np.int32)
+                np.empty(self.n_classes, np.uint16),
+                np.zeros(self.bits + 1, np.int64),
+                np.empty(self.n_classes, np.int32),
             )
             nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, room, best)
 

@@ -82,7 +82,9 @@ class Oracle(ABC):
             Classes and scores (n,).
         """
         n = self._count(rows)
-        excluded = Labels(np.ascontiguousarray(excluded.indptr, np.int64), np.ascontiguousarray(excluded.indices, np.int32))
+        excluded = Labels(
+            np.ascontiguousarray(excluded.indptr, np.int64), np.ascontiguousarray(excluded.indices, np.int32)
+        )
         best = Best(np.full(n, -1, np.int32), np.full(n, -np.inf, np.float32))
         if n:
             self._find(rows, excluded, best)

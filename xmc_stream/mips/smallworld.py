@@ -115,7 +115,10 @@ class SmallWorld(Oracle):
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Neighbours for some classes, and their similarity."""
         sketches = self._sketches(classes)
-        chosen, similarity = np.empty((len(classes), self._links), np.int32), np.zeros((len(classes), self._links), np.float32)
+        chosen, similarity = (
+            np.empty((len(classes), self._links), np.int32),
+            np.zeros((len(classes), self._links), np.float32),
+        )
 
         def search(thread: int, first: int, last: int) -> None:
             kernels.find_links(
@@ -129,9 +132,7 @@ class SmallWorld(Oracle):
         hubs, pools = self._hubs(), self._pools(self._sizes[0], len(best.classes))
 
         def search(thread: int, first: int, last: int) -> None:
-            kernels.find_best(
-                first, last, rows, excluded, hubs, self.vectors.tables, self.graph, pools[thread], best
-            )
+            kernels.find_best(first, last, rows, excluded, hubs, self.vectors.tables, self.graph, pools[thread], best)
 
         self._on_threads(search, self._cuts(len(best.classes)))
         self.scored += sum(int(pool.counts[1]) for pool in pools)

@@ -82,7 +82,7 @@ class ClassVectors:
     @property
     def zero(self) -> NDArray[np.bool_]:
         """Which vectors are zero (K,)."""
-        return self.tables.n == 0
+        return np.equal(self.tables.n, 0)
 
     @property
     def squares(self) -> NDArray[np.float64]:
@@ -94,9 +94,7 @@ class ClassVectors:
         """Bytes that became resident."""
         return self.n_classes * _CLASS_BYTES + kernels.PLACE_BYTES * int(self.tables.used[0])
 
-    def add(
-        self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows
-    ) -> None:
+    def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: kernels.RankedRows) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; an entry that becomes 0 leaves.
 
         Raises MemoryLimitError where there is no room; the triples before are done, and some entries of the next.
@@ -187,11 +185,9 @@ class DenseVectors:
     @property
     def zero(self) -> NDArray[np.bool_]:
         """Which vectors are zero (K,)."""
-        return self.squares == 0.0
+        return np.equal(self.squares, 0.0)
 
-    def add(
-        self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: NDArray[np.float32]
-    ) -> None:
+    def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: NDArray[np.float32]) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order."""
         c, i = np.ascontiguousarray(classes, np.int32), np.ascontiguousarray(lines, np.int32)
         add_dense(c, i, np.ascontiguousarray(steps, np.float32), rows, self.values)
