@@ -2,11 +2,13 @@
 
     python benchmarks/mips.py sets FOLDER NAME ... --scratch FOLDER
     python benchmarks/mips.py growth
+    python benchmarks/mips.py training FOLDER NAME ...
 
 `sets`: FOLDER holds NAME.train.xmc and NAME.test.xmc (or NAME.xmc and NAME-test.xmc), rows of length one. PPDSparse trains
 two rounds into the scratch folder. Its weights are the class vectors, without the bias; test rows are the queries, each
 without its rarest label. The hashing oracle works on W and X reduced to `--rank` coordinates by a truncated SVD of the
 training rows, and is compared with the exact answer there. `growth`: made-up classes in clusters, for 1k to 64k classes.
+`training`: steps w_y += x, w_r -= x from W = 0, r from a graph that is refreshed after each batch, for values of `drift`.
 Processor seconds of one thread, the second of two queries; a row's share of them in microseconds.
 """
 
@@ -232,6 +234,46 @@ def growth(rows: int, rank: int, most: int) -> None:
     for name, line in times.items():
         exponent = np.polyfit(np.log(sizes), np.log(line), 1)[0] if len(sizes) > 1 else float("nan")
         print(f"{name:14} us a query for K = {sizes}: {[round(t, 1) for t in line]}; grows as K^{exponent:.2f}")
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True))
+@click.argument("names", nargs=-1, required=True)
+@click.option("--steps", default=12, show_default=True)
+def training(folder: Path, names: tuple[str, ...], steps: int) -> None:
+    """A graph that follows a training."""
+    print(machine())
+    print(f"{'set':>18} {'drift':>6} {'linked':>8} {'recall@1 of every third step':40} {'query s':>8} {'refresh s':>9}")
+    for name in names:
+        data = xs.open_dataset(folder / f"{name}.train.xmc")
+        K, batch = data.n_labels, 100 * int(np.sqrt(data.n_labels))
+        n = min(data.n_samples, batch * steps)
+        X = matrix(data.X_rows().block(0, n), data.n_features)
+        Y = matrix(data.Y_rows().block(0, n), K, ones=True)
+        for drift in (0.0, 0.1, 0.25, 0.5):
+            vectors = ClassVectors(K, data.n_features, 1 << 30)
+            graph, reference = SmallWorld(vectors, drift=drift), Exact(vectors)
+            recalls, took, touched = [], np.zeros(2), 0
+            for step in range(steps):
+                first = step * batch % n
+                some, labels = rows_of(X[first : first + batch]), Y[first : first + batch]
+                excluded = rarest(labels, data.label_counts())
+                answers, a = seconds(lambda o=graph, x=some, e=excluded, t=step: o.query(x, e, t))  # type: ignore[misc]
+                if step % 3 == 2:
+                    truth = reference.query(some, excluded, step)
+                    recalls.append(np.mean(answers.scores >= truth.scores - 1e-5 * np.abs(truth.scores)))
+                lines = np.flatnonzero(np.diff(excluded.indptr) & (answers.classes >= 0))
+                own, wrong = excluded.indices[excluded.indptr[lines]], answers.classes[lines]
+                one = np.ones(len(lines), np.float32)
+                vectors.add(np.concatenate([own, wrong]), np.tile(lines, 2), np.concatenate([one, -one]), some)
+                changed = np.unique(np.concatenate([own, wrong]))
+                _, b = seconds(lambda o=graph, c=changed: o.refresh(c))  # type: ignore[misc]
+                took, touched = took + np.array([a, b]), touched + len(changed)
+            shown = " ".join(f"{recall:.3f}" for recall in recalls)
+            print(
+                f"{name:>18} {drift:6} {graph.linked_anew / touched:8.2f} {shown:40} {took[0]:8.2f} {took[1]:9.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

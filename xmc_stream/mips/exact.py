@@ -62,6 +62,11 @@ class Exact(_Scanning):
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors = vectors
 
+    @staticmethod
+    def bytes_of(n_features: int, n_entries: int, threads: int = 1) -> int:
+        """Bytes that a query holds beside its rows and the vectors; n_entries: of the largest tile of rows."""
+        return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads
+
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
 
