@@ -114,7 +114,9 @@ def test_a_step_is_that_of_the_formulas(options: dict[str, Any], tmp_path: Path)
 def test_draws_are_uniform_over_classes_or_over_copies(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     Y = sp.csr_matrix((rng.random((400, 6)) < np.array([0.6, 0.3, 0.1, 0.05, 0.02, 0.0])).astype(np.float32))
-    dataset = xs.convert(sp.csr_matrix(np.eye(400, 5, dtype=np.float32)), tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
+    dataset = xs.convert(
+        sp.csr_matrix(np.eye(400, 5, dtype=np.float32)), tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT
+    )
     copies, n = Copies(dataset, 3, 0.25), 60_000
     left = ~held_out_of(np.arange(400), 3, 0.25)
     assert len(copies.rows) == Y[left].nnz
@@ -144,7 +146,9 @@ def test_rows_of_draws_are_those_of_x(tmp_path: Path) -> None:
         got = sp.csr_matrix((drawn.rows.values, drawn.rows.indices, drawn.rows.indptr), (drawn.rows.n, 8)).toarray()
         assert np.array_equal(got, X[drawn.numbers].toarray())
         rows, labels = copies.draw(30, 0, step, True)
-        assert sorted(zip(rows, labels, strict=True)) == list(zip(drawn.numbers[drawn.places], drawn.labels, strict=True))
+        assert sorted(zip(rows, labels, strict=True)) == list(
+            zip(drawn.numbers[drawn.places], drawn.labels, strict=True)
+        )
         assert np.array_equal(np.diff(drawn.own.indptr), np.diff(Y[drawn.numbers].indptr))
     assert seen == list(range(2, 9))
 
@@ -155,14 +159,18 @@ def test_true_labels_are_wrong_classes_only_without_the_mask(mask: bool, tmp_pat
     X = sp.csr_matrix(np.eye(40, dtype=np.float32))
     Y = np.tile(np.array([1, 1, 0, 0], np.float32), (40, 1))
     Y[39, 2] = Y[38, 3] = 1
-    W, _, _ = solve(X, sp.csr_matrix(Y), tmp_path, **PLAIN, mask=mask, steps=60, batch=40, bias=False, sampling="row", lam=1e-3)
+    W, _, _ = solve(
+        X, sp.csr_matrix(Y), tmp_path, **PLAIN, mask=mask, steps=60, batch=40, bias=False, sampling="row", lam=1e-3
+    )
     both = W[:38, :2].min(axis=1) > 0
     assert both.all() if mask else not both.all()
 
 
 def test_the_svd_is_that_of_numpy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    X = sp.csr_matrix((rng.normal(size=(90, 12)) @ rng.normal(size=(12, 40)) + 0.05 * rng.normal(size=(90, 40))).astype(np.float32))
+    X = sp.csr_matrix(
+        (rng.normal(size=(90, 12)) @ rng.normal(size=(12, 40)) + 0.05 * rng.normal(size=(90, 40))).astype(np.float32)
+    )
     Y = sp.csr_matrix((rng.integers(0, 3, 90)[:, None] == np.arange(3)).astype(np.float32))
     dataset = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
     found = []
@@ -176,7 +184,7 @@ def test_the_svd_is_that_of_numpy(tmp_path: Path) -> None:
         V, lines = reduction.vectors().read(0, 41), reduction.projected().gather(np.array([0, 3, 4, 89]))
         found.append((V, lines))
         exact = np.hstack([X.toarray().astype(np.float64), np.ones((90, 1))])
-        u, s, vt = np.linalg.svd(exact, full_matrices=False)
+        _, s, vt = np.linalg.svd(exact, full_matrices=False)
         np.testing.assert_allclose(said["singular_values"], s[:8], rtol=1e-4)
         np.testing.assert_allclose(np.abs((V * vt[:8].T).sum(axis=0)), 1, atol=1e-3)
         np.testing.assert_allclose(V.T @ V, np.eye(8), atol=1e-5)
@@ -242,7 +250,9 @@ def test_one_label_is_refused(tmp_path: Path) -> None:
 def test_a_batch_beyond_the_limit_is_refused_before_the_work(tmp_path: Path) -> None:
     X, Y = overlapping(60, 10, 4)
     dataset = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
-    run = MEMOIRRun(dataset, tmp_path / "m.partial", MEMOIRParameters(batch=10**7), 0, MemoryPlan(2**28, 64 * MIB, 1), Notes())
+    run = MEMOIRRun(
+        dataset, tmp_path / "m.partial", MEMOIRParameters(batch=10**7), 0, MemoryPlan(2**28, 64 * MIB, 1), Notes()
+    )
     begin_model(tmp_path / "m.partial")
     with pytest.raises(MemoryLimitError, match="MEMOIR needs"):
         run_here(run.loop(), Notes())

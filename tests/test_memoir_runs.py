@@ -36,7 +36,9 @@ def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     y = rng.integers(0, k, (n, 2))
     means = sp.random(k, d, 0.08, format="csr", random_state=1)
     X = sp.csr_matrix(means[y[:, 0]] + 0.5 * means[y[:, 1]] + sp.random(n, d, 0.02, random_state=2))
-    Y = sp.csr_matrix(((y[:, :1] == np.arange(k)) | ((y[:, 1:] == np.arange(k)) & (rng.random((n, 1)) < 0.5))).astype(np.float32))
+    Y = sp.csr_matrix(
+        ((y[:, :1] == np.arange(k)) | ((y[:, 1:] == np.arange(k)) & (rng.random((n, 1)) < 0.5))).astype(np.float32)
+    )
     path = tmp_path_factory.mktemp("memoir") / "data.xmc"
     xs.convert(X.astype(np.float32), path, labels=Y, normalize="l2", memory_limit=LIMIT)
     return path
@@ -70,7 +72,9 @@ def digest(data: Path, folder: Path, p: MEMOIRParameters, threads: list[int], bu
         except CutError:
             continue
         kind = "low-rank" if p.variant == "lsh" else "linear"
-        finish_model(work, folder / "model", {**model_attributes(dataset, "memoir", p.to_dict(), 0, result), KIND: kind})
+        finish_model(
+            work, folder / "model", {**model_attributes(dataset, "memoir", p.to_dict(), 0, result), KIND: kind}
+        )
         return xs.load_model(folder / "model").digest()
     raise AssertionError("it was cut before the end")
 

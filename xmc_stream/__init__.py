@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
+    from xmc_stream.mips.index import InnerProductIndex as InnerProductIndex
     from xmc_stream.models import Execution as Execution
     from xmc_stream.models import Model as Model
     from xmc_stream.models import load_model as load_model
@@ -52,6 +53,7 @@ _HOME = {
     "evaluate": "xmc_stream.evaluation",
     "load_model": "xmc_stream.models",
     "predict": "xmc_stream.models",
+    "InnerProductIndex": "xmc_stream.mips.index",
     "Dataset": "xmc_stream.store.dataset",
     "open_dataset": "xmc_stream.store.dataset",
     "export": "xmc_stream.datasets.export",
@@ -67,6 +69,7 @@ __all__ = [
     "Dataset",
     "Execution",
     "GroupLasso",
+    "InnerProductIndex",
     "Model",
     "PDSparse",
     "PPDSparse",

@@ -11,7 +11,7 @@ A region is at most 3/4 full. A vector that outgrows its region moves to one twi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.prefetch import prefetch
 
+Int = Any  # of Python or NumPy: compiled code makes no difference
 PLACE_BYTES = 8
 MOST_FEATURES = 2**31 - 1  # beyond it a feature could have the rank of an empty place
 _EMPTY = 0xFFFFFFFF
@@ -68,7 +69,7 @@ def class_tables(n_classes: int, most_bytes: int) -> ClassTables:
 
 
 @inner_kernel
-def rank_of(feature: int) -> int:
+def rank_of(feature: Int) -> int:
     """A number below 2^32 - 1 for each feature, no two alike."""
     x = np.uint64(feature) * _A & _LOW
     x = (x ^ (x >> _16)) * _B & _LOW
@@ -76,7 +77,7 @@ def rank_of(feature: int) -> int:
 
 
 @inner_kernel
-def feature_of(rank: int) -> int:
+def feature_of(rank: Int) -> int:
     """The feature of a rank."""
     x = np.uint64(rank) * _B_INVERSE & _LOW
     x = (x ^ (x >> _16)) * _A_INVERSE & _LOW
@@ -84,9 +85,9 @@ def feature_of(rank: int) -> int:
 
 
 @inner_kernel
-def length(bits: int) -> int:
+def length(bits: Int) -> int:
     """Places of a region: entries that come after the last of the 2^bits have a few places more."""
-    return (1 << bits) + min(16, max(2, (1 << bits) >> 2))
+    return int((1 << bits) + min(16, max(2, (1 << bits) >> 2)))
 
 
 @kernel
@@ -111,7 +112,7 @@ def rank_rows(
 
 
 @inner_kernel
-def place_of(c: int, rank: int, tables: ClassTables) -> int:
+def place_of(c: Int, rank: Int, tables: ClassTables) -> int:
     """The place of a rank in a class that has a region, or the one before which it belongs."""
     words = tables.words
     place = tables.begin[c] + (rank >> (32 - np.int64(tables.bits[c])))
@@ -121,7 +122,7 @@ def place_of(c: int, rank: int, tables: ClassTables) -> int:
 
 
 @inner_kernel
-def fetch(c: int, begin: int, end: int, ranks: NDArray[np.uint32], tables: ClassTables) -> None:
+def fetch(c: Int, begin: Int, end: Int, ranks: NDArray[np.uint32], tables: ClassTables) -> None:
     """Begin to bring what a class has for the ranks [begin, end) into the processor's cache."""
     if tables.bits[c] < 0:
         return
@@ -132,7 +133,7 @@ def fetch(c: int, begin: int, end: int, ranks: NDArray[np.uint32], tables: Class
 
 @inner_kernel
 def dot(
-    c: int, begin: int, end: int, ranks: NDArray[np.uint32], values: NDArray[np.float32], tables: ClassTables
+    c: Int, begin: Int, end: Int, ranks: NDArray[np.uint32], values: NDArray[np.float32], tables: ClassTables
 ) -> np.float32:
     """w_c.x for the entries [begin, end) of ranked rows: in float32, added in the order of ranks."""
     total = np.float32(0.0)
@@ -150,7 +151,7 @@ def dot(
 
 
 @inner_kernel
-def _take(bits: int, tables: ClassTables) -> int:
+def _take(bits: Int, tables: ClassTables) -> int:
     """A region, with all of its places empty; -1 where the arena has no room."""
     words, first, places = tables.words, tables.free[bits], length(bits)
     if first >= 0:
@@ -167,7 +168,7 @@ def _take(bits: int, tables: ClassTables) -> int:
 
 
 @inner_kernel
-def _leave(first: int, bits: int, tables: ClassTables) -> None:
+def _leave(first: Int, bits: Int, tables: ClassTables) -> None:
     """Give a region back."""
     then = tables.free[bits]
     tables.words[2 * first] = _EMPTY if then < 0 else then >> 32
@@ -176,11 +177,11 @@ def _leave(first: int, bits: int, tables: ClassTables) -> None:
 
 
 @inner_kernel
-def _fits(c: int, bits: int, tables: ClassTables) -> bool:
+def _fits(c: Int, bits: Int, tables: ClassTables) -> bool:
     """Whether the entries of a class and one more find places in a region of another size, its last one left empty."""
     if (tables.n[c] + 1) * 4 > 3 << bits:
         return False
-    words, next_, places = tables.words, 0, length(bits)
+    words, next_, places = tables.words, np.int64(0), length(bits)
     if tables.bits[c] >= 0:
         for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
             if words[2 * place] != _EMPTY:
@@ -189,7 +190,7 @@ def _fits(c: int, bits: int, tables: ClassTables) -> bool:
 
 
 @inner_kernel
-def _move(c: int, bits: int, tables: ClassTables) -> bool:
+def _move(c: Int, bits: Int, tables: ClassTables) -> bool:
     """Move a class to a region of another size, or to a first one; False where there is no room."""
     to, words, values = _take(bits, tables), tables.words, tables.values
     if to < 0:
@@ -208,16 +209,16 @@ def _move(c: int, bits: int, tables: ClassTables) -> bool:
 
 
 @inner_kernel
-def _grow(c: int, tables: ClassTables) -> bool:
+def _grow(c: Int, tables: ClassTables) -> bool:
     """Move a class to a longer region; False where there is no room."""
-    bits = max(_LEAST_BITS, np.int64(tables.bits[c]) + 1)
+    bits: Int = max(_LEAST_BITS, np.int64(tables.bits[c]) + 1)
     while bits < _MOST_BITS and not _fits(c, bits, tables):
         bits += 1
-    return bits < _MOST_BITS and _move(c, bits, tables)
+    return bool(bits < _MOST_BITS and _move(c, bits, tables))
 
 
 @inner_kernel
-def _take_out(c: int, place: int, tables: ClassTables) -> None:
+def _take_out(c: Int, place: Int, tables: ClassTables) -> None:
     """Take out the entry at a place: those after it that could lie nearer to their own places do."""
     words, values = tables.words, tables.values
     first, shift = tables.begin[c], 32 - np.int64(tables.bits[c])
@@ -233,7 +234,7 @@ def _take_out(c: int, place: int, tables: ClassTables) -> None:
 
 
 @inner_kernel
-def _put_in(c: int, rank: int, value: np.float32, tables: ClassTables) -> bool:
+def _put_in(c: Int, rank: Int, value: np.float32, tables: ClassTables) -> bool:
     """Put in an entry that a class does not have; False where there is no room."""
     words, values = tables.words, tables.values
     if (tables.bits[c] < 0 or (tables.n[c] + 1) * 4 > 3 << np.int64(tables.bits[c])) and not _grow(c, tables):
@@ -390,7 +391,7 @@ def export(
 
 @kernel
 def magnitudes(
-    tables: ClassTables, low: int, high: int, shift: int, counts: NDArray[np.int64], squares: NDArray[np.float64]
+    tables: ClassTables, low: Int, high: Int, shift: int, counts: NDArray[np.int64], squares: NDArray[np.float64]
 ) -> None:
     """A histogram of |w|: counts[b], squares[b] += 1, w^2 for bits of |w| in [low, high), b = (bits - low) >> shift.
 

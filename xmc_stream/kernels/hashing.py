@@ -14,13 +14,15 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.popcount import popcount
+from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.kernels.vectors import LANES, product
 
-_TOGETHER = 8  # sums that go on beside each other: one alone would wait for itself
+_AHEAD, _LINE = 4, 16  # candidates that vectors are fetched ahead of, floats of a cache line
 _FAR = 65535
 
 
 class Codes(NamedTuple):
-    """Dense vectors (K, r), their codes (K, words) and which of them are zero (K,)."""
+    """Dense vectors (K, r), their codes (words, K) and which of them are zero (K,)."""
 
     vectors: NDArray[np.float32]
     codes: NDArray[np.uint64]
@@ -67,9 +69,9 @@ def encode(
     sums: NDArray[np.float32],
     codes: NDArray[np.uint64],
 ) -> None:
-    """codes[l]: bit b is the sign of projections[:, b] . [scale v_l; last_l], for the lines l of vectors (n, r).
+    """codes[:, l]: bit b is the sign of projections[:, b] . [scale v_l; last_l], for the lines l of vectors (n, r).
 
-    projections (r + 1, bits); sums (bits,): room. Sums in float32, in the order of the coordinates.
+    codes (words, n); projections (r + 1, bits); sums (bits,): room. Sums in float32, in the order of the coordinates.
     """
     r, bits = projections.shape[0] - 1, projections.shape[1]
     for i in range(len(lines)):
@@ -81,28 +83,25 @@ def encode(
                 sums[b] += x * projections[j, b]
         for b in range(bits):
             sums[b] += last[i] * projections[r, b]
-        for word in range(codes.shape[1]):
+        for word in range(len(codes)):
             code = np.uint64(0)
             for b in range(min(64, bits - 64 * word)):
                 if sums[64 * word + b] >= 0.0:
                     code |= np.uint64(1) << np.uint64(b)
-            codes[line, word] = code
+            codes[word, line] = code
 
 
 @inner_kernel
 def _measure(i: int, queries: NDArray[np.uint64], of: Codes, room: HashRoom) -> None:
     """The Hamming distance of a query to each class; zero vectors are far."""
-    codes, distances, zero = of.codes, room.distances, of.zero
-    if codes.shape[1] == 1:  # the usual case
-        query = queries[i, 0]
-        for c in range(len(codes)):
-            distances[c] = _FAR if zero[c] else popcount(codes[c, 0] ^ query)
-        return
-    for c in range(len(codes)):
-        total = np.int64(0)
-        for word in range(codes.shape[1]):
-            total += popcount(codes[c, word] ^ queries[i, word])
-        distances[c] = _FAR if zero[c] else total
+    codes, distances = of.codes, room.distances
+    for word in range(len(codes)):
+        query = queries[word, i]
+        for c in range(len(distances)):
+            distance = np.uint16(popcount(codes[word, c] ^ query))
+            distances[c] = distance if word == 0 else distances[c] + distance
+    for c in range(len(distances)):
+        distances[c] = _FAR if of.zero[c] else distances[c]
 
 
 @inner_kernel
@@ -135,30 +134,32 @@ def nearest_scored(
     rows: NDArray[np.float32],
     queries: NDArray[np.uint64],
     n: int,
+    hubs: NDArray[np.int32],
     of: Codes,
     excluded: Labels,
     room: HashRoom,
     best: Best,
 ) -> None:
-    """The best of the n classes nearest by code, beside those excluded, for each of the rows [first, last) of (n, r)."""
-    vectors, candidates = of.vectors, room.candidates
-    sums = np.zeros(_TOGETHER, np.float32)
+    """The best of the n classes nearest by code and of the hubs, beside those excluded, for the rows [first, last).
+
+    A score is the sum of `vectors.product`, then what the last coordinates add, in float32. Of equals the lower class.
+    """
+    candidates, vectors, queried, r = room.candidates, of.vectors.ravel(), rows.ravel(), rows.shape[1]
+    in_lanes = r - r % LANES
     for i in range(first, last):
         low, high = excluded.indptr[i], excluded.indptr[i + 1]
         _measure(i, queries, of, room)
-        found = _nearest(min(n + high - low, len(candidates)), room)
-        for q in range(found, found + (-found) % _TOGETHER):
-            candidates[q] = candidates[found - 1]
-        for begin in range(0, found, _TOGETHER):
-            sums[:] = 0.0
-            for j in range(vectors.shape[1]):
-                for q in range(_TOGETHER):
-                    sums[q] += vectors[candidates[begin + q], j] * rows[i, j]
-            for q in range(min(_TOGETHER, found - begin)):
-                c, score = candidates[begin + q], sums[q]
-                if score > best.scores[i]:
-                    own = False
-                    for e in range(low, high):
-                        own = own or excluded.indices[e] == c
-                    if not own:
-                        best.classes[i], best.scores[i] = c, score
+        found = _nearest(min(n + high - low, len(of.zero)), room)
+        for q in range(-len(hubs), found):
+            c = np.int64(candidates[q] if q >= 0 else hubs[q])
+            for ahead in range(0, r if 0 <= q + _AHEAD < found else 0, _LINE):
+                prefetch(vectors, candidates[q + _AHEAD] * r + ahead)
+            score = product(vectors, c * r, queried, i * r, in_lanes)
+            for j in range(in_lanes, r):
+                score += vectors[c * r + j] * queried[i * r + j]
+            if score > best.scores[i] or (score == best.scores[i] and c < best.classes[i]):
+                own = False
+                for e in range(low, high):
+                    own = own or excluded.indices[e] == c
+                if not own:
+                    best.classes[i], best.scores[i] = c, score

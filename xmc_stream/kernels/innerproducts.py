@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.classvectors import ClassTables, RankedRows, feature_of, length
+from xmc_stream.kernels.classvectors import ClassTables, Int, RankedRows, feature_of, length
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _EMPTY = 0xFFFFFFFF
@@ -59,18 +59,18 @@ def fill_tile(first: int, last: int, rows: RankedRows, places: NDArray[np.int64]
 
 
 @inner_kernel
-def _axpy(w: np.float32, line: int, x: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
+def _axpy(w: np.float32, line: Int, x: NDArray[np.float32], scores: NDArray[np.float32]) -> None:
     for i in range(len(scores)):
         scores[i] += w * x[line, i]
 
 
 @inner_kernel
 def _keep_best(
-    c: int, excluded: Excluded, at: int, factors: NDArray[np.float32], scores: NDArray[np.float32], best: Best
+    c: Int, excluded: Excluded, at: Int, factors: NDArray[np.float32], scores: NDArray[np.float32], best: Best
 ) -> int:
-    """Compare the scores of a class, times its factor if there are factors, with the best; of equals the lower class, which
+    """Compare the scores of a class, times its factor if there are factors, with the best. Moves on in `excluded`.
 
-    came before. Moves on in `excluded`.
+    Of equals the lower class is kept, which came before.
     """
     if len(factors):
         for i in range(len(scores)):
@@ -84,21 +84,27 @@ def _keep_best(
         better = scores[i] > of_best[i]
         classes[i] = c if better else classes[i]
         of_best[i] = scores[i] if better else of_best[i]
-    return at
+    return int(at)
 
 
 @kernel
 def scan(
-    first: int, last: int, tables: ClassTables, tile: RowTile, excluded: Excluded, factors: NDArray[np.float32],
-    scores: NDArray[np.float32], best: Best,
-) -> None:  # fmt: skip
+    first: int,
+    last: int,
+    tables: ClassTables,
+    tile: RowTile,
+    excluded: Excluded,
+    factors: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    best: Best,
+) -> None:
     """The best of the classes [first, last) whose vector is not zero, for each row of a tile.
 
     factors (K,), or none: of the classes' scores. scores: room for them.
     """
     words, weights = tables.words, tables.values
     column, indptr, lines, values, heavy = tile.column, tile.indptr, tile.lines, tile.values, tile.heavy
-    at = np.searchsorted(excluded.classes, first)
+    at = int(np.searchsorted(excluded.classes, first))
     for c in range(first, last):
         if tables.bits[c] < 0:
             continue
@@ -128,7 +134,7 @@ def scan_dense(
     best: Best,
 ) -> None:
     """As `scan`, for dense vectors (K, r) and rows (r, n)."""
-    at = np.searchsorted(excluded.classes, first)
+    at = int(np.searchsorted(excluded.classes, first))
     for c in range(first, last):
         if zero[c]:
             continue

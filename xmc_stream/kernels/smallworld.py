@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.classvectors import ClassTables, RankedRows, dot, feature_of, fetch, length, rank_of
+from xmc_stream.kernels.classvectors import ClassTables, Int, RankedRows, dot, feature_of, fetch, length, rank_of
 from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.jit import inner_kernel, kernel
 
@@ -24,7 +24,8 @@ _EMPTY = 0xFFFFFFFF
 class Graph(NamedTuple):
     """Links of K classes, and signposts of D features; -1 where there is none.
 
-    neighbours (K, 2 M): the M classes that it chose, and up to M that chose it, of similarity (K, M); linked (K,).
+    neighbours (K, 2 M): the M classes that it chose, and up to M that chose it, of similarity (K, M). linked (K,):
+    searches may find it.
     sketches (K, m): features of the sketch at the last linking; norms (K,): ||w|| then.
     posted (D, L), posted_weights (D, L): the signposts.
     """
@@ -78,23 +79,23 @@ def new_pool(n_classes: int, size: int, links: int, entries: int) -> Pool:
 
 
 @inner_kernel
-def _enter(c: int, score: np.float32, n: int, found: Pool) -> int:
+def _enter(c: Int, score: np.float32, n: Int, found: Pool) -> int:
     """Put a class into a pool of n, the best first, of equals the lower class; returns how many it then has."""
     classes, scores, size = found.classes, found.scores, len(found.classes)
     if n == size:
         if score < scores[n - 1] or (score == scores[n - 1] and c > classes[n - 1]):
-            return n
+            return int(n)
         n -= 1
     at = n
     while at > 0 and (score > scores[at - 1] or (score == scores[at - 1] and c < classes[at - 1])):
         classes[at], scores[at], found.expanded[at] = classes[at - 1], scores[at - 1], found.expanded[at - 1]
         at -= 1
     classes[at], scores[at], found.expanded[at] = c, score, False
-    return n + 1
+    return int(n + 1)
 
 
 @inner_kernel
-def _begin_at(begin: int, end: int, rows: RankedRows, graph: Graph, found: Pool) -> int:
+def _begin_at(begin: Int, end: Int, rows: RankedRows, graph: Graph, found: Pool) -> int:
     """The classes to which the signposts of a row add up to most; how many."""
     features, values, sums, touched = rows.features, rows.values, found.sums, found.touched
     posted, weights, n_touched = graph.posted, graph.posted_weights, 0
@@ -128,8 +129,8 @@ def _begin_at(begin: int, end: int, rows: RankedRows, graph: Graph, found: Pool)
 
 @inner_kernel
 def _score(
-    c: int, begin: int, end: int, rows: RankedRows, tables: ClassTables, excluded: NDArray[np.int32], low: int, high: int,
-    n: int, found: Pool,
+    c: Int, begin: Int, end: Int, rows: RankedRows, tables: ClassTables, excluded: NDArray[np.int32], low: Int, high: Int,
+    n: Int, found: Pool,
 ) -> int:  # fmt: skip
     """Score a class, put it into the pool, and remember it where it is the best answer."""
     score = dot(c, begin, end, rows.ranks, rows.values, tables)
@@ -144,7 +145,7 @@ def _score(
 
 @inner_kernel
 def _search(
-    i: int, rows: RankedRows, excluded: Labels, e: int, hubs: NDArray[np.int32], tables: ClassTables, graph: Graph,
+    i: Int, rows: RankedRows, excluded: Labels, e: Int, hubs: NDArray[np.int32], tables: ClassTables, graph: Graph,
     found: Pool,
 ) -> int:  # fmt: skip
     """Fill the pool with classes of large inner product with row i; how many. The best not excluded: counts[2], best[0].
@@ -206,7 +207,7 @@ def find_links(
     first: int, last: int, classes: NDArray[np.int32], sketches: RankedRows, hubs: NDArray[np.int32], tables: ClassTables,
     graph: Graph, found: Pool, chosen: NDArray[np.int32], similarity: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """chosen, similarity (n, M): the classes that each of classes[first : last) has the largest inner product with, by sketch."""
+    """chosen, similarity (n, M): of the largest inner product with the sketch of each of classes[first : last)."""
     nobody = Labels(np.zeros(2, np.int64), np.empty(0, np.int32))
     for i in range(first, last):
         n, at = _search(i, sketches, nobody, 0, hubs, tables, graph, found), 0
@@ -218,11 +219,11 @@ def find_links(
 
 
 @inner_kernel
-def _has(line: NDArray[np.int32], c: int, d: int) -> bool:
+def _has(line: NDArray[np.int32], c: Int, d: Int) -> bool:
+    found = False
     for q in range(line.shape[1]):
-        if line[c, q] == d:
-            return True
-    return False
+        found = found or line[c, q] == d
+    return bool(found)
 
 
 @kernel
@@ -232,7 +233,6 @@ def link(classes: NDArray[np.int32], chosen: NDArray[np.int32], similarity: NDAr
     for i in range(len(classes)):
         c = classes[i]
         neighbours[c, :width] = chosen[i]
-        graph.linked[c] = True
         for q in range(width):
             d = chosen[i, q]
             if d < 0 or _has(neighbours, d, c):
@@ -350,11 +350,11 @@ def unpost(classes: NDArray[np.int32], graph: Graph) -> None:
 
 @kernel
 def post(classes: NDArray[np.int32], sketches: RankedRows, tables: ClassTables, graph: Graph) -> None:
-    """Put classes on the signposts of their sketch's positive weights, where there is room or a smaller weight."""
+    """Let searches find classes: on signposts of positive weights of their sketch, where there is room or a smaller weight."""
     posted, weights = graph.posted, graph.posted_weights
     for i in range(len(classes)):
         c, begin = classes[i], sketches.indptr[i]
-        graph.norms[c] = np.sqrt(max(tables.square[c], 0.0))
+        graph.linked[c], graph.norms[c] = True, np.sqrt(max(tables.square[c], 0.0))
         for p in range(begin, sketches.indptr[i + 1]):
             j, w = sketches.features[p], sketches.values[p]
             graph.sketches[c, p - begin] = j

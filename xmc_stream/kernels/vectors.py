@@ -1,4 +1,4 @@
-"""A sum in vector registers, which a compiled loop is not: its order would not be the one that is written down."""
+"""Sums in vector registers, which compiled loops are not: their order would not be the one that is written down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 _cgutils: Any = cgutils  # it has no types
 _config: Any = config
 
-_LANES = 16
+LANES = 16
 
 
 def _total(typingctx: Any, array: Any) -> Any:
@@ -24,33 +24,72 @@ def _total(typingctx: Any, array: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         made = context.make_array(array)(context, builder, arguments[0])
-        vector = ir.VectorType(ir.FloatType(), _LANES)
-        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * _LANES))
-        step = ir.Constant(ir.IntType(64), _LANES)
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        step = ir.Constant(ir.IntType(64), LANES)
         with _cgutils.for_range(builder, builder.sdiv(made.nitems, step)) as loop:
             place = builder.gep(made.data, [builder.mul(loop.index, step)])
             values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=4)
             builder.store(builder.fadd(builder.load(sums), values), sums)
-        total, width = builder.load(sums), _LANES
-        while width > 1:
-            width //= 2
-            halves = [
-                builder.shuffle_vector(
-                    total, ir.Constant(total.type, ir.Undefined),
-                    ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))),
-                )
-                for first in (0, width)
-            ]  # fmt: skip
-            total = builder.fadd(*halves)
-        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+        return _halved(builder, builder.load(sums))
 
     return types.float32(array), generate
 
 
+def _halved(builder: Any, sums: Any) -> Any:
+    """LANES sums as one: halves added to halves."""
+    total, width = sums, LANES
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(
+                total, ir.Constant(total.type, ir.Undefined),
+                ir.Constant(ir.VectorType(ir.IntType(32), width), list(range(first, first + width))),
+            )
+            for first in (0, width)
+        ]  # fmt: skip
+        total = builder.fadd(*halves)
+    return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+
+def _product(typingctx: Any, a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> Any:
+    """The sum of a[at_a + j] b[at_b + j], j = 0 .. n - 1, for float32 arrays, n a multiple of LANES: summed as `total` does."""
+    arrays = all(
+        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.float32
+        for array in (a, b)
+    )
+    if not (arrays and at_a == types.int64 and at_b == types.int64 and n == types.int64):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        starts = [
+            builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+            for kind, array, at in ((a, arguments[0], arguments[1]), (b, arguments[2], arguments[3]))
+        ]
+        sums = _cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        step = ir.Constant(ir.IntType(64), LANES)
+        with _cgutils.for_range(builder, builder.sdiv(arguments[4], step)) as loop:
+            offset = builder.mul(loop.index, step)
+            x, y = (
+                builder.load(builder.bitcast(builder.gep(start, [offset]), ir.PointerType(vector)), align=4)
+                for start in starts
+            )
+            builder.store(builder.fadd(builder.load(sums), builder.fmul(x, y)), sums)
+        return _halved(builder, builder.load(sums))
+
+    return types.float32(a, at_a, b, at_b, n), generate
+
+
+def _plain_product(a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> Any:
+    """The same sums in NumPy."""
+    return _plain_total(a[at_a : at_a + n] * b[at_b : at_b + n])
+
+
 def _plain_total(array: Any) -> Any:
     """The same sums in NumPy."""
-    sums = np.zeros(_LANES, np.float32)
-    for values in array.reshape(-1, _LANES):
+    sums = np.zeros(LANES, np.float32)
+    for values in array.reshape(-1, LANES):
         sums += values
     while len(sums) > 1:
         sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
@@ -58,3 +97,4 @@ def _plain_total(array: Any) -> Any:
 
 
 total: Any = _plain_total if _config.DISABLE_JIT else intrinsic(_total)
+product: Any = _plain_product if _config.DISABLE_JIT else intrinsic(_product)

@@ -13,7 +13,7 @@ from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile,
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 
-ROWS = 4096  # of a tile: a class's scores take 16 KiB, and each pass over all vectors serves as many rows
+ROWS = 8192  # of a tile: a class's scores take 32 KiB, and each pass over all vectors serves as many rows
 HEAVY = 12  # a feature that one in so many rows has is a dense column
 _COORDINATES = 1 << 17  # of a tile of dense rows: 512 KiB, which the second-level cache holds
 
@@ -56,7 +56,7 @@ class Exact(_Scanning):
     """Scores every class whose vector shares a feature with any row, over tiles of rows that are stored by feature.
 
     score(c, x) = sum_j w_cj x_j in float32, added in the order of features by a fixed hash. It costs a look at each entry of
-    all vectors for every 4,096 rows, and the multiply-adds where a class and a row share a feature.
+    all vectors for every 8,192 rows, and the multiply-adds where a class and a row share a feature.
 
     Parameters
     ----------
@@ -71,6 +71,11 @@ class Exact(_Scanning):
     def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors, self.by_norm = vectors, by_norm
+
+    @staticmethod
+    def bytes_of(n_features: int, n_entries: int, threads: int = 1) -> int:
+        """Bytes that a query holds beside its rows and the vectors; n_entries: of the largest tile of rows."""
+        return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads
 
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero

@@ -14,15 +14,15 @@ from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import DenseVectors
 
-CANDIDATES_OF = 32  # one class in so many is scored by default
+CANDIDATES_OF = 64  # one class in so many is scored by default
 LEAST_CANDIDATES = 128
 
 
 class SimpleLSH(Oracle):
     """Codes of signs: P(w) = [w / m; sqrt(1 - ||w||^2 / m^2)], Q(x) = [x / ||x||; 0] (Neyshabur and Srebro 2015).
 
-    A code has the signs of `bits` Gaussian projections, drawn from the seed. A query looks at the codes of all classes (8
-    bytes each for 64 bits), takes the `candidates` of the least Hamming distance and scores those exactly. m is a bound on
+    A code has the signs of `bits` Gaussian projections, drawn from the seed. A query looks at the codes of all classes (16
+    bytes each for 128 bits), takes the `candidates` of the least Hamming distance and scores those exactly. m is a bound on
     all norms that grows by doubling; then all codes are made anew.
 
     Parameters
@@ -31,10 +31,12 @@ class SimpleLSH(Oracle):
         The classes.
     seed, threads : int
         As of `Oracle`; rows of a query, and classes to be hashed, are shared among threads.
-    bits : int, default 64
+    bits : int, default 128
         Of a code: a multiple of 64.
     candidates : int or None, default None
-        Classes that a query scores; None takes a 32nd of them, 128 at least.
+        Classes that a query scores; None takes a 64th of them, 128 at least.
+    hubs : int, default 64
+        Classes of the largest norm, which every query scores: codes of vectors whose norms differ much tell little.
 
     Raises
     ------
@@ -43,21 +45,22 @@ class SimpleLSH(Oracle):
     """
 
     def __init__(
-        self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = 64, candidates: int | None = None
-    ) -> None:
+        self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = 128, candidates: int | None = None,
+        hubs: int = 64,
+    ) -> None:  # fmt: skip
         if bits < 64 or bits % 64:
             raise InputError(f"a code has a multiple of 64 bits, not {bits}: set bits to 64 or 128")
         super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.bits = vectors, bits
+        self.vectors, self.bits, self._n_hubs = vectors, bits, hubs
         wanted = max(LEAST_CANDIDATES, vectors.n_classes // CANDIDATES_OF) if candidates is None else candidates
         self.candidates = min(wanted, vectors.n_classes)
         draws = np.random.Generator(np.random.Philox(key=seed))
         self._projections = draws.standard_normal((vectors.n_features + 1, bits), np.float32)
-        self.codes, self.most = np.zeros((vectors.n_classes, bits // 64), np.uint64), 0.0
+        self.codes, self.most = np.zeros((bits // 64, vectors.n_classes), np.uint64), 0.0
         self.refresh(np.arange(vectors.n_classes))
 
     @staticmethod
-    def bytes_of(n_classes: int, n_features: int, threads: int = 1, bits: int = 64) -> int:
+    def bytes_of(n_classes: int, n_features: int, threads: int = 1, bits: int = 128) -> int:
         """Bytes of the codes, projections, and what queries hold; rows and vectors apart."""
         return n_classes * (bits // 8 + 1 + 6 * threads) + 4 * bits * (n_features + 1)
 
@@ -92,7 +95,9 @@ class SimpleLSH(Oracle):
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
         rows = np.ascontiguousarray(rows, np.float32)
         n, of = len(rows), Codes(self.vectors.values, self.codes, self._zero())
-        queries = np.zeros((n, self.bits // 64), np.uint64)
+        hubs = np.argsort(-self.vectors.squares, kind="stable")[: self._n_hubs].astype(np.int32)
+        hubs = hubs[~of.zero[hubs]]
+        queries = np.zeros((self.bits // 64, n), np.uint64)
 
         def search(_: int, first: int, last: int) -> None:
             lines = np.arange(first, last, dtype=np.int32)
@@ -101,9 +106,9 @@ class SimpleLSH(Oracle):
             room = HashRoom(
                 np.empty(self.n_classes, np.uint16),
                 np.zeros(self.bits + 1, np.int64),
-                np.empty(self.n_classes + 8, np.int32),
+                np.empty(self.n_classes, np.int32),
             )
-            nearest_scored(first, last, rows, queries, self.candidates, of, excluded, room, best)
+            nearest_scored(first, last, rows, queries, self.candidates, hubs, of, excluded, room, best)
 
         self._on_threads(search, self._cuts(n))
-        self.scored += n * min(self.candidates, int(np.count_nonzero(~of.zero)))
+        self.scored += n * min(self.candidates + len(hubs), int(np.count_nonzero(~of.zero)))

@@ -14,7 +14,8 @@ from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors
 
-_FIRST = 256  # classes that are linked at once, where there are fewer linked ones
+_PORTION = 8192  # classes whose sketches are held at once
+_FIRST = 64  # classes that are linked at once, where fewer were linked before
 
 
 class SmallWorld(Oracle):
@@ -39,7 +40,7 @@ class SmallWorld(Oracle):
         Neighbours that a class chooses; it has up to twice as many.
     ef : int, default 8
         Classes that a query keeps and expands.
-    ef_links : int, default 32
+    ef_links : int, default 16
         The same for a class that is linked; at least links + 1 are taken.
     entries, hubs : int, default 32 and 8
         Where a search begins.
@@ -50,7 +51,7 @@ class SmallWorld(Oracle):
     """
 
     def __init__(
-        self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 32,
+        self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 16,
         entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25,
     ) -> None:  # fmt: skip
         super().__init__(vectors.n_classes, seed, threads)
@@ -65,8 +66,9 @@ class SmallWorld(Oracle):
     def bytes_of(
         n_classes: int, n_features: int, threads: int = 1, links: int = 8, sketch: int = 64, posts: int = 8
     ) -> int:
-        """Bytes of the graph, the signposts, and what searches hold; rows and vectors apart."""
-        return n_classes * (12 * links + 4 * sketch + 9 + 24 * threads) + n_features * 8 * posts
+        """Bytes of the graph, the signposts, and what refreshes and searches hold; rows and vectors apart."""
+        refreshed = min(n_classes, _PORTION) * 44 * sketch  # sketches, those that drifted, those linked at once
+        return n_classes * (12 * links + 4 * sketch + 9 + 12 * threads) + n_features * 8 * posts + refreshed
 
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
@@ -97,27 +99,34 @@ class SmallWorld(Oracle):
         kernels.unpost(gone, self.graph)
         kernels.unlink(gone, self.graph)
         classes = classes[~self.vectors.zero[classes]]
+        for first in range(0, len(classes), _PORTION):
+            self._renew(classes[first : first + _PORTION])
+
+    def _renew(self, classes: NDArray[np.int32]) -> None:
+        """Post and link those of some classes that drifted."""
         sketches, moved = self._sketches(classes), np.empty(len(classes), np.bool_)
         kernels.drifted(classes, sketches, self.vectors.tables, self.drift, self.graph, moved)
-        classes = classes[moved]
+        classes, sketches = classes[moved], _chosen_rows(sketches, np.flatnonzero(moved))
         kernels.unpost(classes, self.graph)
-        kernels.post(classes, self._sketches(classes), self.vectors.tables, self.graph)
+        kernels.post(classes, sketches, self.vectors.tables, self.graph)
         self.linked_anew += len(classes)
-        first, pools = 0, self._pools(self._sizes[1], len(classes))
+        first, pools, hubs = 0, self._pools(self._sizes[1], len(classes)), self._hubs()
         while first < len(classes):  # searches see what was linked before these: the same for any number of threads
-            some = classes[first : first + max(_FIRST, int(np.count_nonzero(self.graph.linked)))]
-            kernels.link(some, *self._chosen(some, pools), self.graph)
-            first += len(some)
+            before = int(np.count_nonzero(self.graph.linked)) - len(classes) + first
+            last = min(first + max(_FIRST, before), len(classes))
+            kernels.link(
+                classes[first:last], *self._neighbours(first, last, classes, sketches, hubs, pools), self.graph
+            )
+            first = last
 
-    def _chosen(
-        self, classes: NDArray[np.int32], pools: list[kernels.Pool]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Neighbours for some classes, and their similarity."""
-        sketches, hubs = self._sketches(classes), self._hubs()
-        chosen, similarity = (
-            np.empty((len(classes), self._links), np.int32),
-            np.zeros((len(classes), self._links), np.float32),
-        )
+    def _neighbours(
+        self, begin: int, end: int, classes: NDArray[np.int32], sketches: RankedRows, hubs: NDArray[np.int32],
+        pools: list[kernels.Pool],
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
+        """Those of classes[begin:end], and their similarity."""
+        classes, sketches = classes[begin:end], _chosen_rows(sketches, np.arange(begin, end))
+        chosen = np.empty((len(classes), self._links), np.int32)
+        similarity = np.zeros(chosen.shape, np.float32)
 
         def search(thread: int, first: int, last: int) -> None:
             kernels.find_links(
@@ -135,3 +144,11 @@ class SmallWorld(Oracle):
 
         self._on_threads(search, self._cuts(len(best.classes)))
         self.scored += sum(int(pool.counts[1]) for pool in pools)
+
+
+def _chosen_rows(rows: RankedRows, lines: NDArray[np.int64]) -> RankedRows:
+    """Some of the rows."""
+    begins, sizes = rows.indptr[lines], np.diff(rows.indptr)[lines]
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.repeat(begins - indptr[:-1], sizes) + np.arange(indptr[-1])
+    return RankedRows(indptr, rows.ranks[places], rows.features[places], rows.values[places])

@@ -83,7 +83,7 @@ class ClassVectors:
     @property
     def zero(self) -> NDArray[np.bool_]:
         """Which vectors are zero (K,)."""
-        return self.tables.n == 0
+        return np.equal(self.tables.n, 0)
 
     @property
     def squares(self) -> NDArray[np.float64]:
@@ -193,7 +193,7 @@ class DenseVectors:
     @property
     def zero(self) -> NDArray[np.bool_]:
         """Which vectors are zero (K,)."""
-        return self.squares == 0.0
+        return np.equal(self.squares, 0.0)
 
     def add(self, classes: NDArray[Any], lines: NDArray[Any], steps: NDArray[Any], rows: NDArray[np.float32]) -> None:
         """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order."""

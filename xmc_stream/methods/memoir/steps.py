@@ -184,4 +184,4 @@ def as_cosines(lines: NDArray[np.float32], normalize: bool) -> NDArray[np.float3
     if not normalize:
         return lines
     norms = np.sqrt(np.square(lines, dtype=np.float64).sum(axis=1))
-    return (lines / np.maximum(norms, 1e-300)[:, None]).astype(np.float32)
+    return np.asarray(lines / np.maximum(norms, 1e-300)[:, None], np.float32)

@@ -1,0 +1,59 @@
+"""Inner-product search in plain NumPy: dense class vectors, all scores, and the draw among classes that are zero."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.permutation import key_of
+
+ZERO_CLASSES = 1 << 44
+_LOW = 2**32 - 1
+
+
+def rank_of(feature: int) -> int:
+    """The place of a feature in the order of sums."""
+    x = feature * 0x9E3779B1 & _LOW
+    return (x ^ x >> 16) * 0x85EBCA6B & _LOW
+
+
+def score(w: NDArray[np.float32], x: NDArray[np.float32]) -> np.float32:
+    """w.x in float32, added in the order of ranks."""
+    total = np.float32(0.0)
+    for j in sorted(np.flatnonzero(x).tolist(), key=rank_of):
+        if w[j] != 0.0:
+            total += x[j] * w[j]
+    return total
+
+
+def soft(w: NDArray[np.float32], threshold: float) -> NDArray[np.float32]:
+    """sign(w) max(|w| - threshold, 0)."""
+    return w - np.clip(w, -np.float32(threshold), np.float32(threshold))
+
+
+def best(
+    W: NDArray[np.float32], X: NDArray[np.float32], excluded: list[list[int]], seed: int, step: int, barred: list[int]
+) -> tuple[list[int], list[np.float32]]:
+    """For each row the class of the largest score, of equals the lowest; where none is above 0 a zero class, if any."""
+    classes, scores = [], []
+    zero = [k for k in range(len(W)) if not W[k].any()]
+    for i, x in enumerate(X):
+        found, top = -1, np.float32(-np.inf)
+        for k in range(len(W)):
+            if k not in zero and k not in excluded[i] and score(W[k], x) > top:
+                found, top = k, score(W[k], x)
+        left = [k for k in zero if k not in excluded[i] and k not in barred]
+        if top <= 0.0 and left:
+            found, top = left[key_of(seed, ZERO_CLASSES, step, i) % len(left)], np.float32(0.0)
+        classes.append(found)
+        scores.append(top)
+    return classes, scores
+
+
+def smallest(W: NDArray[np.float32], bound: float) -> int:
+    """How many of the smallest entries, equal ones together, have an l2 norm of at most `bound`."""
+    sizes = np.sort(np.abs(W[W != 0.0]).astype(np.float64))
+    n = int(np.count_nonzero(np.cumsum(sizes**2) <= bound**2))
+    while 0 < n < len(sizes) and sizes[n] == sizes[n - 1]:
+        n -= 1
+    return n

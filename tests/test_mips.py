@@ -1,0 +1,236 @@
+"""Oracles of maximum inner products against all scores: sequences of changes, threads, zero classes, exclusions, recall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from reference import mips as twin
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.mips import exact
+from xmc_stream.mips.exact import DenseExact, Exact
+from xmc_stream.mips.lsh import SimpleLSH
+from xmc_stream.mips.oracle import Answers, Oracle
+from xmc_stream.mips.smallworld import SmallWorld
+from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
+
+K, D = 9, 12
+WIDE = {"ef": K, "ef_links": K, "entries": K, "hubs": K, "posts": K, "links": 3, "drift": 0.0}
+ORACLES: dict[str, dict[str, Any]] = {
+    "exact": {}, "sw-graph": WIDE, "dense-exact": {}, "simple-lsh": {"bits": 64, "candidates": K, "hubs": 0},
+}  # fmt: skip
+
+
+def matrix(rng: np.random.Generator, n: int) -> NDArray[np.float32]:
+    """Rows of small integers, whose inner products are exact; some are zero."""
+    return (rng.integers(-3, 4, (n, D)) * (rng.random((n, D)) < 0.4)).astype(np.float32)
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["add", "update", "remove"]), st.lists(st.integers(0, K - 1), unique=True)), max_size=8
+)
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+@settings(max_examples=40)
+@given(changes=CHANGES, seed=st.integers(0, 50))
+def test_an_index_answers_as_all_scores_do(oracle: str, changes: list[tuple[str, list[int]]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    index = xs.InnerProductIndex(K, D, oracle, threads=1 + seed % 2, seed=seed, memory_limit="16GB", **ORACLES[oracle])
+    W, present = np.zeros((K, D), np.float32), np.zeros(K, bool)
+    for step, (what, named) in enumerate(changes):
+        ids = np.array([k for k in named if present[k] == (what != "add")], np.int64)
+        X = matrix(rng, len(ids))
+        given_as = sp.csr_matrix(X) if seed % 3 else X
+        if what == "remove":
+            index.remove(ids)
+            W[ids], present[ids] = 0.0, False
+        else:
+            getattr(index, what)(ids, given_as)
+            W[ids], present[ids] = X, True
+        queries, pairs = matrix(rng, 5), rng.random((5, K)) < 0.3
+        found, scores = index.query(sp.csr_matrix(queries), exclude=sp.csr_matrix(pairs), step=step)
+        barred = np.flatnonzero(~present).tolist()
+        excluded = [np.flatnonzero(line).tolist() for line in pairs]
+        wanted, tops = twin.best(W, queries, excluded, seed, step, barred)
+        assert scores.tolist() == tops
+        assert found.tolist() == wanted
+    assert index.query(np.zeros((0, D), np.float32))[0].shape == (0,)
+
+
+def low_rank(K: int, D: int, n: int) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """Sparse classes in clusters, and rows that are parts of classes."""
+    rng = np.random.default_rng(5)
+    centres = sp.random_array((K // 10, D), density=0.03, rng=rng, data_sampler=rng.standard_normal).toarray()
+    mask = rng.random((K, D)) < 0.6
+    own = sp.random_array((K, D), density=0.01, rng=rng, data_sampler=rng.standard_normal).toarray()
+    W = centres[np.arange(K) % (K // 10)] * mask + own
+    W *= rng.lognormal(0.0, 0.4, (K, 1))
+    X = np.abs(W[rng.integers(0, K, n)]) * (rng.random((n, D)) < 0.5) + (rng.random((n, D)) < 0.005) * 0.5
+    return sp.csr_matrix(W.astype(np.float32)), sp.csr_matrix(X.astype(np.float32))
+
+
+def rows_of(X: sp.csr_matrix) -> Any:
+    return ranked(CSR(X.indptr, X.indices, X.data))
+
+
+def vectors_of(W: sp.csr_matrix, dense: bool = False) -> Any:
+    vectors = (DenseVectors if dense else ClassVectors)(*W.shape, most_bytes=1 << 24)
+    vectors.put(np.arange(W.shape[0]), W.toarray() if dense else rows_of(W))
+    return vectors
+
+
+def nobody(n: int) -> Labels:
+    return Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
+
+
+def same(a: Answers, b: Answers) -> bool:
+    return a.classes.tolist() == b.classes.tolist() and a.scores.tolist() == b.scores.tolist()
+
+
+@pytest.mark.parametrize("kind", [Exact, SmallWorld, DenseExact, SimpleLSH])
+def test_answers_do_not_depend_on_threads(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    W, X = low_rank(300, 400, 120)
+    dense = kind in (DenseExact, SimpleLSH)
+    rows = X.toarray() if dense else rows_of(X)
+    answers = []
+    for threads, tile in ((1, 8192), (3, 50)):
+        monkeypatch.setattr(exact, "ROWS", tile)
+        oracle = kind(vectors_of(W, dense), seed=3, threads=threads)
+        oracle.vectors.put(np.arange(40), rows[:40] if dense else rows_of(X[:40]))
+        oracle.refresh(np.arange(40))
+        answers.append(oracle.query(rows, nobody(120), step=2))
+    assert same(*answers)
+
+
+def test_recall_is_high_and_all_oracles_agree_on_scores() -> None:
+    W, X = low_rank(600, 500, 300)
+    truth = Exact(vectors_of(W)).query(rows_of(X), nobody(300))
+    assert np.allclose(truth.scores, (X @ W.T).toarray().max(axis=1), rtol=1e-5)
+    graph = SmallWorld(vectors_of(W))
+    found = graph.query(rows_of(X), nobody(300))
+    right = found.classes == truth.classes
+    assert right.mean() >= 0.95
+    assert found.scores[right].tolist() == truth.scores[right].tolist()  # the same sum, bit for bit
+    assert graph.scored < 300 * 200
+    dense = DenseExact(vectors_of(W, dense=True)).query(X.toarray(), nobody(300))
+    assert np.allclose(dense.scores, truth.scores, rtol=1e-5)
+    hashed = SimpleLSH(vectors_of(W, dense=True), bits=128).query(X.toarray(), nobody(300))
+    assert (hashed.classes == dense.classes).mean() >= 0.8
+
+
+def test_a_graph_that_is_changed_finds_as_much_as_a_new_one() -> None:
+    W, X = low_rank(500, 400, 200)
+    rng = np.random.default_rng(0)
+    vectors = vectors_of(W[rng.permutation(500)])  # other vectors at first
+    graph = SmallWorld(vectors)
+    for classes in np.array_split(rng.permutation(500), 7):
+        classes = np.sort(classes)
+        vectors.clear(classes[::3])
+        graph.refresh(classes[::3])
+        vectors.put(classes, rows_of(W[classes]))
+        graph.refresh(classes)
+    truth = Exact(vectors).query(rows_of(X), nobody(200))
+    assert (graph.query(rows_of(X), nobody(200)).classes == truth.classes).mean() >= 0.95
+
+
+def test_a_refresh_links_only_what_drifted() -> None:
+    W, _ = low_rank(200, 400, 1)
+    vectors = vectors_of(W)
+    graph, every = SmallWorld(vectors), np.arange(200)
+    assert graph.linked_anew == 200
+    graph.refresh(every)
+    vectors.shrink(every, scale=1.1)
+    graph.refresh(every)
+    assert graph.linked_anew == 200
+    vectors.shrink(np.arange(50), scale=2.0)
+    graph.refresh(every)
+    assert graph.linked_anew == 250
+    vectors.put(
+        np.array([7]), rows_of(W[8] * float(np.sqrt(vectors.squares[7] / vectors.squares[8])))
+    )  # the norm stays
+    graph.refresh(np.array([7]))
+    assert graph.linked_anew == 251
+
+
+def test_all_that_is_excluded_or_absent_leaves_no_answer() -> None:
+    for name, options in ORACLES.items():
+        index = xs.InnerProductIndex(3, D, name, threads=1, **options)
+        x = np.ones((2, D), np.float32)
+        assert index.query(x)[0].tolist() == [-1, -1]
+        index.add([0, 2], np.stack([x[0], 2.0 * x[0]]))
+        assert index.query(x, exclude=[2, -1])[0].tolist() == [0, 2]
+        found, scores = index.query(x, exclude=sp.csr_matrix([[1, 0, 1], [0, 0, 0]]))
+        assert found.tolist() == [-1, 2]
+        assert scores.tolist() == [-np.inf, 2.0 * D]
+        assert index.query(-x)[0].tolist() == [0, 0]  # below 0, and no vector of zeros is there
+        index.add([1], np.zeros((1, D)))
+        assert index.query(-x)[0].tolist() == [1, 1]
+        assert index.query(-x, exclude=[1, -1])[0].tolist() == [0, 1]
+
+
+def test_zero_classes_are_drawn_evenly_and_by_key() -> None:
+    vectors = ClassVectors(8, D, 1 << 12)
+    oracle: Oracle = Exact(vectors, seed=4)
+    rows, excluded = (
+        rows_of(sp.csr_matrix(np.ones((4000, D), np.float32))),
+        Labels(np.arange(4001), np.full(4000, 3, np.int32)),
+    )
+    first, again, other = (oracle.query(rows, excluded, step).classes for step in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+    counts = np.bincount(first, minlength=8)
+    assert counts[3] == 0
+    assert counts[np.arange(8) != 3].min() > 4000 / 7 * 0.8
+
+
+def test_norms_that_grow_double_the_bound_of_codes() -> None:
+    vectors = DenseVectors(4, D, 1 << 12)
+    vectors.put(np.arange(4), np.eye(4, D, dtype=np.float32))
+    oracle = SimpleLSH(vectors, bits=64)
+    before = oracle.codes.copy()
+    vectors.put(np.array([1]), np.full((1, D), 1.0, np.float32))
+    oracle.refresh(np.array([1]))
+    assert oracle.most == 4.0  # the norm is 3.46
+    fresh = SimpleLSH(vectors, bits=64)
+    fresh.most = 4.0
+    fresh.refresh(np.arange(4))
+    assert (oracle.codes == fresh.codes).all()
+    assert (oracle.codes != before).any()
+    assert oracle.query(np.ones((1, D), np.float32), nobody(1)).classes.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda index, x: index.add([0], x), "in the index already: update it"),
+        (lambda index, x: index.update([1], x), "not in the index: add it"),
+        (lambda index, x: index.remove([1]), "not in the index"),
+        (lambda index, x: index.add([5], x), "from 0 to 2"),
+        (lambda index, x: index.add([1, 1], x), "given twice"),
+        (lambda index, x: index.add([1, 2], x), "2 ids were given, and 1 vectors"),
+        (lambda index, x: index.add([1], x[:, 1:]), "features here"),
+        (lambda index, x: index.add([1], x * np.inf), "not finite"),
+        (lambda index, x: index.query(x, exclude=[3]), "an id for each of the 1 rows"),
+        (lambda index, x: index.query(x, exclude=sp.csr_matrix((1, 2))), "is wanted"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "simplest"), "no oracle 'simplest'"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "exact", ef=3), "does not take these options"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "multiple of 64"),
+        (lambda index, x: xs.InnerProductIndex(0, D), "one id and one feature"),
+    ],
+)
+def test_what_is_wrong_is_said(call: Any, words: str) -> None:
+    index = xs.InnerProductIndex(3, D, threads=1)
+    x = np.ones((1, D), np.float32)
+    index.add([0], x)
+    with pytest.raises(InputError, match=words):
+        call(index, x)
+    assert index.query(x)[0].tolist() == [0]
