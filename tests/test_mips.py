@@ -127,6 +127,28 @@ def test_recall_is_high_and_all_oracles_agree_on_scores() -> None:
     assert (hashed.classes == dense.classes).mean() >= 0.8
 
 
+@pytest.mark.parametrize("n_classes", [10, 20, 100])
+def test_each_of_few_classes_is_linked(n_classes: int) -> None:
+    W, X = low_rank(n_classes, 300, 100)
+    vectors = vectors_of(W)
+    graph = SmallWorld(vectors)
+    assert graph.graph.linked.all()
+    assert (np.count_nonzero(graph.graph.neighbours >= 0, axis=1) >= 3).all()
+    truth = Exact(vectors).query(rows_of(X), nobody(100))
+    assert (graph.query(rows_of(X), nobody(100)).scores >= truth.scores).mean() >= 0.95
+
+
+def test_a_search_looks_past_what_is_excluded() -> None:
+    """Where the ten best classes of each row are no answers, as other true labels may be."""
+    W, X = low_rank(600, 500, 200)
+    best = np.argsort(-(X @ W.T).toarray(), axis=1)[:, :10].astype(np.int32)
+    excluded = Labels(10 * np.arange(201), best.ravel())
+    truth = Exact(vectors_of(W)).query(rows_of(X), excluded)
+    found = SmallWorld(vectors_of(W)).query(rows_of(X), excluded)
+    assert not (found.classes[:, None] == best).any()
+    assert (found.scores >= truth.scores).mean() >= 0.9
+
+
 def test_a_graph_that_is_changed_finds_as_much_as_a_new_one() -> None:
     W, X = low_rank(500, 400, 200)
     rng = np.random.default_rng(0)

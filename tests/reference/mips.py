@@ -57,3 +57,32 @@ def smallest(W: NDArray[np.float32], bound: float) -> int:
     while 0 < n < len(sizes) and sizes[n] == sizes[n - 1]:
         n -= 1
     return n
+
+
+def code(v: NDArray[np.float32], last: float, scale: float, projections: NDArray[np.float32]) -> list[bool]:
+    """The signs of the projections of [scale v; last], summed in float32 in the order of the coordinates."""
+    sums = np.zeros(projections.shape[1], np.float32)
+    for j, x in enumerate(v):
+        sums += np.float32(scale) * x * projections[j]
+    return (sums + np.float32(last) * projections[-1] >= 0.0).tolist()
+
+
+def nearest(codes: NDArray[np.bool_], query: NDArray[np.bool_], zero: NDArray[np.bool_], n: int) -> list[int]:
+    """The n classes, not zero, of the least Hamming distance, of equals the lower ones; ascending."""
+    distances = np.where(zero, len(query) + 1, (codes != query).sum(axis=1))
+    order = [c for c in np.argsort(distances, kind="stable") if not zero[c]]
+    return sorted(order[:n])
+
+
+def product(a: NDArray[np.float32], b: NDArray[np.float32]) -> np.float32:
+    """a.b in float32: sixteen sums beside each other, then halves added to halves; what is left over comes after."""
+    whole = len(a) - len(a) % 16
+    sums = np.zeros(16, np.float32)
+    for at in range(0, whole, 16):
+        sums += a[at : at + 16] * b[at : at + 16]
+    while len(sums) > 1:
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    total = sums[0]
+    for j in range(whole, len(a)):
+        total += a[j] * b[j]
+    return total

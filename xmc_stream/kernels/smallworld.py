@@ -43,8 +43,8 @@ class Pool(NamedTuple):
     """What a search holds, one a thread: the best classes found, by score; expanded: their neighbours were looked at.
 
     stamp (K,): the number of the last search that met a class. waiting (2 M,): neighbours to be scored. sums (K,), touched
-    (K,): what signposts add up to, zeros between searches. entries, entry_sums: the largest of them. counts (3,): the
-    number of the present search, classes scored, and the best answer of the present search; best (1,) its score.
+    (K,): what signposts add up to, zeros between searches. entries, entry_sums: the largest of them. counts (4,): the
+    number of the present search, classes scored, its best answer and how many classes it holds; best (1,): the answer's score.
     """
 
     classes: NDArray[np.int32]
@@ -74,14 +74,14 @@ def new_pool(n_classes: int, size: int, links: int, entries: int) -> Pool:
     return Pool(
         np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.bool_), np.zeros(n_classes, np.int32),
         np.empty(2 * links, np.int32), np.zeros(n_classes, np.float32), np.empty(n_classes, np.int32),
-        np.empty(entries, np.int32), np.empty(entries, np.float32), np.zeros(3, np.int64), np.zeros(1, np.float32),
+        np.empty(entries, np.int32), np.empty(entries, np.float32), np.zeros(4, np.int64), np.zeros(1, np.float32),
     )  # fmt: skip
 
 
 @inner_kernel
 def _enter(c: Int, score: np.float32, n: Int, found: Pool) -> int:
     """Put a class into a pool of n, the best first, of equals the lower class; returns how many it then has."""
-    classes, scores, size = found.classes, found.scores, len(found.classes)
+    classes, scores, size = found.classes, found.scores, found.counts[3]
     if n == size:
         if score < scores[n - 1] or (score == scores[n - 1] and c > classes[n - 1]):
             return int(n)
@@ -193,10 +193,14 @@ def _search(
 @kernel
 def find_best(
     first: int, last: int, rows: RankedRows, excluded: Labels, hubs: NDArray[np.int32], tables: ClassTables, graph: Graph,
-    found: Pool, best: Best,
+    ef: int, found: Pool, best: Best,
 ) -> None:  # fmt: skip
-    """The best class found for each of the rows [first, last)."""
+    """The best class found for each of the rows [first, last); a search holds ef classes, and as many more as are excluded.
+
+    The pool may bound it: classes that are excluded are often the best ones, and would push all others out.
+    """
     for i in range(first, last):
+        found.counts[3] = min(len(found.classes), ef + excluded.indptr[i + 1] - excluded.indptr[i])
         _search(i, rows, excluded, i, hubs, tables, graph, found)
         if found.counts[2] >= 0:
             best.classes[i], best.scores[i] = found.counts[2], found.best[0]
@@ -209,6 +213,7 @@ def find_links(
 ) -> None:  # fmt: skip
     """chosen, similarity (n, M): of the largest inner product with the sketch of each of classes[first : last)."""
     nobody = Labels(np.zeros(2, np.int64), np.empty(0, np.int32))
+    found.counts[3] = len(found.classes)
     for i in range(first, last):
         n, at = _search(i, sketches, nobody, 0, hubs, tables, graph, found), 0
         for q in range(n):

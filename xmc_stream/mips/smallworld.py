@@ -15,6 +15,7 @@ from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors
 
 _PORTION = 8192  # classes whose sketches are held at once
+_MORE = 64  # classes that a search holds, at most, beside `ef`: one for each that its row excludes
 _FIRST = 64  # classes that are linked at once, where fewer were linked before
 
 
@@ -39,7 +40,7 @@ class SmallWorld(Oracle):
     links : int, default 8
         Neighbours that a class chooses; it has up to twice as many.
     ef : int, default 8
-        Classes that a query keeps and expands.
+        Classes that a query keeps and expands; one more for each that its row excludes, up to 64.
     ef_links : int, default 16
         The same for a class that is linked; at least links + 1 are taken.
     entries, hubs : int, default 32 and 8
@@ -137,10 +138,13 @@ class SmallWorld(Oracle):
         return chosen, similarity
 
     def _find(self, rows: RankedRows, excluded: Labels, best: Best) -> None:
-        hubs, pools = self._hubs(), self._pools(self._sizes[0], len(best.classes))
+        ef, more = self._sizes[0], min(_MORE, int(np.diff(excluded.indptr).max()))
+        hubs, pools = self._hubs(), self._pools(ef + more, len(best.classes))
 
         def search(thread: int, first: int, last: int) -> None:
-            kernels.find_best(first, last, rows, excluded, hubs, self.vectors.tables, self.graph, pools[thread], best)
+            kernels.find_best(
+                first, last, rows, excluded, hubs, self.vectors.tables, self.graph, ef, pools[thread], best
+            )
 
         self._on_threads(search, self._cuts(len(best.classes)))
         self.scored += sum(int(pool.counts[1]) for pool in pools)
