@@ -96,12 +96,16 @@ class MEMOIRParameters(Parameters):
         4, Whole("The held-out rows are scored 20 times. Training stops when macro-F1 has not risen for so many times.")
     )
     rank: int = parameter(256, Whole("Of lsh: coordinates of the truncated SVD."))
-    bits: int = parameter(64, Whole("Of simple-lsh: length of a code, in bits; a multiple of 64.", least=64))
+    bits: int = parameter(128, Whole("Of simple-lsh: length of a code, in bits; a multiple of 64.", least=64))
     candidates: int | None = parameter(
         None,
-        Whole("Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: 32.", none=True),
+        Whole(
+            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: a 64th of all, 128 at least; "
+            "of sw-graph 8.",
+            none=True,
+        ),
     )
-    degree: int = parameter(16, Whole("Of sw-graph: edges that a class is given."))
+    degree: int = parameter(8, Whole("Of sw-graph: neighbours that a class chooses; it has up to twice as many."))
 
     def _check_together(self) -> None:
         dense = self.variant == "lsh"

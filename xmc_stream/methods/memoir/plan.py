@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.memoir.draws import AHEAD
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.mips.exact import Exact
+from xmc_stream.mips.lsh import SimpleLSH
+from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import CLASS_BYTES
 from xmc_stream.store.dataset import Dataset
 
@@ -15,7 +18,6 @@ _LEAST_VECTORS = 4 * MIB
 _DRAW_BYTES = 64  # of a draw: its row, label, place, own score, best class and score
 _ENTRY_BYTES = 8 + 12 + 12  # of an entry of a batch: itself, in the order of vectors, by feature
 _FIXED = 16 * MIB
-_EDGE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
     if p.variant == "lsh":
         rank = min(p.rank, dataset.n_features, n)
         needs |= {
-            "W": 4 * k * rank, "codes": k * p.bits // 8 + threads * 12 * k,
-            "rows of batches": (AHEAD + 2) * 4 * rank * draws,
+            "W": k * (4 * rank + 9), "codes": SimpleLSH.bytes_of(k, rank, threads, p.bits),
+            "rows of batches": (AHEAD + 1) * 8 * entries + 2 * 4 * rank * draws,
         }  # fmt: skip
     elif p.searcher == "sw-graph":
-        needs["graph"] = k * 2 * p.degree * _EDGE_BYTES + threads * 16 * k
-    else:
-        needs["scores"] = threads * 8 * draws
+        needs["graph"] = SmallWorld.bytes_of(k, dataset.n_features + p.bias, threads, p.degree)
+    # held-out rows are scored by all classes in any case
+    needs["scores"] = Exact.bytes_of(dataset.n_features + p.bias, entries, threads)
     return needs
 
 
@@ -66,4 +68,4 @@ def plan_steps(plan: MemoryPlan, dataset: Dataset, p: MEMOIRParameters) -> Steps
     needs = steps_needs(dataset, p, threads)
     least = 0 if p.variant == "lsh" else _LEAST_VECTORS + CLASS_BYTES * dataset.n_labels
     plan.refuse_unless({**needs, "vectors": least}, "MEMOIR")
-    return StepsPlan(plan.budget - sum(needs.values()), threads)
+    return StepsPlan(needs.get("W", 0) + plan.budget - sum(needs.values()), threads)
