@@ -44,6 +44,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if compiles and getattr(session.config.option, "numprocesses", None):
         from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
         from xmc_stream.methods.lowrank.warm import LEMLWarmUp
+        from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
         from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
         from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
         from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
@@ -54,7 +55,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         options = PPDSparseParameters(delta=1.0, min_value=0.1)
         for job in (
             PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
-            LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(),
+            LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"), MEMOIRWarmUp("l2", "exact"),
+            MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
         ):  # fmt: skip
             job.run()
 

@@ -17,7 +17,7 @@ import xmc_stream as xs
 from xmc_stream.convert import convert_report
 from xmc_stream.convert.options import Options, TextOptions
 
-_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso)
+_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso, xs.MEMOIR)
 _PUBLIC = {name: getattr(xs, name) for name in xs.__all__}
 _ROOT = Path(xs.__file__).parent.parent
 

@@ -64,7 +64,7 @@ def test_with_the_exact_oracle_it_is_pegasos_and_comes_to_the_optimum(tmp_path: 
 
 def next_by_hand(W: Any, X: Any, p: MEMOIRParameters, copies: Copies, step: int) -> Any:
     """A step on a dense W (K x D + 1), straight from the formulas; no two scores are equal."""
-    exact, k, draws = np.hstack([X.toarray().astype(np.float64), np.ones((X.shape[0], 1))]), len(W), p.draws(len(W))
+    exact, k, draws = np.hstack([X.toarray().astype(np.float64), np.ones((X.shape[0], 1))]), len(W), p.draws
     moved, eta = np.zeros_like(W), p.rate(step)
     for i, y in zip(*copies.draw(draws, 0, step, p.sampling == "class"), strict=True):
         z = W @ exact[i]

@@ -87,7 +87,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("p", RUNS, ids=lambda p: f"{p.variant}-{p.searcher}")
+@pytest.mark.parametrize("p", RUNS, ids=lambda p: f"{p.variant}-{p.oracle}")
 def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
     p: MEMOIRParameters, some_rows: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,12 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
     ("CPLST", {}),
     ("GroupLasso", {"loss": "multitask", "lam": 0.01}),
     ("GroupLasso", {"loss": "label-ranking", "mix": 0.5, "algorithm": "sparsa", "debias": 0.1, "max_passes": 3}),
+    ("MEMOIR", {}),
+    (
+        "MEMOIR",
+        {"variant": "l1", "oracle": "sw-graph", "truncate": 0.1, "held_out": 0.0, "steps": 5, "sampling": "row"},
+    ),
+    ("MEMOIR", {"variant": "lsh", "rank": 3, "held_out": 0.5, "steps": 5, "update": "all"}),
 ]
 
 

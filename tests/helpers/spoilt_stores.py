@@ -88,9 +88,17 @@ TRAININGS: dict[str, list[str]] = {
     "leml": ["--set", "rank=4", "--set", "alternations=3", "--set", "observed=given", "--set", "loss=logistic"],
     "cplst": ["--set", "rank=3", "--set", "iterations=2"],
     "group-lasso": ["--set", "loss=multitask", "--set", "lam=[0.05,0.02]"],
+    "memoir": ["--set", "variant=l1", "--set", "steps=8", "--set", "batch=50"],
 }
 # jobs that a run is left off before
-_LAST = {"ppdsparse": "search/3", "pdsparse": "pass/1/2", "leml": "h/2", "cplst": "h/2", "group-lasso": "finalise"}
+_LAST = {
+    "ppdsparse": "search/3",
+    "pdsparse": "pass/1/2",
+    "leml": "h/2",
+    "cplst": "h/2",
+    "group-lasso": "finalise",
+    "memoir": "steps/3",
+}
 
 
 def left_off(train: list[str], solver: str) -> None:
@@ -209,7 +217,7 @@ def _of_rows(folder: Path, target: str, r: random.Random, check: str, out: str, 
 
 TARGETS = {
     "data.xmc": 8, "words.xmc": 2, "words.model": 1, "p.zarr": 2, "ppdsparse.model": 3, "pdsparse.model": 1, "leml.model": 2,
-    "cplst.model": 1, "group-lasso.model": 1, "rows.model": 2, "compact.model": 1, "some.xmc": 1,
+    "cplst.model": 1, "group-lasso.model": 1, "rows.model": 2, "compact.model": 1, "some.xmc": 1, "memoir.model": 1,
     **{f"{solver}.left.partial": 3 for solver in TRAININGS},
 }  # fmt: skip
 
@@ -279,6 +287,7 @@ def load() -> None:
     import xmc_stream.evaluation
     import xmc_stream.training  # noqa: F401
     from xmc_stream.methods.lowrank.warm import LEMLWarmUp
+    from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
     from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
     from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
     from xmc_stream.models.linear.warm import LinearWarmUp
@@ -287,7 +296,7 @@ def load() -> None:
 
     for job in (
         PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),
-        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(),
+        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "exact"),
     ):  # fmt: skip
         job.run()
 

@@ -127,7 +127,7 @@ class SparseLearner(Learner):
 
     def _made(self) -> Oracle:
         p = self._p
-        if p.searcher == "exact":
+        if p.oracle == "exact":
             return Exact(self.vectors, self._seed, self._threads)
         more = {} if p.candidates is None else {"ef": p.candidates}
         return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, **more)
@@ -175,7 +175,7 @@ class DenseLearner(Learner):
 
     def _made(self) -> Oracle:
         p = self._p
-        if p.searcher == "exact":
+        if p.oracle == "exact":
             return DenseExact(self.vectors, self._seed, self._threads)
         return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates)
 

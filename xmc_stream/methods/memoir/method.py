@@ -13,7 +13,7 @@ from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import plan_steps, steps_needs
+from xmc_stream.methods.memoir.plan import plan_steps, resolved, steps_needs
 from xmc_stream.methods.memoir.reduction import vectors_path
 from xmc_stream.methods.memoir.run import MEMOIRRun
 from xmc_stream.methods.memoir.state import state_path
@@ -31,13 +31,13 @@ class MEMOIRForecaster(Forecaster):
 
     def check(self, plan: MemoryPlan) -> None:
         """Whether a batch fits, beside some vectors."""
-        plan_steps(plan, self.task.dataset, self.task.parameters)
+        plan_steps(plan, self.task.dataset, resolved(self.task.parameters, self.task.dataset))
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
-        dataset, p = self.task.dataset, self.task.parameters
+        dataset, p = self.task.dataset, resolved(self.task.parameters, self.task.dataset)
         X, Y = dataset.X_rows(), dataset.Y_rows()
-        steps, draws = p.most_steps(dataset.n_labels, Y.nnz), p.draws(dataset.n_labels)
+        steps, draws = p.most_steps, p.draws
         sizes = plan_steps(plan, dataset, p)
         passes = steps * draws / max(dataset.n_samples, 1)
         needs = steps_needs(dataset, p, plan.threads)
@@ -53,7 +53,7 @@ class MEMOIRForecaster(Forecaster):
             "peak_phase": "steps",
             "peak_parts": {**needs, **({"vectors of classes, at most": grown} if grown else {})},
             "seconds": round(
-                steps * draws * (_DRAW_NS + (dataset.n_labels if p.searcher != "sw-graph" else 0)) * 1e-9, 1
+                steps * draws * (_DRAW_NS + (dataset.n_labels if p.oracle != "sw-graph" else 0)) * 1e-9, 1
             ),
         }
 
@@ -76,7 +76,7 @@ class MEMOIRMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
-        return MEMOIRWarmUp(task.parameters.variant, task.parameters.searcher)
+        return MEMOIRWarmUp(task.parameters.variant, resolved(task.parameters, task.dataset).oracle)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> MEMOIRForecaster:
         """From sizes alone."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
 VARIANTS = ("l2", "l1", "lsh")
 ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
-_DRAWS = 2.2  # times the copies: the most that the authors' runs drew
+_DRAWS = 10.0  # times the copies
+_GRAPH = 16_000  # classes from which on a graph is searched
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,15 @@ class MEMOIRParameters(Parameters):
         "default",
         Choice(
             "What finds the best wrong class. exact: all are scored. sw-graph (for l2 and l1): a small-world graph. "
-            "simple-lsh (for lsh): signs of projections. default: exact, for lsh simple-lsh.",
+            "simple-lsh (for lsh): signs of projections. default: exact below 16,000 classes, sw-graph from there on; for lsh "
+            "simple-lsh.",
             options=ORACLES,
         ),
     )
-    lam: float = parameter(1.0, Number("Weight of the penalty.", open_least=True))
+    lam: float | None = parameter(
+        None,
+        Number("Weight of the penalty. none: 1 / N, N rows with one copy for each label.", open_least=True, none=True),
+    )
     gamma: float = parameter(5e-6, Number("Of l1: the penalty is gamma lam ||W||_1."))
     truncate: float = parameter(
         0.0,
@@ -48,10 +54,14 @@ class MEMOIRParameters(Parameters):
         ),
     )
     batch: int | None = parameter(
-        None, Whole("Draws of a step. none: 100 times the square root of the classes, rounded down.", none=True)
+        None,
+        Whole(
+            "Draws of a step. none: twice the classes, but at most 100 times the square root of the classes, rounded down.",
+            none=True,
+        ),
     )
     steps: int | None = parameter(
-        None, Whole("Steps, at most. none: as many as draw each copy of a row 2.2 times on average.", none=True)
+        None, Whole("Steps, at most. none: as many as draw each copy of a row 10 times on average.", none=True)
     )
     sampling: str = parameter(
         "class",
@@ -62,7 +72,12 @@ class MEMOIRParameters(Parameters):
         ),
     )
     eta0: float | None = parameter(
-        None, Number("The rate of step t is eta0 / (1 + eta1 t). none: 0.1, for lsh 0.01.", open_least=True, none=True)
+        None,
+        Number(
+            "The rate of step t is eta0 / (1 + eta1 t). none: batch, so that the first step moves a class by 1 a draw.",
+            open_least=True,
+            none=True,
+        ),
     )
     eta1: float = parameter(0.02, Number("How fast the rate falls."))
     schedule: str = parameter(
@@ -117,24 +132,35 @@ class MEMOIRParameters(Parameters):
         if self.bits % 64:
             raise InputError(f"The 'bits' parameter of MEMOIR must be a multiple of 64. Got {self.bits} instead.")
 
+    def resolved(self, n_classes: int, n_copies: int) -> MEMOIRParameters:
+        """These, with a number in the place of each none that rules decide, and the name of the oracle."""
+        batch = self.batch or min(2 * n_classes, 100 * math.isqrt(n_classes))
+        steps = self.steps or max(1, math.ceil(_DRAWS * n_copies / batch))
+        oracle = self.oracle
+        if oracle == "default":
+            oracle = "simple-lsh" if self.variant == "lsh" else "sw-graph" if n_classes >= _GRAPH else "exact"
+        lam, eta0 = self.lam or 1.0 / max(n_copies, 1), self.eta0 or float(batch)
+        return replace(self, batch=batch, steps=steps, oracle=oracle, lam=lam, eta0=eta0)
+
+    # what follows is asked of those that are resolved
+
     @property
-    def searcher(self) -> str:
-        """The oracle, by name."""
-        if self.oracle == "default":
-            return "simple-lsh" if self.variant == "lsh" else "exact"
-        return self.oracle
-
-    def draws(self, n_classes: int) -> int:
+    def draws(self) -> int:
         """Draws of a step."""
-        return self.batch or 100 * max(1, math.isqrt(n_classes))
+        return cast(int, self.batch)
 
-    def most_steps(self, n_classes: int, n_copies: int) -> int:
+    @property
+    def most_steps(self) -> int:
         """Steps, at most."""
-        return self.steps or max(1, math.ceil(_DRAWS * n_copies / self.draws(n_classes)))
+        return cast(int, self.steps)
+
+    @property
+    def penalty(self) -> float:
+        """lam."""
+        return cast(float, self.lam)
 
     def rate(self, step: int) -> float:
         """eta of a step, from 0 on."""
         if self.schedule == "pegasos":
-            return 1.0 / (self.lam * (step + 1))
-        first = self.eta0 or (0.01 if self.variant == "lsh" else 0.1)
-        return first / (1.0 + self.eta1 * step)
+            return 1.0 / (self.penalty * (step + 1))
+        return cast(float, self.eta0) / (1.0 + self.eta1 * step)

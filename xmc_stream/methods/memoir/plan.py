@@ -28,6 +28,11 @@ class StepsPlan:
     threads: int
 
 
+def resolved(p: MEMOIRParameters, dataset: Dataset) -> MEMOIRParameters:
+    """Parameters, with what rules decide for these data."""
+    return p.resolved(dataset.n_labels, dataset.Y_rows().nnz)
+
+
 def shares(dataset: Dataset, p: MEMOIRParameters) -> float:
     """Of the rows, those that are held out."""
     return min(p.held_out, HELD_OUT / max(dataset.n_samples, 1))
@@ -36,7 +41,7 @@ def shares(dataset: Dataset, p: MEMOIRParameters) -> float:
 def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str, int]:
     """Bytes by component, beside sparse vectors."""
     n, k, X, Y = dataset.n_samples, dataset.n_labels, dataset.X_rows(), dataset.Y_rows()
-    draws, mean = p.draws(k), X.nnz / max(n, 1)
+    draws, mean = p.draws, X.nnz / max(n, 1)
     entries = int(draws * (min(2.0 * mean, dataset.n_features) + 1))
     labels = int(draws * Y.nnz / max(n, 1))
     needs = {
@@ -52,7 +57,7 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
             "W": k * (4 * rank + 9), "codes": SimpleLSH.bytes_of(k, rank, threads, p.bits),
             "rows of batches": (AHEAD + 1) * 8 * entries + 2 * 4 * rank * draws,
         }  # fmt: skip
-    elif p.searcher == "sw-graph":
+    elif p.oracle == "sw-graph":
         needs["graph"] = SmallWorld.bytes_of(k, dataset.n_features + p.bias, threads, p.degree)
     # held-out rows are scored by all classes in any case
     needs["scores"] = Exact.bytes_of(dataset.n_features + p.bias, entries, threads)

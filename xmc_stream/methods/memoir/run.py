@@ -12,7 +12,7 @@ from typing import Any
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import plan_steps, shares
+from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.methods.memoir.reduction import Reduction
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.steps import Data, FactorsJob, StepsJob, UnitJob
@@ -39,7 +39,7 @@ class MEMOIRRun:
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
-        p, d = self.parameters, self.dataset
+        p, d = resolved(self.parameters, self.dataset), self.dataset
         learned = Learned.of(d, 0.0, self.seed, p.bias)
         reduction = Reduction(learned, p.rank, self.work, self.plan, self.ledger)
         reduced: dict[str, Any] = {}
@@ -71,8 +71,8 @@ class MEMOIRRun:
 
     def _steps(self, data: Data) -> Any:
         """Segments until they bring no more; returns what each says, and which is the best."""
-        p, d = self.parameters, self.dataset
-        most = p.most_steps(d.n_labels, d.Y_rows().nnz)
+        p, d = data.parameters, self.dataset
+        most = p.most_steps
         length = -(-most // _SEGMENTS)
         history: list[dict[str, Any]] = []
         best, before, said = 0, "", ""

@@ -54,18 +54,18 @@ def take_step(
     classes = np.stack([found.labels[taken], found.others[taken]], axis=1).ravel()
     touched = np.unique(classes)
     if p.variant != "l1":
-        w.times(1.0 - eta * p.lam)
+        w.times(1.0 - eta * p.penalty)
     steps = np.tile([eta / len(lines), -eta / len(lines)], len(taken))
     w.add(classes, np.repeat(lines[taken], 2), steps, rows)
     if p.variant == "l1":
         if len(touched):
-            w.soften(touched, p.gamma * p.lam * eta * n_classes / len(touched))
+            w.soften(touched, p.gamma * p.penalty * eta * n_classes / len(touched))
         if p.truncate:
             w.truncate(p.truncate)
     else:
         norm = w.norm
-        if norm * math.sqrt(p.lam) > 1.0:
-            w.times(1.0 / (norm * math.sqrt(p.lam)))
+        if norm * math.sqrt(p.penalty) > 1.0:
+            w.times(1.0 / (norm * math.sqrt(p.penalty)))
     return StepSums(float(losses.sum()), int(np.count_nonzero(wrong)), touched)
 
 

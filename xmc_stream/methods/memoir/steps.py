@@ -70,7 +70,7 @@ class StepsJob:
         data, p = self.data, self.data.parameters
         dataset = Dataset(data.path)
         copies = Copies(dataset, data.seed, data.share)
-        draws = p.draws(dataset.n_labels)
+        draws = p.draws
         steps = Steps(dataset, copies, draws, data.seed, p.sampling == "class")
         learned = np.zeros(dataset.n_labels, np.bool_)
         learned[copies.classes] = True
