@@ -74,10 +74,10 @@ def next_by_hand(W: Any, X: Any, p: MEMOIRParameters, copies: Copies, step: int)
             moved[y] += eta / draws * exact[i]
             moved[r] -= eta / draws * exact[i]
     if p.variant == "l2":
-        W = W * max(0.0, 1 - eta * p.lam) + moved
-        return W * min(1.0, 1 / np.sqrt(p.lam * (W**2).sum()))
+        W = W * max(0.0, 1 - eta * p.penalty) + moved
+        return W * min(1.0, 1 / np.sqrt(p.penalty * (W**2).sum()))
     W, touched = W + moved, np.flatnonzero(moved.any(axis=1))
-    t = p.gamma * p.lam * eta * k / len(touched)
+    t = p.gamma * p.penalty * eta * k / len(touched)
     W[touched] = np.sign(W[touched]) * np.maximum(np.abs(W[touched]) - t, 0)
     order = np.argsort(np.abs(W), axis=None)
     cut = np.sqrt(np.cumsum(np.sort(np.abs(W), axis=None) ** 2)) <= p.truncate * np.linalg.norm(W)
@@ -89,7 +89,8 @@ def next_by_hand(W: Any, X: Any, p: MEMOIRParameters, copies: Copies, step: int)
     "options",
     [
         {}, {"sampling": "row"}, {"lam": 40.0}, {"lam": 1e-3, "eta0": 30.0, "update": "all"},
-        {"variant": "l1", "gamma": 1e-3}, {"variant": "l1", "truncate": 0.3}, {"lam": 10.0},
+        {"variant": "l1", "lam": 1.0, "eta0": 0.1, "gamma": 1e-3},
+        {"variant": "l1", "lam": 1.0, "eta0": 0.1, "truncate": 0.3}, {"lam": 10.0, "eta0": 0.1},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )  # fmt: skip
@@ -100,13 +101,13 @@ def test_a_step_is_that_of_the_formulas(options: dict[str, Any], tmp_path: Path)
         (tmp_path / str(steps)).mkdir()
         W, bias, _ = solve(X, Y, tmp_path / str(steps), **PLAIN, batch=20, steps=steps, **options)
         found.append(np.vstack([W, bias]).T)
-    p = MEMOIRParameters(**PLAIN, batch=20, steps=7, **options)
+    p = MEMOIRParameters(**PLAIN, batch=20, steps=7, **options).resolved(4, Y.nnz)
     copies = Copies(Dataset(tmp_path / "7" / "data.xmc"), 0, 0.0)
     wanted = next_by_hand(found[0], X, p, copies, 6)
     assert np.abs(wanted - found[0]).max() > 1e-4
     np.testing.assert_allclose(found[1], wanted, atol=3e-6 * max(1.0, np.abs(wanted).max()))
     if options.get("variant") != "l1":
-        assert np.linalg.norm(found[1]) <= 1 / np.sqrt(p.lam) + 1e-6
+        assert np.linalg.norm(found[1]) <= (1 + 1e-6) / np.sqrt(p.penalty)
     if options.get("truncate"):
         assert (found[1] == 0).any()
 
@@ -160,7 +161,17 @@ def test_true_labels_are_wrong_classes_only_without_the_mask(mask: bool, tmp_pat
     Y = np.tile(np.array([1, 1, 0, 0], np.float32), (40, 1))
     Y[39, 2] = Y[38, 3] = 1
     W, _, _ = solve(
-        X, sp.csr_matrix(Y), tmp_path, **PLAIN, mask=mask, steps=60, batch=40, bias=False, sampling="row", lam=1e-3
+        X,
+        sp.csr_matrix(Y),
+        tmp_path,
+        **PLAIN,
+        mask=mask,
+        steps=60,
+        batch=40,
+        bias=False,
+        sampling="row",
+        lam=1e-3,
+        eta0=0.1,
     )
     both = W[:38, :2].min(axis=1) > 0
     assert both.all() if mask else not both.all()
@@ -217,12 +228,31 @@ def test_sparse_weights_of_l1_stay_within_their_bound(tmp_path: Path) -> None:
     X, Y = overlapping(300, 200, 6, True)
     found = []
     for gamma, truncate in ((0.0, 0.0), (3e-2, 0.0), (3e-2, 0.05)):
-        options = {"variant": "l1", "gamma": gamma, "truncate": truncate, "batch": 50, "steps": 30}
+        options = {
+            "variant": "l1",
+            "gamma": gamma,
+            "truncate": truncate,
+            "batch": 50,
+            "steps": 30,
+            "lam": 1.0,
+            "eta0": 0.1,
+        }
         W, _, result = solve(X, Y, tmp_path, **PLAIN, **options)
         found.append(np.count_nonzero(W))
         (tmp_path / "model").rename(tmp_path / f"{gamma}-{truncate}")
         assert result["history"][-1]["nnz"] <= np.count_nonzero(W) + 6
     assert found[0] > 1.1 * found[1] > 1.1 * found[2] > 0
+
+
+def test_rules_fill_in_what_is_not_given() -> None:
+    p = MEMOIRParameters().resolved(100, 7000)
+    assert (p.batch, p.steps, p.lam, p.eta0, p.oracle) == (200, 350, 1 / 7000, 200.0, "exact")
+    assert p.resolved(5, 5) == p
+    assert MEMOIRParameters().resolved(10_000, 7000).batch == 100 * 100
+    assert MEMOIRParameters().resolved(16_000, 7000).oracle == "sw-graph"
+    assert MEMOIRParameters(variant="lsh").resolved(16_000, 7000).oracle == "simple-lsh"
+    given = MEMOIRParameters(batch=3, steps=4, lam=5.0, eta0=6.0, oracle="sw-graph")
+    assert given.resolved(100, 7000) == given
 
 
 @pytest.mark.parametrize(
