@@ -172,7 +172,7 @@ def oracles(folder: Path, sets: list[str], seed: int, variants: str) -> None:
 @main.command()
 @common(SETS)
 def defaults(folder: Path, sets: list[str], seed: int) -> None:
-    """The defaults, beside each of them changed alone, and beside the authors' settings."""
+    """The defaults, each of them changed alone, and the authors' settings."""
     about(seed=seed)
     head("set", "settings", "accuracy", "macro-F1", "train s")
     for name in sets:
@@ -256,14 +256,8 @@ def growth(folder: Path, sizes: tuple[int, ...], batch: int, steps: int, rank: i
                 took = seconds_a_step(dataset, learner, timed, 5, 5 + steps, seed)
                 found.setdefault(f"{variant} {oracle}", []).append(took)
                 there = np.count_nonzero(~learner.weights.vectors.zero) / k
-                row(
-                    k,
-                    f"{variant} {oracle}",
-                    f"{1e3 * took:.1f}",
-                    f"{1e6 * took / batch:.1f}",
-                    f"{there:.0%}",
-                    learner.nnz,
-                )
+                clock = f"{1e3 * took:.1f}", f"{1e6 * took / batch:.1f}"
+                row(k, f"{variant} {oracle}", *clock, f"{there:.0%}", f"{learner.nnz:,}")
     click.echo()
     for name, line in found.items():
         exponent = np.polyfit(np.log(sizes), np.log(line), 1)[0] if len(sizes) > 1 else float("nan")
