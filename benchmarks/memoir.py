@@ -61,7 +61,12 @@ GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.p
 SETS = "letter,20news_bydate,udhr_langid,wordnet_hypernyms"
 DEEPEST = ("wordnet_hypernyms",)  # sets with several labels a row
 LIMIT = "3GB"
-AUTHORS = {"lam": 1.0, "eta0": 0.1}  # of the authors' runs, with draws and steps by `authors`
+AUTHORS = {
+    "lam": 1.0,
+    "eta0": 0.1,
+    "normalize": True,
+    "bias": True,
+}  # of the authors' runs, with draws and steps by `authors`
 
 
 class Done(NamedTuple):
@@ -182,7 +187,7 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
         cases: dict[str, dict[str, Any]] = {
             "defaults": {}, "the authors'": authors(train), "lam / 10": {"lam": 0.1 / n}, "lam * 10": {"lam": 10 / n},
             "eta0 / 3": {"eta0": p.draws / 3}, "eta0 * 3": {"eta0": p.draws * 3.0}, "steps / 3": {"steps": p.most_steps // 3},
-            "sampling=row": {"sampling": "row"}, "normalize=false": {"normalize": False}, "update=all": {"update": "all"},
+            "sampling=row": {"sampling": "row"}, "normalize=true": {"normalize": True}, "bias=true": {"bias": True}, "update=all": {"update": "all"},
         }  # fmt: skip
         for said, options in cases.items():
             done = measured(train, test, seed=seed, oracle="exact", **options)
@@ -227,7 +232,7 @@ def coordinates(dataset: Dataset, work: Path, rank: int, seed: int) -> Panels:
 def growth(folder: Path, sizes: tuple[int, ...], batch: int, steps: int, rank: int, times: float, seed: int) -> None:
     """Seconds of a step of a fixed number of draws as the classes grow, with the exponents.
 
-    W is warmed by steps of K draws over the approximate oracle, until nearly all classes are not zero. Then each oracle
+    W is warmed by four steps of K draws (16,384 at most) over the approximate oracle. Then each oracle
     takes over from the same W. Ends with exit code 1 if simple-lsh is not --times as fast as the exact search.
     """
     about(seed=seed, batch=batch, steps=steps, rank=rank)
@@ -243,7 +248,9 @@ def growth(folder: Path, sizes: tuple[int, ...], batch: int, steps: int, rank: i
         learned = dataset.label_counts() > 0
         for variant, oracles_ in (("l2", ("sw-graph", "exact")), ("lsh", ("simple-lsh", "exact"))):
             reduced = coordinates(dataset, folder / "growth.partial", rank, seed) if variant == "lsh" else None
-            p = MEMOIRParameters(variant=variant, oracle=oracles_[0], batch=k).resolved(k, dataset.n_samples)
+            p = MEMOIRParameters(variant=variant, oracle=oracles_[0], batch=min(k, 16_384)).resolved(
+                k, dataset.n_samples
+            )
             sizes_ = StepsPlan(4 << 30, 1)
             learner = learner_of(dataset, p, reduced, learned, seed, sizes_)
             seconds_a_step(dataset, learner, p, 0, 4, seed)

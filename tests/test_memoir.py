@@ -23,6 +23,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
 
 PLAIN: dict[str, Any] = {"held_out": 0.0, "normalize": False}
+BIAS: dict[str, Any] = {**PLAIN, "bias": True}
 
 
 def solve(X: Any, Y: Any, folder: Path, **options: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -99,9 +100,9 @@ def test_a_step_is_that_of_the_formulas(options: dict[str, Any], tmp_path: Path)
     found = []
     for steps in (6, 7):
         (tmp_path / str(steps)).mkdir()
-        W, bias, _ = solve(X, Y, tmp_path / str(steps), **PLAIN, batch=20, steps=steps, **options)
+        W, bias, _ = solve(X, Y, tmp_path / str(steps), **BIAS, batch=20, steps=steps, **options)
         found.append(np.vstack([W, bias]).T)
-    p = MEMOIRParameters(**PLAIN, batch=20, steps=7, **options).resolved(4, Y.nnz)
+    p = MEMOIRParameters(**BIAS, batch=20, steps=7, **options).resolved(4, Y.nnz)
     copies = Copies(Dataset(tmp_path / "7" / "data.xmc"), 0, 0.0)
     wanted = next_by_hand(found[0], X, p, copies, 6)
     assert np.abs(wanted - found[0]).max() > 1e-4

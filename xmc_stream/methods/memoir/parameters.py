@@ -44,7 +44,7 @@ class MEMOIRParameters(Parameters):
         None,
         Number("Weight of the penalty. none: 1 / N, N rows with one copy for each label.", open_least=True, none=True),
     )
-    gamma: float = parameter(5e-6, Number("Of l1: the penalty is gamma lam ||W||_1."))
+    gamma: float = parameter(0.05, Number("Of l1: the penalty is gamma lam ||W||_1."))
     truncate: float = parameter(
         0.0,
         Number(
@@ -95,9 +95,9 @@ class MEMOIRParameters(Parameters):
         True,
         Flag("Whether all labels of a row are kept out of its wrong classes. Else only the one that was drawn is."),
     )
-    bias: bool = parameter(True, Flag("Whether each row has one more feature, which is 1."))
+    bias: bool = parameter(False, Flag("Whether each row has one more feature, which is 1."))
     normalize: bool = parameter(
-        True,
+        False,
         Flag("Whether the model predicts by the cosine: each class's weights are divided by their norm in the end."),
     )
     held_out: float = parameter(
