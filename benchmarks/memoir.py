@@ -187,7 +187,8 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
         cases: dict[str, dict[str, Any]] = {
             "defaults": {}, "the authors'": authors(train), "lam / 10": {"lam": 0.1 / n}, "lam * 10": {"lam": 10 / n},
             "eta0 / 3": {"eta0": p.draws / 3}, "eta0 * 3": {"eta0": p.draws * 3.0}, "steps / 3": {"steps": p.most_steps // 3},
-            "sampling=row": {"sampling": "row"}, "normalize=true": {"normalize": True}, "bias=true": {"bias": True}, "update=all": {"update": "all"},
+            "sampling=row": {"sampling": "row"}, "normalize=true": {"normalize": True},
+            "bias=true": {"bias": True}, "update=all": {"update": "all"},
         }  # fmt: skip
         for said, options in cases.items():
             done = measured(train, test, seed=seed, oracle="exact", **options)

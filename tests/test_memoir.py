@@ -247,10 +247,9 @@ def test_sparse_weights_of_l1_stay_within_their_bound(tmp_path: Path) -> None:
 
 def test_rules_fill_in_what_is_not_given() -> None:
     p = MEMOIRParameters().resolved(100, 7000)
-    assert (p.batch, p.steps, p.lam, p.eta0, p.oracle) == (200, 350, 1 / 7000, 200.0, "exact")
+    assert (p.batch, p.steps, p.lam, p.eta0, p.oracle) == (200, 175, 1 / 7000, 200.0, "exact")
     assert p.resolved(5, 5) == p
-    assert MEMOIRParameters().resolved(10_000, 7000).batch == 100 * 100
-    assert MEMOIRParameters().resolved(16_000, 7000).oracle == "sw-graph"
+    assert MEMOIRParameters().resolved(10_000, 7000).batch == 1000
     assert MEMOIRParameters(variant="lsh").resolved(16_000, 7000).oracle == "simple-lsh"
     given = MEMOIRParameters(batch=3, steps=4, lam=5.0, eta0=6.0, oracle="sw-graph")
     assert given.resolved(100, 7000) == given

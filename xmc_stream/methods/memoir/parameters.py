@@ -11,8 +11,8 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 VARIANTS = ("l2", "l1", "lsh")
 ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
-_DRAWS = 10.0  # times the copies
-_GRAPH = 16_000  # classes from which on a graph is searched
+_DRAWS = 5.0  # times the copies
+_BATCH = 1000  # draws of a step, at most
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class MEMOIRParameters(Parameters):
         "default",
         Choice(
             "What finds the best wrong class. exact: all are scored. sw-graph (for l2 and l1): a small-world graph. "
-            "simple-lsh (for lsh): signs of projections. default: exact below 16,000 classes, sw-graph from there on; for lsh "
-            "simple-lsh.",
+            "simple-lsh (for lsh): signs of projections. default: exact, for lsh simple-lsh.",
             options=ORACLES,
         ),
     )
@@ -56,12 +55,12 @@ class MEMOIRParameters(Parameters):
     batch: int | None = parameter(
         None,
         Whole(
-            "Draws of a step. none: twice the classes, but at most 100 times the square root of the classes, rounded down.",
+            "Draws of a step. none: twice the classes, 1,000 at most.",
             none=True,
         ),
     )
     steps: int | None = parameter(
-        None, Whole("Steps, at most. none: as many as draw each copy of a row 10 times on average.", none=True)
+        None, Whole("Steps, at most. none: as many as draw each copy of a row 5 times on average.", none=True)
     )
     sampling: str = parameter(
         "class",
@@ -134,11 +133,11 @@ class MEMOIRParameters(Parameters):
 
     def resolved(self, n_classes: int, n_copies: int) -> MEMOIRParameters:
         """These, with a number in the place of each none that rules decide, and the name of the oracle."""
-        batch = self.batch or min(2 * n_classes, 100 * math.isqrt(n_classes))
+        batch = self.batch or min(2 * n_classes, _BATCH)
         steps = self.steps or max(1, math.ceil(_DRAWS * n_copies / batch))
         oracle = self.oracle
         if oracle == "default":
-            oracle = "simple-lsh" if self.variant == "lsh" else "sw-graph" if n_classes >= _GRAPH else "exact"
+            oracle = "simple-lsh" if self.variant == "lsh" else "exact"
         lam, eta0 = self.lam or 1.0 / max(n_copies, 1), self.eta0 or float(batch)
         return replace(self, batch=batch, steps=steps, oracle=oracle, lam=lam, eta0=eta0)
 
