@@ -116,7 +116,7 @@ def test_estimators_describe_every_parameter(kind: Any) -> None:
     assert list(found) == list(kind().get_params()) == list(inspect.signature(kind).parameters)
     assert all("default" in words for words in found.values())
     assert list(described(parts["Attributes"])) == ["model_", "report_"]
-    assert re.search(r"(ICML|KDD|NIPS|Machine\s+Learning) \d{4}", parts[""])
+    assert re.search(r"(ICML|KDD|NIPS|arXiv|Machine\s+Learning) \d{4}", parts[""])
     assert "section" in parts[""]
 
 
