@@ -106,7 +106,10 @@ def test_commands_know_it(small: Path, tmp_path: Path) -> None:
     line = "The 'shrink' parameter of Centroid must be a float in [0, 1). Got 1 instead."
     assert bad == f"xmc-stream: {line}"
     bad = said_wrong("train", small, tmp_path / "n", "--solver", "centroids")
-    assert "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, centroid, half-centroid" in bad
+    assert (
+        "'centroids' is not one of ppdsparse, dismec, pdsparse, leml, cplst, group-lasso, centroid, half-centroid"
+        in bad
+    )
 
 
 def test_a_warm_start_is_refused_by_a_method_that_takes_none(small: Path, trained: Path) -> None:
@@ -153,7 +156,7 @@ def test_a_parameter_is_declared_once() -> None:
         Rich.of({"f": 1})
 
 
-@pytest.mark.parametrize("name", ["ppdsparse", "pdsparse", "lowrank"])
+@pytest.mark.parametrize("name", ["ppdsparse", "pdsparse", "lowrank", "grouplasso"])
 def test_the_folder_of_a_method_loads_no_other(name: str) -> None:
     folder = ROOT / "xmc_stream" / "methods" / name
     modules = [f"xmc_stream.methods.{name}.{file.stem}" for file in folder.glob("[!_]*.py")]
@@ -162,7 +165,7 @@ def test_the_folder_of_a_method_loads_no_other(name: str) -> None:
         "print(sorted({m.split('.')[2] for m in sys.modules if m.startswith('xmc_stream.methods.')}))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert set(re.findall(r"'(\w+)'", loaded)) & {"ppdsparse", "pdsparse", "lowrank"} == {name}
+    assert set(re.findall(r"'(\w+)'", loaded)) & {"ppdsparse", "pdsparse", "lowrank", "grouplasso"} == {name}
 
 
 def test_nothing_outside_asks_which_method_or_kind_it_has() -> None:
@@ -173,7 +176,7 @@ def test_nothing_outside_asks_which_method_or_kind_it_has() -> None:
 
 
 def test_estimators_show_every_parameter() -> None:
-    for kind in (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST):
+    for kind in (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso):
         text = kind.__doc__ or ""
         for name in kind().get_params():
             assert f"\n{name} : " in text, (kind, name)

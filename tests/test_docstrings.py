@@ -17,7 +17,7 @@ import xmc_stream as xs
 from xmc_stream.convert import convert_report
 from xmc_stream.convert.options import Options, TextOptions
 
-_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST)
+_ESTIMATORS = (xs.PPDSparse, xs.PDSparse, xs.LEML, xs.CPLST, xs.GroupLasso)
 _PUBLIC = {name: getattr(xs, name) for name in xs.__all__}
 _ROOT = Path(xs.__file__).parent.parent
 
@@ -116,7 +116,7 @@ def test_estimators_describe_every_parameter(kind: Any) -> None:
     assert list(found) == list(kind().get_params()) == list(inspect.signature(kind).parameters)
     assert all("default" in words for words in found.values())
     assert list(described(parts["Attributes"])) == ["model_", "report_"]
-    assert re.search(r"(ICML|KDD|NIPS) \d{4}", parts[""])
+    assert re.search(r"(ICML|KDD|NIPS|Machine\s+Learning) \d{4}", parts[""])
     assert "section" in parts[""]
 
 

@@ -200,7 +200,7 @@ from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])
 runner._GRACE = 0.1
 def fit(name):
-    clf = xs.PPDSparse(max_rounds=2, last_epochs=4000, tol=1e-5, C=1e4, loss="hinge", memory_limit="3GB", threads=2)
+    clf = xs.PPDSparse(max_rounds=2, last_epochs=2500, tol=1e-5, C=1e4, loss="hinge", memory_limit="3GB", threads=2)
     return clf.fit(data, model=folder / name).model_.digest()
 def press():
     log = folder / "m.partial/events.jsonl"

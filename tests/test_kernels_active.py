@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
@@ -28,7 +29,7 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
-from xmc_stream.kernels.csr import pread_ranges
+from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
 
 # uncompiled, numpy says so when a key or a count of bits wraps around
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -311,3 +312,35 @@ def test_a_file_that_ends_early_is_noticed(file: BinaryIO) -> None:
         [(N_BYTES, 1)],
     ):
         assert not read(file, ranges, 1, 100, 100)[0]
+
+
+@needs_compiler
+@given(st.sets(st.integers(0, 39)), st.integers(0, 9), st.sampled_from([5, 20, 64, 1 << 10]), st.integers(0, 99))
+@settings(deadline=None)
+def test_lines_are_written_and_what_is_between_them_stays(lines: set[int], hole: int, room: int, seed: int) -> None:
+    """room: bytes of the staging area, for a line or more; a line has 5."""
+    before, at = np.arange(200, dtype=np.uint8).reshape(40, 5), np.array(sorted(lines), np.int64)
+    places = np.array(random.Random(seed).sample(range(40), len(at)), np.int64)
+    values = 255 - before
+    staging = np.full(room + 64, 0xEE, np.uint8)
+    with tempfile.TemporaryFile() as opened:
+        opened.write(before.tobytes())
+        opened.flush()
+        assert pwrite_lines(opened.fileno(), at, hole, staging[:room], places, values)
+        opened.seek(0)
+        after = opened.read()
+    assert np.all(staging[room:] == 0xEE)
+    before[at] = values[places]
+    assert after == before.tobytes()
+
+
+@needs_compiler
+def test_lines_that_cannot_be_written_or_are_not_there_are_said_to_be_so() -> None:
+    values, places = np.zeros((2, 5), np.uint8), np.arange(2)
+    with tempfile.NamedTemporaryFile() as opened:
+        opened.write(bytes(10))
+        opened.flush()
+        staging = np.empty(100, np.uint8)
+        assert not pwrite_lines(opened.fileno(), np.array([0, 9]), 9, staging, places, values)  # the hole is not there
+        with open(opened.name, "rb") as for_reading:
+            assert not pwrite_lines(for_reading.fileno(), np.array([0, 1]), 0, staging, places, values)

@@ -38,6 +38,7 @@ def test_domains_are_those_that_models_were_made_with() -> None:
         "LABEL_NUMBERS": 2**40,
         "HELD_OUT_ROWS": 2**41,
         "PASSES": 2**42,
+        "FEATURE_ORDER": 2**43,
         "FIRST_FACTORS": 0x1E31,
     }
 
@@ -51,7 +52,7 @@ def test_keys_of_different_domains_are_different() -> None:
             keys["class", label, round_, number] = key_of(0, label, round_, number)
         for epoch in ("FIRST_NEGATIVES", "WEIGHT_DRAWS"):
             keys[epoch, round_, number] = key_of(0, number, round_, getattr(domains, epoch))
-        for label_domain in ("SHARED_ORDER", "HELD_OUT_ROWS", "PASSES"):
+        for label_domain in ("SHARED_ORDER", "HELD_OUT_ROWS", "PASSES", "FEATURE_ORDER"):
             keys[label_domain, round_, number] = key_of(0, getattr(domains, label_domain), round_, number)
     assert len(set(keys.values())) == len(keys)
 

@@ -42,8 +42,9 @@ from xmc_stream.kernels.scores import (
     places,
     search,
 )
+from xmc_stream.models.cache import TileCache
 from xmc_stream.models.linear import tiles
-from xmc_stream.models.linear.tiles import TileCache, tile_bytes, tile_width
+from xmc_stream.models.linear.tiles import tile_bytes, tile_width
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches

@@ -18,7 +18,7 @@ from helpers.tools import ROOT
 
 import xmc_stream as xs
 
-N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "5"))
+N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
 SHAPE = "--samples 1500 --features 800 --labels 1100 --features-per-sample 30 --test-samples 5000".split()
 
 

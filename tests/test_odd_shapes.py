@@ -31,6 +31,8 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
     ("LEML", {}),
     ("LEML", {"rank": 3, "loss": "logistic", "alternations": 2, "held_out": 0.5}),
     ("CPLST", {}),
+    ("GroupLasso", {"loss": "multitask", "lam": 0.01}),
+    ("GroupLasso", {"loss": "label-ranking", "mix": 0.5, "algorithm": "sparsa", "debias": 0.1, "max_passes": 3}),
 ]
 
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
     from xmc_stream.datasets.export import export as export
+    from xmc_stream.datasets.select import select_features as select_features
     from xmc_stream.datasets.split import split as split
     from xmc_stream.datasets.verify import verify as verify
     from xmc_stream.estimators import CPLST as CPLST
     from xmc_stream.estimators import LEML as LEML
+    from xmc_stream.estimators import GroupLasso as GroupLasso
     from xmc_stream.estimators import PDSparse as PDSparse
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CPLST": "xmc_stream.estimators",
+    "GroupLasso": "xmc_stream.estimators",
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
@@ -50,6 +53,7 @@ _HOME = {
     "Dataset": "xmc_stream.store.dataset",
     "open_dataset": "xmc_stream.store.dataset",
     "export": "xmc_stream.datasets.export",
+    "select_features": "xmc_stream.datasets.select",
     "split": "xmc_stream.datasets.split",
     "verify": "xmc_stream.datasets.verify",
 }
@@ -59,6 +63,7 @@ __all__ = [
     "LEML",
     "Dataset",
     "Execution",
+    "GroupLasso",
     "Model",
     "PDSparse",
     "PPDSparse",
@@ -69,6 +74,7 @@ __all__ = [
     "load_model",
     "open_dataset",
     "predict",
+    "select_features",
     "split",
     "uncalibrate",
     "verify",

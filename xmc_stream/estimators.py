@@ -14,6 +14,7 @@ from xmc_stream.calibrated_training import train_calibrated
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
@@ -452,4 +453,36 @@ class CPLST(Estimator, parameters=CPLSTParameters):
     >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
     >>> labels.tolist()
     [[0], [1], [2]]
+    """
+
+
+class GroupLasso(Estimator, parameters=GroupLassoParameters):
+    """The l1/l2 group lasso: learns all classes at once from features that they share, and selects these.
+
+    Blondel, Seki, Uehara: Block coordinate descent algorithms for large-scale sparse multiclass classification, Machine
+    Learning 2013. It minimises over W (D x K), with W_j row j of W (section 3, eq. 2)
+
+        F(W) = (1/N) sum_i loss_i(W^T x_i) + lam sum_j (mix ||W_j||_1 + (1 - mix) ||W_j||_2)
+
+    A feature is in the model for all classes or for none: W_j = 0. The losses of scores z = W^T x_i and labels Y_i are
+
+        multiclass      sum_{r != y} max(0, 1 - (z_y - z_r))^2            one label y
+        multitask       sum_r max(0, 1 - t_r z_r)^2                       t_r = 1 for labels, -1 for the others
+        logistic        log sum_r exp(z_r - z_y)                          one label y
+        label-ranking   sum_{y in Y_i, r not in Y_i} max(0, 1 - (z_y - z_r))^2
+
+    Block coordinate descent (sections 4.1 to 4.6) visits feature after feature. There is no bias: the paper has none. `fit`
+    checks the parameters. `model_.selected_features()` has the features, `report_["path"]` the figures of each lam.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(5, dtype=np.float32)[:3], 10, axis=0))  # two features are never used
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.GroupLasso(lam=0.01).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    >>> clf.model_.selected_features().tolist()
+    [0, 1, 2]
     """

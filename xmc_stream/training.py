@@ -27,6 +27,7 @@ from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
+from xmc_stream.store.selection import SELECTED
 
 RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
@@ -118,7 +119,7 @@ def _train(
         for folder in ("state", "scratch"):
             shutil.rmtree(work / folder, ignore_errors=True)
         taken: dict[str, Any] = {
-            name: dataset.attributes[name] for name in ("normalize", "base") if name in dataset.attributes
+            name: dataset.attributes[name] for name in ("normalize", "base", SELECTED) if name in dataset.attributes
         }
         attributes = {
             **model_attributes(dataset, parameters.solver, parameters.to_dict(), seed, result),

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from helpers.row_sparse import weights, written
 from helpers.spoiling import D, K, N, spoil
 
 LIMIT, MOST = "600MB", 700_000_000  # given to commands, and what a process may come to hold
@@ -74,6 +75,9 @@ def prepare(folder: Path) -> None:
         train = ["train", str(folder / "data.xmc"), str(model), f"--solver={solver}", *options, "--memory-limit", LIMIT]
         run(train)
         left_off(train, solver)
+    rows = written(folder / "rows.model", dataset, weights(D, K, 20))
+    rows.compact(folder / "compact.model", memory_limit=LIMIT)
+    xs.select_features(folder / "test.xmc", folder / "some.xmc", rows, memory_limit=LIMIT)
     model, test, predictions = (str(folder / name) for name in ("ppdsparse.model", "test.xmc", "p.zarr"))
     run(["predict", model, test, predictions, "--memory-limit", LIMIT])
 
@@ -83,9 +87,10 @@ TRAININGS: dict[str, list[str]] = {
     "pdsparse": ["--set", "max_passes=4", "--set", "lam=[0.1,0.01]"],
     "leml": ["--set", "rank=4", "--set", "alternations=3", "--set", "observed=given", "--set", "loss=logistic"],
     "cplst": ["--set", "rank=3", "--set", "iterations=2"],
+    "group-lasso": ["--set", "loss=multitask", "--set", "lam=[0.05,0.02]"],
 }
 # jobs that a run is left off before
-_LAST = {"ppdsparse": "search/3", "pdsparse": "pass/1/2", "leml": "h/2", "cplst": "h/2"}
+_LAST = {"ppdsparse": "search/3", "pdsparse": "pass/1/2", "leml": "h/2", "cplst": "h/2", "group-lasso": "finalise"}
 
 
 def left_off(train: list[str], solver: str) -> None:
@@ -138,6 +143,8 @@ def commands(folder: Path, target: str, r: random.Random) -> list[list[str]]:
         model = str(folder / target)
         return [["info", model, "--digest"], ["verify", model, *limit],
                 ["predict", model, str(folder / "texts.jsonl"), out + ".jsonl", check, *limit]]  # fmt: skip
+    if target in ("rows.model", "compact.model", "some.xmc"):
+        return _of_rows(folder, target, r, check, out, limit)
     if kind == "xmc":
         solver = r.choice(list(TRAININGS))
         model = str(folder / f"{r.choice(['ppdsparse', 'leml'])}.model")
@@ -180,9 +187,30 @@ def commands(folder: Path, target: str, r: random.Random) -> list[list[str]]:
     return [["info", model], ["train", data, model, f"--solver={solver}", *TRAININGS[solver], check, *limit]]
 
 
+def _of_rows(folder: Path, target: str, r: random.Random, check: str, out: str, limit: list[str]) -> list[list[str]]:
+    """Commands on a row-sparse model, its compact one, or a dataset of the features that these select."""
+    store = str(folder / target)
+    model = str(folder / ("rows.model" if target == "rows.model" else "compact.model"))
+    data = str(folder / ("test.xmc" if target == "rows.model" else "some.xmc"))
+    told = r.choice([["info", store], ["info", store, "--digest", "--json"], ["verify", store, *limit]])
+    predicted = r.choice([
+        ["predict", model, data, out + r.choice([".zarr", ".npz", ".txt", ".jsonl"]), check, *limit],
+        ["evaluate", model, data, check, *limit], ["plan", "evaluate", model, data, *limit],
+    ])  # fmt: skip
+    if target == "some.xmc":
+        of = ["select-features", store, out + ".xmc", "--model", model, "--memory-limit", LIMIT]
+        return [told, predicted, of, ["train", store, out + ".model", check, *limit]]
+    return [
+        told, predicted,
+        [*r.choice([["export", model, out + ".npz"], ["compact", model, out + ".model"]]), "--memory-limit", LIMIT],
+        ["select-features", str(folder / "test.xmc"), out + ".xmc", "--model", model, "--memory-limit", LIMIT],
+    ]  # fmt: skip
+
+
 TARGETS = {
     "data.xmc": 8, "words.xmc": 2, "words.model": 1, "p.zarr": 2, "ppdsparse.model": 3, "pdsparse.model": 1, "leml.model": 2,
-    "cplst.model": 1, **{f"{solver}.left.partial": 3 for solver in TRAININGS},
+    "cplst.model": 1, "group-lasso.model": 1, "rows.model": 2, "compact.model": 1, "some.xmc": 1,
+    **{f"{solver}.left.partial": 3 for solver in TRAININGS},
 }  # fmt: skip
 
 
@@ -245,6 +273,7 @@ def load() -> None:
     """What commands load, once: a process for each case is a fork of this one."""
     import xmc_stream.cli
     import xmc_stream.datasets.export
+    import xmc_stream.datasets.select
     import xmc_stream.datasets.split
     import xmc_stream.datasets.verify
     import xmc_stream.evaluation
@@ -254,10 +283,11 @@ def load() -> None:
     from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
     from xmc_stream.models.linear.warm import LinearWarmUp
     from xmc_stream.models.lowrank.warm import ScoreWarmUp
+    from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
     for job in (
         PPDSparseWarmUp(), PPDSparseWarmUp(again=True), PDSparseWarmUp(), LEMLWarmUp(), LinearWarmUp(True),
-        LinearWarmUp(False), ScoreWarmUp(),
+        LinearWarmUp(False), ScoreWarmUp(), RowsWarmUp(),
     ):  # fmt: skip
         job.run()
 

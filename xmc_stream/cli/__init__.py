@@ -46,7 +46,8 @@ def main() -> None:
 
 
 for _command in (
-    data.convert, datasets.info, datasets.verify, datasets.split, datasets.export,
+    data.convert, datasets.info, datasets.verify, datasets.split,
+    datasets.select_features, datasets.compact, datasets.export,
     learn.plan, learn.train, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)

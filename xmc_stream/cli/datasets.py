@@ -1,15 +1,16 @@
-"""Commands on finished stores: verify, info, split, export."""
+"""Commands on finished stores: verify, info, split, select-features, compact, export."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
-from xmc_stream.errors import StoreError
-from xmc_stream.memory import format_size
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.memory import format_size, peak_resident
 
 _SHOWN = 20  # phases of a long training that are shown, from its beginning and as many from its end
 
@@ -124,6 +125,72 @@ def split(
     ])  # fmt: skip
 
 
+@click.command("select-features")
+@click.argument("data", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--model", type=PATH, help="Take the features that this row-sparse model selects.")
+@click.option("--features", type=PATH, metavar="FILE", help="Or take these: numbers from 0, one a line.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def select_features(
+    data: Path, out: Path, model: Path | None, features: Path | None, overwrite: bool, memory_limit: str | None,
+    as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Make OUT, a dataset that has some features of the dataset DATA as its only columns.
+
+    Samples and labels stay as they are; the files of labels are shared with DATA. A compact model (see `compact`), or one
+    that is trained on OUT, predicts on such data.
+
+    With --model, DATA may be any data that were converted like the model's training set: a test set, new data.
+    """
+    from xmc_stream.datasets.select import select_features as select
+    from xmc_stream.models import load_model
+    from xmc_stream.store.encoding import folder_bytes
+
+    if (model is None) == (features is None):
+        raise InputError("give either --model, whose selected features are taken, or --features")
+    began = time.perf_counter()
+    chosen = features if model is None else load_model(model)
+    dataset = select(data, out, chosen, memory_limit=memory_limit, overwrite=overwrite, progress=True)
+    sizes = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "nnz_features")}
+    report = {
+        "selected": str(out), **sizes, "of": dataset.attributes["selected_features"]["of"],
+        "bytes_of_x": folder_bytes(out / "X"), "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": peak_resident(),
+    }  # fmt: skip
+    show(report, as_json, [
+        f"{out}: {report['n_features']:,} features of {report['of']:,}, {report['nnz_features']:,} values of "
+        f"{report['n_samples']:,} samples in {format_size(report['bytes_of_x'])}",
+        f"{report['seconds']:.1f} s, peak memory {format_size(report['peak_rss'])}",
+    ])  # fmt: skip
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("out", type=PATH)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@limited
+@common
+def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, as_json: bool, debug: bool) -> None:
+    """Make OUT, the row-sparse MODEL with the features that it selects as its only columns.
+
+    OUT predicts on what `select-features --model MODEL` makes of a dataset, and its scores are those of MODEL.
+    """
+    from xmc_stream.models import load_model
+    from xmc_stream.store.encoding import folder_bytes
+
+    small = load_model(model).compact(out, overwrite, memory_limit)
+    report = {
+        "compact": str(out), "n_features": small.n_features, "of": small.attributes["selected_features"]["of"],
+        "n_labels": small.n_labels, "model_bytes": folder_bytes(out), "peak_rss": peak_resident(),
+    }  # fmt: skip
+    show(report, as_json, [
+        f"{out}: {report['n_features']:,} features of {report['of']:,}, {format_size(report['model_bytes'])}",
+        f"peak memory {format_size(report['peak_rss'])}",
+    ])  # fmt: skip
+
+
 @click.command()
 @click.argument("data", type=PATH)
 @click.argument("out", type=PATH)
@@ -163,12 +230,17 @@ def export(
 
 
 def _history_line(done: dict[str, Any]) -> str:
-    """A pass of PD-Sparse, or an alternation of LEML, for people."""
+    """A pass of PD-Sparse, an alternation of LEML, or a sweep of the group lasso, for people."""
     held_out = "".join(
         f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
     )
     if "alternation" in done:
         return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held_out}"
+    if "n_selected" in done:
+        return (
+            f"stage {done['stage']}, pass {done['passes']:.4g}: objective {done['objective']:.6g}, "
+            f"{done['n_selected']:,} features"
+        )
     return (
         f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held_out}, {done['nnz']:,} weights, "
         f"{done['active_labels']:.3g} active labels a sample"

@@ -229,12 +229,19 @@ def taken_over(like: str | Path | Dataset) -> Like:
     from xmc_stream.convert.options import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
+    from xmc_stream.store.selection import selected_of
 
     train: Dataset | StoredModel
     if isinstance(like, Dataset | StoredModel):
         train = like
     else:
         train = StoredModel(like) if is_model(Path(like)) else open_dataset(like)
+    of = selected_of(train.attributes)
+    if of is not None:
+        raise InputError(
+            f"{train.path} has {train.n_features} selected features of {of}: convert --like the data that they were selected "
+            "from, then select them by `xmc-stream select-features`"
+        )
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")

@@ -1,1 +1,1 @@
-"""What is done with finished stores beside learning from them: verifying, summing up, splitting, writing as other files."""
+"""What is done with finished stores beside learning: verifying, summing up, splitting, selecting features, exporting."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
@@ -123,7 +124,11 @@ def split(
         choose = _by_labels(dataset, fraction, seed)
     else:
         provenance |= {"rows": Path(rows).name}
-        choose = _listed(Path(rows), dataset.n_samples)
+        chosen_rows = listed(Path(rows), dataset.n_samples, "row")
+
+        def choose(y: Block) -> NDArray[np.bool_]:
+            return chosen_rows[y.start : y.start + y.n]
+
     kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
     sizes = kept.pop("n_features"), kept.pop("n_labels")
     n_valid = 0
@@ -191,26 +196,6 @@ def _by_labels(dataset: Dataset, fraction: float, seed: int) -> Choose:
         return chosen
 
     return choose
-
-
-def _listed(path: Path, n_samples: int) -> Choose:
-    """Chooses the rows that a file lists. Raises InputError for a line that is not the number of another row."""
-    chosen = np.zeros(n_samples, np.bool_)
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(64), b""), 1):
-                text = line.strip()
-                if not text:
-                    continue
-                row = int(text) if text.isdigit() else n_samples
-                if row >= n_samples or chosen[row]:
-                    what = "listed twice" if row < n_samples else f"no row number from 0 to {n_samples - 1}"
-                    shown = text[:30].decode(errors="replace")
-                    raise InputError(f"{path}:{number}: {shown!r} is {what}: write each row once, one a line")
-                chosen[row] = True
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
-    return lambda y: chosen[y.start : y.start + y.n]
 
 
 def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) -> None:

@@ -37,9 +37,10 @@ from xmc_stream.store.encoding import fingerprint_of
 from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage, take_inventory
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import FORMAT as MODEL
-from xmc_stream.store.model import LABEL_COUNTS
+from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
+from xmc_stream.store.selection import SELECTED, read_selection
 
 _KINDS = {DATASET: "dataset", MODEL: "model", PREDICTIONS: "predictions"}
 _NOTHING = hashlib.sha256().hexdigest()
@@ -180,7 +181,7 @@ class StoreCheck:
         for (name, folder), n in zip(arrays.items(), (dataset.n_samples, *x_shape[1:], *y_shape[1:]), strict=True):
             self.expect_size(folder, n, name)
         norms, features, labels = (str(folder) if self.whole(folder) else "" for folder in arrays.values())
-        self._beside(dataset.n_features, dataset.n_labels)
+        self._beside(dataset)
         wanted = [
             ("X/rows", x_shape, "csr_matrix", norms, ""),
             ("Y/rows", y_shape, "csr_matrix", "", ""),
@@ -212,9 +213,12 @@ class StoreCheck:
         if features and "X/rows" in sums and sums["X/rows"][1] != index_counts_sum(Path(features), self.hash_key):
             self.damage.append(f"{features}: the counts are not those of the features in X/rows")
 
-    def _beside(self, n_features: int, n_labels: int) -> None:
-        """Names, and what text becomes features by, have an entry for each feature or label."""
-        for kind, n in (("features", n_features), ("labels", n_labels)):
+    def _beside(self, store: Dataset | StoredModel) -> None:
+        """Names, ids of selected features, and what text becomes features by, have an entry for each feature or label."""
+        if self.whole(self.path / SELECTED):
+            read_selection(self.path, store.attributes, store.n_features)
+            self.expect(f"whether there is {SELECTED}", (self.path / SELECTED).exists(), SELECTED in store.attributes)
+        for kind, n in (("features", store.n_features), ("labels", store.n_labels)):
             folder = self.path / "names" / kind
             if folder.exists() and self.whole(folder):
                 ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
@@ -228,7 +232,7 @@ class StoreCheck:
         idf = self.path / "vectorizer" / "idf"
         if idf.exists() and self.whole(idf):
             array = open_array(idf)
-            self.expect("the size of vectorizer/idf", array.size, n_features)
+            self.expect("the size of vectorizer/idf", array.size, store.n_features)
             self.finite(idf)
 
     def expect_size(self, folder: Path, n: int, name: str) -> None:
@@ -263,7 +267,7 @@ class StoreCheck:
         model = load_model(self.path)
         if LOGS in model.attributes:
             self.damage += log_damage(self.path, model.attributes[LOGS])
-        self._beside(model.n_features, model.n_labels)
+        self._beside(model)
         self._calibration(model)
         yield from model.verify(self)
 

@@ -13,6 +13,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.packs import pack_damage
+from xmc_stream.store.selection import SELECTED
 
 CHECKED_BYTES = 2**28  # by a job
 _APART = ("X/columns", "observed")  # made later than a dataset, and sealed apart
@@ -65,10 +66,10 @@ def check_jobs(dataset: Dataset, observed: bool = False) -> list[SealJob | Check
     """Jobs for all chunks that training reads, of arrays whose chunk files are plain. observed: the mask is read too."""
     apart = _APART[: 1 if observed else 2]
     seals = [SealJob(str(dataset.path)), *([SealJob(str(dataset.path / "observed"))] if observed else [])]
-    return [*seals, *_jobs_of(dataset.path, plain_arrays(dataset.path), apart)]
+    return [*seals, *array_jobs(dataset.path, plain_arrays(dataset.path), apart)]
 
 
-def _jobs_of(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str] = ()) -> list[CheckJob]:
+def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str] = ()) -> list[CheckJob]:
     """Jobs for all chunks of some arrays of a store, but those in folders that stand apart."""
     jobs: list[CheckJob] = []
     ranges: list[ChunkRange] = []
@@ -106,9 +107,9 @@ class CheckCountsJob:
 
 
 def common_model_jobs(model: StoredModel) -> list[SealJob | CheckJob | CheckCountsJob]:
-    """Jobs for what a model of any kind has: its seal, its names and its vectorizer, the counts of its labels."""
-    words = (array for name in ("names", "vectorizer") for array in plain_arrays(model.path / name))
-    return [SealJob(str(model.path)), *_jobs_of(model.path, words), CheckCountsJob(str(model.path))]
+    """Jobs for what a model of any kind has: its seal, what its features and labels are, the counts of its labels."""
+    words = (array for name in ("names", "vectorizer", SELECTED) for array in plain_arrays(model.path / name))
+    return [SealJob(str(model.path)), *array_jobs(model.path, words), CheckCountsJob(str(model.path))]
 
 
 @dataclass(frozen=True)

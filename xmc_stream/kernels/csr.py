@@ -13,6 +13,7 @@ from xmc_stream.kernels.jit import kernel
 
 # functions of the C library, found by name when the code is loaded: compiled code that calls them can be cached
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
+_pwrite: Any = types.ExternalFunction("pwrite", types.intp(types.int32, types.uintp, types.uintp, types.intp))
 _memcpy: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
 _ADVICE = hasattr(os, "posix_fadvise")
 _fadvise: Any = types.ExternalFunction(
@@ -95,6 +96,36 @@ def pread_ranges(
                 # the assignment of a slice takes several times as long here
                 _memcpy(out.ctypes.data + filled, staging.ctypes.data + (first - low) * itemsize, size)
                 filled += size
+        begin = end
+    return True
+
+
+@kernel
+def pwrite_lines(
+    fd: int, lines: NDArray[np.int64], hole: int, staging: NDArray[np.uint8], places: NDArray[np.int64],
+    values: NDArray[Any],
+) -> bool:  # fmt: skip
+    """Write values[places[0]], values[places[1]], ... to the lines (ascending) of a file of such lines.
+
+    Lines with holes of at most `hole` lines between them are written at once, by way of `staging`, as far as it holds them:
+    what is in the holes is read before. Returns False when the file takes or gives less than it should.
+    """
+    size = values.shape[1] * values.itemsize
+    counts, most = np.ones(len(lines), np.int64), len(staging) // size
+    begin = 0
+    while begin < len(lines):
+        end, high, dense = _group(begin, lines, counts, hole, most)
+        if dense:
+            end = min(end, begin + most)
+            high = lines[end - 1] + 1
+        low = lines[begin]
+        n = (high - low) * size
+        if not dense and _pread(fd, staging.ctypes.data, n, low * size) != n:
+            return False
+        for t in range(begin, end):
+            _memcpy(staging.ctypes.data + (lines[t] - low) * size, values.ctypes.data + places[t] * size, size)
+        if _pwrite(fd, staging.ctypes.data, n, low * size) != n:
+            return False
         begin = end
     return True
 

@@ -25,6 +25,7 @@ SHARED_ORDER = 1 << 40  # PPDSparse: orders of rows that all large classes share
 LABEL_NUMBERS = 1 << 40  # PD-Sparse: the permutation of labels
 HELD_OUT_ROWS = 1 << 41  # PD-Sparse: the rows that are held out
 PASSES = 1 << 42  # PD-Sparse: orders and draws of passes
+FEATURE_ORDER = 1 << 43  # group lasso: orders and draws of features
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
 FIRST_FACTORS = 0x1E31  # LEML: the factors of labels that a training begins from

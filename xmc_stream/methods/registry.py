@@ -22,6 +22,7 @@ _PLACES = {
     "pdsparse": ("pdsparse.parameters:PDSparseParameters", "pdsparse.method:PDSparseMethod"),
     "leml": ("lowrank.parameters:LEMLParameters", "lowrank.method:LEMLMethod"),
     "cplst": ("lowrank.parameters:CPLSTParameters", "lowrank.method:CPLSTMethod"),
+    "group-lasso": ("grouplasso.parameters:GroupLassoParameters", "grouplasso.method:GroupLassoMethod"),
 }
 _registered: dict[str, Method] = {}
 

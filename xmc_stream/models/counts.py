@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.metrics import LabelMetrics, average_auc
+from xmc_stream.kernels.blocks import Labels
+from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
+from xmc_stream.kernels.metrics import sort_rows
+from xmc_stream.metrics import LabelMetrics, auc_units, average_auc, leave_out_labels
+from xmc_stream.store.matrix import Block
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
 COUNT_BYTES = 3 * 4  # of a label, in each thread
+HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
+
+
+def fold_metrics(
+    tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, threshold: float,
+    labels: NDArray[np.int64], best: NDArray[np.float32], counts: NDArray[np.int32],
+) -> int:  # fmt: skip
+    """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
+
+    tiles: makes the scores of all rows of the block by ranges of classes (first class, rows x classes), ascending; it is
+    called twice: for the scores of true labels, and for how many exceed them. pairs: are not true and score -inf.
+    """
+    y_indptr, y_indices = y.indptr, y.indices
+    if len(pairs.indptr):
+        y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
+    positives = np.empty(len(y_indices), np.float32)
+    for low, tile in tiles():
+        take_positives(tile, low, y_indptr, y_indices, positives)
+    least = float32_below(threshold)
+    count_indices(y_indices, counts[TRUE])
+    count_indices(y_indices[positives > least], counts[HITS])
+    sort_rows(y_indptr, positives)
+    above = np.zeros(y.n, np.int64)
+    for low, tile in tiles():
+        fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
+        fold_counts(tile, low, y_indptr, positives, least, counts[PREDICTED], above)
+    return auc_units(above, np.diff(y_indptr), counts.shape[1])
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
-    """The labels that some row of a job has or gets, in ascending order, and a file of their counts beside: few of many."""
+    """Write the labels that some row of a job has or is predicted, ascending, and their counts into `path`.n beside.
+
+    Other labels are left out: a job meets few of many.
+    """
     with open(path, "wb") as labels, open(f"{path}.n", "wb") as numbers:
         for first in range(0, counts.shape[1], _LABELS):
             part = counts[:, first : first + _LABELS]
@@ -25,9 +61,10 @@ def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
 
 
 def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
-    """Add what a job wrote of labels first, first + 1, ... to total (3, n): rows in which each is predicted (scores above
+    """Add what a job wrote of labels first, first + 1, ... to total (3, n).
 
-    the threshold) and true, predicted, true.
+    Row HITS counts the rows in which a label is predicted and true, PREDICTED those in which it scores above the threshold,
+    TRUE those that have it.
     """
     if not path.stat().st_size:  # no file of nothing can be mapped
         return

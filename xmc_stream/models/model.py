@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 KINDS = {
     "linear": "xmc_stream.models.linear.model:LinearModel",
     "low-rank": "xmc_stream.models.lowrank.model:LowRankModel",
+    "row-sparse": "xmc_stream.models.rowsparse.model:RowSparseModel",
 }
 
 
@@ -70,7 +71,8 @@ class WeightArrays(NamedTuple):
 class Model(StoredModel, ABC):
     """An opened model: what it says of itself, its weights, and prediction.
 
-    `load_model` and `fit` return one of its kind: weights for each class, or two factors of a low rank.
+    `load_model` and `fit` return one of its kind: weights for each class, two factors of a low rank, or rows of weights for
+    a few features.
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ class Model(StoredModel, ABC):
     attributes : dict
         How the model was made, and the report of its training, as `xmc-stream info` shows them.
     kind : str
-        "linear" for weights by class, "low-rank" for factors.
+        "linear" for weights by class, "low-rank" for factors, "row-sparse" for rows of few features.
 
     Raises
     ------
@@ -250,6 +252,92 @@ class Model(StoredModel, ABC):
             The model is damaged.
         """
         raise InputError(f"{self.path} has weights by class, no factors: take Model.to_scipy()")
+
+    def selected_features(self) -> NDArray[np.int64]:
+        """The features that the model needs, of all that it was trained on: for a row-sparse model.
+
+        Returns
+        -------
+        int64 array (n_selected,)
+            Ascending ids in the data as they were converted. Those of a compact model, or of one that was trained on
+            selected features, are the same ids.
+
+        Raises
+        ------
+        InputError
+            The model is of another kind.
+        StoreError
+            The model is damaged.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+        >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+        >>> model = xs.PPDSparse(C=10).fit(X, X).model_
+        >>> try:
+        ...     model.selected_features()
+        ... except xs.errors.InputError:
+        ...     model.kind
+        'linear'
+        """
+        raise self._no_selection()
+
+    def selected_names(self) -> list[str] | None:
+        """The names of the selected features, in the order of `selected_features`.
+
+        Returns
+        -------
+        list of str or None
+            None where the features have no names.
+
+        Raises
+        ------
+        InputError
+            The model is of another kind.
+        StoreError
+            The model is damaged.
+        """
+        raise self._no_selection()
+
+    def compact(self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None) -> Model:
+        """A model on disk that has the selected features alone: for a row-sparse model.
+
+        Its column j is feature `selected_features()[j]`. It predicts on what `select_features` makes of the data, and its
+        scores are the same, bit for bit.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder of the new model.
+        overwrite : bool, default False
+            Replace a model at `path`.
+        memory_limit : str, int, float or None, default None
+            Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+
+        Returns
+        -------
+        Model
+            The compact model, opened.
+
+        Raises
+        ------
+        InputError
+            The model is of another kind; something stands at `path`, or the training of a model there is not finished.
+        StoreError
+            The model is damaged, or the new one cannot be written.
+        MemoryLimitError
+            The memory limit cannot work.
+
+        See Also
+        --------
+        xmc_stream.select_features : a dataset of the selected features alone.
+        """
+        raise self._no_selection()
+
+    def _no_selection(self) -> InputError:
+        return InputError(
+            f"{self.path} is a {self.kind} model, which selects no features: take a row-sparse model, as group lasso learns it"
+        )
 
     @abstractmethod
     def _more(self) -> str:

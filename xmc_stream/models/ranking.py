@@ -1,17 +1,56 @@
-"""What predicting with a model of any kind shares: pairs that are left out, calibration by class."""
+"""What predicting with a model of any kind shares: data that fit it, pairs that are left out, calibration by class."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.models.calibration import Calibration
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.model import StoredModel
+from xmc_stream.store.model import COMPACTED, StoredModel
+from xmc_stream.store.selection import SELECTED, selected_of
 
 RESULT_BYTES = 28  # of a row and rank: label and score, as they are found and as they are written
+
+
+def check_features(model: StoredModel, dataset: Dataset) -> None:
+    """Raise InputError where the columns of a dataset are not those of the model."""
+    of_data, of_model = (selected_of(store.attributes) for store in (dataset, model))
+    if of_model is not None:
+        other = of_data is not None and dataset.attributes[SELECTED] != model.attributes[SELECTED]
+        if other or dataset.n_features != model.n_features:
+            by = f" by `xmc-stream select-features DATA OUT --model {model.path}`"
+            raise InputError(
+                f"{model.path} needs its {model.n_features} selected features of {of_model}, and {dataset.path} has "
+                f"{'others' if other else dataset.n_features}: select them"
+                + (by if COMPACTED in model.attributes else " as those of its training set were selected")
+            )
+    elif of_data is not None:
+        raise InputError(
+            f"{dataset.path} has {dataset.n_features} selected features of {of_data}, and the model {model.path} needs all: "
+            "give the dataset that it was made from, or, if this model selected them, what `xmc-stream compact` makes of it"
+        )
+    elif dataset.n_features != model.n_features:
+        raise InputError(_mismatch(model, dataset, "features", dataset.n_features, model.n_features))
+
+
+def check_labels(model: StoredModel, dataset: Dataset, threshold: float) -> None:
+    """Raise InputError where an evaluation cannot compare the labels of a dataset with the model's."""
+    if dataset.n_labels != model.n_labels:
+        raise InputError(_mismatch(model, dataset, "labels", dataset.n_labels, model.n_labels))
+    if not np.isfinite(threshold):
+        raise InputError(f"threshold must be a finite number. Got {threshold}.")
+
+
+def _mismatch(model: StoredModel, dataset: Dataset, what: str, of_data: int, of_model: int) -> str:
+    return (
+        f"{dataset.path} has {of_data} {what} and the model {model.path} has {of_model}: convert the data again with --like "
+        "and the training set"
+    )
 
 
 def calibration_of(model: StoredModel, first: int, last: int, raw: bool = False) -> NDArray[np.float32]:

@@ -17,6 +17,7 @@ from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publ
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
+from xmc_stream.store.selection import SELECTED
 
 FORMAT = "xmc_stream model"
 VERSION = 2
@@ -24,6 +25,7 @@ _PLAIN = 1  # the version of a model whose units all have UNIT classes
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 KIND = "kind_of_model"  # the attribute that says which; models of earlier versions have none
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
+COMPACTED = "compacted"  # the attribute of a model that has the selected features of another one alone: of which
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
 _KINDS: dict[str, type] = {
     "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,
@@ -214,7 +216,7 @@ class StoredModel:
         dict
             Parameters, seed, warm start, shape and calibration, as far as the model has them.
         """
-        keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start")
+        keys = ("solver", "params", "seed", "n_features", "n_labels", "warm_start", SELECTED)
         made = {key: self.attributes[key] for key in keys if key in self.attributes}
         if self.calibrated:
             about = self.attributes[CALIBRATION]

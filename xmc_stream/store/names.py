@@ -20,6 +20,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, are_apart, open_array
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
 from xmc_stream.store.nodes import Group, attributes_of, understood
+from xmc_stream.store.selection import SELECTED
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
@@ -169,9 +170,24 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
 
 
 def copy_vocabulary(source: Path, target: Path) -> None:
-    """Copy vectorizer and names from one store into another under construction, where they replace what is there."""
-    for name in ("vectorizer", "names"):
+    """Copy vectorizer, names and ids of selected features into another store under construction, in place of what is there."""
+    for name in ("vectorizer", "names", SELECTED):
         shutil.rmtree(target / name, ignore_errors=True)
         if (source / name).exists():
             shutil.copytree(source / name, target / name)
             fsync_tree(target / name)
+
+
+def select_names(source: Path, target: Path, features: NDArray[np.int64]) -> None:
+    """Copy the names of some features (ascending), and of all labels, into a store under construction.
+
+    No vectorizer: its weights are for rows of all features.
+    """
+    names = open_names(source, "features")
+    if names is not None:
+        with new_names(target / "names" / "features") as writer:
+            for start in range(0, len(features), WINDOW):
+                writer.append([name.encode() for name in names.take(features[start : start + WINDOW])])
+    if open_names(source, "labels") is not None:
+        shutil.copytree(source / "names" / "labels", target / "names" / "labels")
+        fsync_tree(target / "names")

@@ -27,7 +27,8 @@ from xmc_stream.methods.pdsparse.plan import ENTRIES, STRETCH, PassPlan
 from xmc_stream.methods.pdsparse.rows import Data, Rows, Which
 from xmc_stream.methods.pdsparse.solver import Stepper, TablesFullError, label_numbers, pass_key
 from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
-from xmc_stream.models.linear.tiles import TileSizes, drop_tiles
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove

@@ -43,7 +43,8 @@ from xmc_stream.methods.ppdsparse.state import (
     WRITER_BYTES,
     UnitState,
 )
-from xmc_stream.models.linear.tiles import TileRange, TileSizes, drop_tiles
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
 from xmc_stream.store.dataset import Dataset

@@ -33,7 +33,8 @@ from xmc_stream.kernels.scores import (
 )
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
-from xmc_stream.models.linear.tiles import make_tile, shared_cache, tile_width
+from xmc_stream.models.cache import shared_cache
+from xmc_stream.models.linear.tiles import make_tile, tile_width
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset

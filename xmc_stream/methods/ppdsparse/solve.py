@@ -50,7 +50,8 @@ from xmc_stream.methods.ppdsparse.state import (
     new_unit_state,
 )
 from xmc_stream.methods.ppdsparse.streaming import Weights
-from xmc_stream.models.linear.tiles import EIGHTH, TileSizes, drop_tiles
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.tiles import EIGHTH, TileSizes
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer

@@ -14,7 +14,7 @@ from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solve import search_sizes, search_tiles, set_empty
 from xmc_stream.methods.ppdsparse.solver import warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, INSIDE, ROOM, new_unit_state
-from xmc_stream.models.linear.tiles import drop_tiles
+from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.nodes import understood

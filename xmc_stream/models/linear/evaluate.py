@@ -12,23 +12,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
-from xmc_stream.models.counts import COUNT_BYTES, float32_below, metrics_of, write_counts
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, float32_below, metrics_of, write_counts
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
-from xmc_stream.models.linear.tiles import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.ranking import filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import write_predictions
-
-_HITS, _PREDICTED, _TRUE = range(3)  # rows of a job's counts over labels
 
 
 @dataclass(frozen=True)
@@ -87,15 +84,15 @@ class EvaluateJob:
                 score_positives(rows, Labels(y_indptr, y_indices), classes_of(model, run, tile), positives)
             del tile  # or it would stay beside the next one, uncounted
         threshold = float32_below(self.threshold)
-        count_indices(y_indices, counts[_TRUE])
-        count_indices(y_indices[positives > threshold], counts[_HITS])
+        count_indices(y_indices, counts[TRUE])
+        count_indices(y_indices[positives > threshold], counts[HITS])
         sort_rows(y_indptr, positives)
         above = np.zeros(x.n, np.int64)
         for run in self.sizes.tiles:
             with use_tile(model, run, self.sizes) as tile:
                 count_above(
                     rows, classes_of(model, run, tile), Ranking(labels, scores), filter_pairs(filters),
-                    TrueScores(y_indptr, positives), threshold, counts[_PREDICTED], above,
+                    TrueScores(y_indptr, positives), threshold, counts[PREDICTED], above,
                 )  # fmt: skip
             del tile
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
@@ -110,13 +107,7 @@ class EvaluateRun(PredictRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dataset.n_labels != self.model.n_labels:
-            raise InputError(
-                f"{self.dataset.path} has {self.dataset.n_labels} labels and the model {self.model.path} has "
-                f"{self.model.n_labels}: convert the data again with --like and the training set"
-            )
-        if not np.isfinite(self.threshold):
-            raise InputError(f"threshold must be a finite number. Got {self.threshold}.")
+        check_labels(self.model, self.dataset, self.threshold)
 
     def loop(self) -> Loop:
         """One phase; returns the metrics."""

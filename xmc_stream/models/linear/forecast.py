@@ -7,56 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from xmc_stream.jobs.job import Job, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.linear.predict import (
     PredictPlan,
     PredictProbe,
-    check_features,
     plan_predict,
     predict_bytes,
     predict_needs,
 )
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.models.runs import RankingForecaster
 
 
 @dataclass(frozen=True)
-class PredictForecaster(Forecaster):
+class PredictForecaster(RankingForecaster):
     """See `Model.forecaster`."""
 
     model: LinearWeights
-    dataset: Dataset
-    k: int
     filtered: bool
-    evaluate: bool
     once: Callable[[Job], Receipt]
 
-    def __post_init__(self) -> None:
-        check_features(self.model, self.dataset)
-
-    @property
-    def _of_labels(self) -> int:
-        return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
-
-    def _sizes(self, plan: MemoryPlan) -> PredictPlan:
+    def sizes(self, plan: MemoryPlan) -> PredictPlan:
+        """See `RankingForecaster`."""
         pairs = self.filtered or self.evaluate
-        return plan_predict(plan, self.model, self.dataset.n_samples, self.k, pairs, self._of_labels)
-
-    def check(self, plan: MemoryPlan) -> None:
-        """Whether the narrowest tile fits."""
-        self._sizes(plan)
+        return plan_predict(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every tile is made once."""
-        return self._sizes(plan).keeps_tiles
+        return self.sizes(plan).keeps_tiles
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """By a probe of a few tiles and rows."""
-        dataset, model, sizes = self.dataset, self.model, self._sizes(plan)
+        dataset, model, sizes = self.dataset, self.model, self.sizes(plan)
         parts = predict_needs(plan, model, dataset, self.k, sizes)
         if self.evaluate:
-            parts["counts of labels"] = plan.threads * self._of_labels
+            parts["counts of labels"] = plan.threads * self.of_labels
         probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes))
         n_bytes = predict_bytes(dataset, sizes, self.evaluate)
         times = sizes.times_made(dataset)

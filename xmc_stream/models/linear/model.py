@@ -107,7 +107,7 @@ class LinearModel(LinearWeights, Model):
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
         """By a probe of a few tiles and rows."""
-        return PredictForecaster(self, dataset, k, filtered, evaluate, once)
+        return PredictForecaster(self, dataset, k, evaluate, filtered, once)
 
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, weights."""

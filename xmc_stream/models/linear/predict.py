@@ -11,25 +11,33 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.errors import InputError, StoreError
+from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
-from xmc_stream.models.linear.tiles import TileRange, drop_tiles, make_tile, shared_cache, widest
+from xmc_stream.models.cache import drop_tiles, shared_cache
+from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import (
+    RESULT_BYTES,
+    calibration_of,
+    check_features,
+    filter_matrix,
+    filter_pairs,
+    no_predictions,
+)
+from xmc_stream.models.runs import PAIRS, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
-_PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 
 
 @dataclass(frozen=True)
-class PredictPlan:
+class PredictPlan(CutIntoJobs):
     """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
     tiles, and bytes for them.
     """
@@ -44,11 +52,6 @@ class PredictPlan:
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
         return sum(span.tile for span in self.tiles) <= self.cache_bytes
-
-    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
-        """The rows of each job."""
-        starts = range(0, n_samples, self.rows_per_job)
-        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
     def row_blocks(self, dataset: Dataset) -> int:
         """How many row blocks there are, about."""
@@ -96,7 +99,7 @@ def plan_predict(
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
     rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
-    return PredictPlan(row_bytes, row_bytes // _PAIRS, rows_per_job, tuple(tiles), cache)
+    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), cache)
 
 
 def predict_needs(
@@ -154,27 +157,11 @@ class PredictProbe:
 
 
 @dataclass(frozen=True)
-class PredictJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class PredictJob(RankingJob):
+    """Row block by row block, tile by tile. max_rows: of a row block."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    out: str
     sizes: PredictPlan
     max_rows: int
-    filtered: str
-    raw: bool = False
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"predict/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Predict."""
@@ -224,15 +211,6 @@ def _make_tile(model: LinearWeights, span: TileRange) -> Tile:
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
 
 
-def check_features(model: LinearWeights, dataset: Dataset) -> None:
-    """Raise InputError where they do not match."""
-    if dataset.n_features != model.n_features:
-        raise InputError(
-            f"{dataset.path} has {dataset.n_features} features and the model {model.path} has "
-            f"{model.n_features}: convert the data again with --like and the training set"
-        )
-
-
 @dataclass
 class PredictRun:
     """The jobs of one prediction; raw: by the scores before calibration."""
@@ -255,8 +233,8 @@ class PredictRun:
         n = self.dataset.n_samples
         jobs = [
             PredictJob(
-                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out), sizes,
-                self.plan.cuts.rows, self.filtered, self.raw,
+                str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out),
+                self.filtered, sizes, self.plan.cuts.rows, raw=self.raw,
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip

@@ -5,39 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.lowrank.factors import LowRankFactors
 from xmc_stream.models.lowrank.predict import ScorePlan, plan_scores, score_needs
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.models.runs import RankingForecaster
 
 # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
 _MULTIPLY_ADDS = 5e9
 
 
 @dataclass(frozen=True)
-class ScoreForecaster(Forecaster):
+class ScoreForecaster(RankingForecaster):
     """See `Model.forecaster`."""
 
     model: LowRankFactors
-    dataset: Dataset
-    k: int
-    evaluate: bool
 
-    @property
-    def _of_labels(self) -> int:
-        return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
-
-    def _sizes(self, plan: MemoryPlan) -> ScorePlan:
-        return plan_scores(plan, self.model, self.dataset.n_samples, self.k, self._of_labels)
-
-    def check(self, plan: MemoryPlan) -> None:
-        """Whether one column of W and a chunk of results fit."""
-        self._sizes(plan)
+    def sizes(self, plan: MemoryPlan) -> ScorePlan:
+        """See `RankingForecaster`."""
+        return plan_scores(plan, self.model, self.dataset.n_samples, self.k, self.of_labels)
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds."""
-        model, n, sizes = self.model, self.dataset.n_samples, self._sizes(plan)
+        model, n, sizes = self.model, self.dataset.n_samples, self.sizes(plan)
         width = max(last - first for first, last in sizes.cuts)
         nnz = self.dataset.X_rows().nnz
         n_bytes = len(sizes.cuts) * nnz * 8
@@ -48,6 +37,6 @@ class ScoreForecaster(Forecaster):
             "bytes_read": n_bytes,
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
-            "peak_parts": score_needs(plan, model, self.k, width, min(sizes.rows_per_job, n), self._of_labels),
+            "peak_parts": score_needs(plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels),
             "seconds": round(work / _MULTIPLY_ADDS / (plan.threads * plan.processes) + 0.5, 1),
         }

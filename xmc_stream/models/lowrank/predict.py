@@ -7,45 +7,35 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
 from xmc_stream.jobs.blas import one_blas_thread
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
-from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.lines import lanes
-from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
-from xmc_stream.kernels.metrics import sort_rows
-from xmc_stream.metrics import auc_units, leave_out_labels
-from xmc_stream.models.counts import COUNT_BYTES, float32_below, metrics_of, write_counts
+from xmc_stream.kernels.lowrank import fold_top_k
+from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.runs import CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
-_HITS, _PREDICTED, _TRUE = range(3)
-
 
 @dataclass(frozen=True)
-class ScorePlan:
+class ScorePlan(CutIntoJobs):
     """cuts: ranges of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
 
     cuts: tuple[Cut, ...]
     rows_per_job: int
-
-    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
-        """The rows of each job."""
-        starts = range(0, n_samples, self.rows_per_job)
-        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
 
 
 def score_needs(
@@ -83,26 +73,10 @@ def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int,
 
 
 @dataclass(frozen=True)
-class ScoreJob:
-    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+class ScoreJob(RankingJob):
+    """Row block by row block, tile by tile of A H^T."""
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
-    """
-
-    model: str
-    data: str
-    start: int
-    stop: int
-    k: int
-    out: str
     scores: Panels
-    filtered: str
-    raw: bool = field(default=False, kw_only=True)
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"predict/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
         """Predict."""
@@ -128,16 +102,8 @@ class ScoreJob:
 
 
 @dataclass(frozen=True)
-class EvaluateScoresJob(ScoreJob):
-    """As a ScoreJob, and counts for metrics as an EvaluateJob."""
-
-    threshold: float = 0.0
-    counts: str = ""
-
-    @property
-    def key(self) -> str:
-        """The rows."""
-        return f"metrics/{self.start}-{self.stop}"
+class EvaluateScoresJob(CountingJob, ScoreJob):
+    """As a ScoreJob, and counts for metrics."""
 
     def run(self) -> Receipt:
         """Score, predict and count; the receipt has the sum of the rows' AUC, exactly."""
@@ -159,53 +125,19 @@ class EvaluateScoresJob(ScoreJob):
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
-        y_indptr, y_indices = y.indptr, y.indices
-        if len(pairs.indptr):
-            y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *pairs)
-        positives = np.empty(len(y_indices), np.float32)
-        for low, tile in self._tiles(model, a):
-            take_positives(tile, low, y_indptr, y_indices, positives)
-        threshold = float32_below(self.threshold)
-        count_indices(y_indices, counts[_TRUE])
-        count_indices(y_indices[positives > threshold], counts[_HITS])
-        sort_rows(y_indptr, positives)
-        above = np.zeros(last - first, np.int64)
-        for low, tile in self._tiles(model, a):
-            fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
-            fold_counts(tile, low, y_indptr, positives, threshold, counts[_PREDICTED], above)
-        return auc_units(above, np.diff(y_indptr), counts.shape[1])
+        return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
 
 
 @dataclass
-class ScoreRun:
+class ScoreRun(RankingRun):
     """The jobs of one prediction by a low-rank model; with a folder for counts, of an evaluation."""
 
     model: LowRankFactors
-    dataset: Dataset
-    k: int
-    out: Path
-    plan: MemoryPlan
-    filtered: str = ""
-    threshold: float = 0.0
-    folder: Path | None = None
-    raw: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        found, known = (self.dataset.n_features, self.dataset.n_labels), self.model.shape
-        for what, of_data, of_model in zip(("features", "labels"), found, known, strict=True):
-            if of_data != of_model and (what == "features" or self.folder):
-                raise InputError(
-                    f"{self.dataset.path} has {of_data} {what} and the model {self.model.path} has "
-                    f"{of_model}: convert the data again with --like and the training set"
-                )
-        if not np.isfinite(self.threshold):
-            raise InputError(f"threshold must be a finite number. Got {self.threshold}.")
 
     def loop(self) -> Loop:
         """Two phases; returns bytes and row blocks, or the metrics."""
         n, model = self.dataset.n_samples, self.model
-        counts = COUNT_BYTES * model.n_labels if self.folder else 0
-        sizes = plan_scores(self.plan, model, n, self.k, counts)
+        sizes = plan_scores(self.plan, model, n, self.k, self.of_labels)
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:
@@ -215,10 +147,10 @@ class ScoreRun:
             about = str(model.path), str(self.dataset.path)
             jobs: list[ScoreJob] = []
             for start, stop in sizes.ranges(n):
-                common = (*about, start, stop, self.k, str(self.out), scores, self.filtered)
+                common = (*about, start, stop, self.k, str(self.out), self.filtered, scores)
                 if self.folder:
-                    out = str(self.folder / f"counts-{start}")
-                    jobs.append(EvaluateScoresJob(*common, self.threshold, out, raw=self.raw))
+                    counts = str(self.folder / f"counts-{start}")
+                    jobs.append(EvaluateScoresJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
             receipts = yield Phase("evaluate" if self.folder else "predict", jobs)

@@ -1,0 +1,233 @@
+"""A dataset of some features of another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from xmc_stream.datasets.listed import listed
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.plan import MIB
+from xmc_stream.memory import MemoryLimit, return_freed_memory
+from xmc_stream.models.model import Model
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
+from xmc_stream.store.inventory import SEAL, seal
+from xmc_stream.store.matrix import stream
+from xmc_stream.store.names import WINDOW, select_names
+from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
+
+_BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
+_WRITERS = 8 * MIB  # buffers of the files that are being written
+_OWN = ("format", "version", "n_features", "nnz_features", SEAL, SELECTED, "conversion")  # attributes not handed on
+
+
+def select_features(
+    data: str | Path | Dataset,
+    out: str | Path,
+    features: Model | str | Path | Any,
+    *,
+    memory_limit: str | float | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Dataset:
+    """Make a dataset that has some features of another one as its only columns, in one pass over X.
+
+    The entries of these features are copied. Labels, a mask of known pairs and label names are shared with the dataset by
+    hard links, or copied where the file system has none. Rows keep their number, their order and their values.
+
+    Parameters
+    ----------
+    data : Dataset, str or Path
+        The dataset, or its path.
+    out : str or Path
+        The folder of the new dataset.
+    features : Model, int array, str or Path
+        A row-sparse model, whose selected features are taken; ids of features from zero, in any order; or a file of them,
+        one a line. They are ids in the data as they were converted, also where `data` has selected features alone.
+        Columns are in ascending order of the ids. `data` need not be what the model was trained on, but must have had as
+        many features when it was converted, and the same names where both have names.
+    memory_limit : str, int, float or None, default None
+        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+    overwrite : bool, default False
+        Replace a dataset at `out`.
+    progress : bool, default False
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    Dataset
+        The new dataset, opened.
+
+    Raises
+    ------
+    InputError
+        A feature is not one of the data or named twice; the model is of a kind that selects none, or learned from data of
+        other features; or something stands at `out`.
+    StoreError
+        The dataset or the model are damaged, or `out` cannot be written.
+    MemoryLimitError
+        The memory limit cannot work.
+
+    See Also
+    --------
+    Model.compact : a model of the selected features alone.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> data = xs.convert(X, "all.xmc", labels=X)
+    >>> some = xs.select_features(data, "some.xmc", [0, 2])
+    >>> some.n_features, some.feature_counts().tolist()
+    (2, [10, 10])
+    """
+    return_freed_memory()
+    limit, out = MemoryLimit.of(memory_limit), Path(out)
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    if out.absolute() == dataset.path.absolute():
+        raise InputError(f"{out} is the dataset itself: give another name")
+    check_target(out, overwrite)
+    _load_kernels(dataset)
+    budget = limit.budget()
+    x_bytes = max(MIB, min(_BLOCK, budget // 16))
+    held = {"features": 8 * 8 * dataset.n_features, "writers": _WRITERS}
+    limit.check({**held, "blocks of rows": 2 * x_bytes + 8 * MIB}, "selecting features", budget)
+    ids = _ids(features, dataset)
+    columns = _columns(ids, dataset)
+    with writing(out, "give the same command again"), new_store(out, {}) as group:
+        writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
+        statistics = group.create_group("statistics")
+        norms = ArrayWriter(statistics, "row_norms", np.float32)
+        counts = ArrayWriter(statistics, "feature_counts", np.int64)
+        counts.append(_copy_columns(dataset, columns, writer, norms, x_bytes, progress))
+        for array in (writer, norms, counts):
+            array.close()
+        for name in ("Y", "observed", "statistics/label_counts"):
+            if (dataset.path / name).exists():
+                shutil.copytree(dataset.path / name, group.path / name, copy_function=_link)
+        select_names(dataset.path, group.path, columns)
+        kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
+        group.update_attributes(
+            {
+                "format": FORMAT, "version": VERSION, **kept, "n_features": len(columns), "nnz_features": writer.nnz,
+                "selection": {"of": dataset.path.name, "fingerprint": dataset.fingerprint},
+                **write_selection(group.path, ids, n_converted(dataset.attributes)),
+            }
+        )  # fmt: skip
+        seal(group.path)
+    return open_dataset(out)
+
+
+def _load_kernels(dataset: Dataset) -> None:
+    """What the run calls is loaded before it is planned."""
+    from xmc_stream.kernels.csr import count_indices, row_norms
+    from xmc_stream.kernels.rowsparse import keep_selected
+
+    ends, none = np.zeros(1, np.int64), np.empty(0, np.float32)
+    indices = np.empty(0, index_dtype(dataset.n_features))
+    keep_selected(ends, indices, none, ends[:0], ends)
+    count_indices(indices, ends)
+    row_norms(ends, none, none)
+
+
+def _ids(features: Any, dataset: Dataset) -> NDArray[np.int64]:
+    """Ascending ids in the data as they were converted."""
+    if isinstance(features, Model):
+        ids = features.selected_features()
+        _refuse_other_features(features, ids, dataset)
+        return ids
+    n = n_converted(dataset.attributes)
+    if isinstance(features, str | Path):
+        return np.flatnonzero(listed(Path(features), n, "feature"))
+    ids = np.asarray(features)
+    if ids.ndim != 1 or not (ids.dtype.kind in "iu" or not ids.size):
+        raise InputError(f"features must be a row of whole numbers, or a row-sparse model. Got {features!r:.100}.")
+    ids = np.sort(ids).astype(np.int64)
+    if len(ids) and not (ids[0] >= 0 and ids[-1] < n and (np.diff(ids) > 0).all()):
+        raise InputError(f"features of {dataset.path} are numbers from 0 to {n - 1}, each once. Got {features!r:.100}.")
+    return ids
+
+
+def _refuse_other_features(model: Model, ids: NDArray[np.int64], dataset: Dataset) -> None:
+    """Raise InputError where the ids that a model selects are other features in the data, as far as can be told.
+
+    The data may have any rows: those of training are as good as those of a test set. But they must have had as many features
+    when they were converted, and where both have names, each selected feature must have one name.
+    """
+    of_data, of_model = n_converted(dataset.attributes), n_converted(model.attributes)
+    if of_data != of_model:
+        raise InputError(
+            f"{dataset.path} was converted with {of_data} features and the data that {model.path} learned from with "
+            f"{of_model}: convert the data again with --like and the training set"
+        )
+    names, of_model_names = dataset.feature_names(), model.feature_names()
+    if names is None or of_model_names is None:
+        return
+    columns, of_model_columns = _columns(ids, dataset), _columns(ids, model)
+    for start in range(0, len(ids), WINDOW):
+        some = slice(start, start + WINDOW)
+        pairs = zip(names.take(columns[some]), of_model_names.take(of_model_columns[some]), strict=True)
+        for i, (name, other) in enumerate(pairs, start):
+            if name != other:
+                raise InputError(
+                    f"feature {ids[i]} is {name!r:.50} in {dataset.path} and {other!r:.50} in {model.path}: convert the data "
+                    "again with --like and the training set"
+                )
+
+
+def _columns(ids: NDArray[np.int64], store: Dataset | Model) -> NDArray[np.int64]:
+    """The columns of a dataset, or of a model, that have these ids."""
+    selection = read_selection(store.path, store.attributes, store.n_features)
+    if selection is None:
+        return ids
+    columns = np.searchsorted(selection, ids)
+    missing = np.append(selection, -1)[columns] != ids
+    if missing.any():
+        raise InputError(
+            f"{store.path} has selected features alone, without feature {ids[missing][0]}: select them from the dataset that "
+            "it was made from"
+        )
+    return columns
+
+
+def _copy_columns(
+    dataset: Dataset, columns: NDArray[np.int64], writer: MatrixWriter, norms: ArrayWriter, x_bytes: int, progress: bool
+) -> NDArray[np.int64]:
+    """Write the entries of some columns of X, row by row, and the norms of what is left; returns entries of each column."""
+    from xmc_stream.kernels.csr import count_indices, row_norms
+    from xmc_stream.kernels.rowsparse import keep_selected
+
+    counts = np.zeros(len(columns), np.int64)
+    bar = tqdm(
+        total=dataset.n_samples, unit="row", unit_scale=True, desc="select-features", delay=2,
+        disable=None if progress else True,
+    )  # fmt: skip
+    with bar:
+        for (x,) in stream((dataset.X_rows(),), x_bytes, 0, dataset.n_samples):
+            ends, lengths = np.empty(x.n + 1, np.int64), np.empty(x.n, np.float32)
+            keep_selected(x.indptr, x.indices, x.values, columns, ends)
+            places, kept = x.indices[: ends[-1]], x.values[: ends[-1]]
+            writer.append(np.diff(ends), places, kept)
+            count_indices(places, counts)
+            row_norms(ends, kept, lengths)
+            norms.append(lengths)
+            bar.update(x.n)
+    return counts
+
+
+def _link(source: str, target: str) -> None:
+    """One file of two stores, as no file of a finished store is written again; a copy where there are no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+__all__ = ["select_features"]

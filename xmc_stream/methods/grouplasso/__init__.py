@@ -1,0 +1,1 @@
+"""The group lasso: rows of W that are zero for all classes together."""

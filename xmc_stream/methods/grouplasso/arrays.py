@@ -1,0 +1,147 @@
+"""Dense float32 matrices with a line for each row or feature: in memory, or in a file that is never trusted after a kill.
+
+A file is read and written by calls, not through a map: the memory that it takes is the buffers of the caller, and what the
+system keeps of it is the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import StoreError
+from xmc_stream.kernels.csr import pread_ranges, pwrite_lines
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.stop import stop_if_unwanted
+
+_WINDOW = 1 << 18  # bytes of a file that are read or written at once
+_READ_HOLE, _WRITE_HOLE = 1 << 13, 1 << 14  # bytes between lines that take less time than another call
+_MOST = 1 << 24  # bytes of lines between two looks whether to stop
+Lines = NDArray[np.float32]
+
+
+class InMemory:
+    """n lines of `width` values, zeros at first."""
+
+    def __init__(self, n: int, width: int) -> None:
+        self.n, self.width = n, width
+        self.whole: Lines = aligned_zeros((n, width))
+
+    def clear(self) -> None:
+        """Make all of it zeros."""
+        self.whole[:] = 0
+
+
+class FewLines:
+    """n lines of `width` values in memory, of which few are ever not zero: these stand one after another, as they came.
+
+    Memory is reserved for all of them, and becomes resident as they come.
+    """
+
+    def __init__(self, n: int, width: int) -> None:
+        self.n, self.width = n, width
+        self._lines, self._used = aligned_zeros((n, width)), 0
+        self._place = np.full(n, -1, np.int32)
+
+    def take(self, lines: NDArray[np.int64]) -> Lines:
+        """Copies of some lines."""
+        out, places = np.zeros((len(lines), self.width), np.float32), self._place[lines]
+        there = places >= 0
+        out[there] = self._lines[places[there]]
+        return out
+
+    def put(self, lines: NDArray[np.int64], values: Lines) -> None:
+        """Replace some lines, each once."""
+        new = (self._place[lines] < 0) & values.any(axis=1)
+        n_new = int(np.count_nonzero(new))
+        self._place[lines[new]] = np.arange(self._used, self._used + n_new)
+        self._used += n_new
+        places = self._place[lines]
+        there = places >= 0
+        self._lines[places[there]] = values[there]
+
+
+class InFile:
+    """The same in a file, zeros where nothing was written."""
+
+    whole = None
+
+    def __init__(self, path: Path, n: int, width: int, fresh: bool = True) -> None:
+        self.n, self.width, self._path = n, width, path
+        self._line = 4 * width
+        self._staging = np.empty(max(_WINDOW, self._line), np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
+        self._fd = os.open(path, flags, 0o666)
+        weakref.finalize(self, os.close, self._fd)
+        if fresh:
+            os.truncate(self._fd, n * self._line)
+
+    def read(self, first: int, last: int, out: Lines | None = None) -> Lines:
+        """Lines [first, last)."""
+        out = np.empty((last - first, self.width), np.float32) if out is None else out[: last - first]
+        view, at = out.reshape(-1).view(np.uint8).data, first * self._line
+        while view.nbytes:
+            got = os.preadv(self._fd, [view], at)
+            if not got:
+                raise StoreError(f"{self._path} ends early: run the same command again, it goes on")
+            view, at = view[got:], at + got
+        return out
+
+    def write(self, first: int, lines: Lines) -> None:
+        """Lines from `first` on."""
+        view, at = lines.reshape(-1).view(np.uint8).data, first * self._line
+        while view.nbytes:
+            written = os.pwrite(self._fd, view, at)
+            view, at = view[written:], at + written
+
+    def take(self, lines: NDArray[np.int64], out: Lines | None = None) -> Lines:
+        """Copies of some lines, which ascend."""
+        out = np.empty((len(lines), self.width), np.float32) if out is None else out[: len(lines)]
+        data = out.reshape(-1).view(np.uint8)
+        step, hole = max(1, _MOST // self._line), _READ_HOLE // self._line
+        for low in range(0, len(lines), step):
+            stop_if_unwanted()
+            some = lines[low : low + step]
+            room = data[low * self._line : (low + len(some)) * self._line]
+            one = np.ones(len(some), np.int64)
+            if not pread_ranges(self._fd, some, one, self._line, hole, 0, _WINDOW, self._staging, room):
+                raise StoreError(f"{self._path} ends early or cannot be read: run the same command again, it goes on")
+        return out
+
+    def put(self, lines: NDArray[np.int64], values: Lines, places: NDArray[np.int64] | None = None) -> None:
+        """Replace some lines, which ascend. places: of them among the values, if not all of these in turn."""
+        places = np.arange(len(lines)) if places is None else places
+        step, hole = max(1, _MOST // self._line), _WRITE_HOLE // self._line
+        for low in range(0, len(lines), step):
+            stop_if_unwanted()
+            some = slice(low, low + step)
+            if not pwrite_lines(self._fd, lines[some], hole, self._staging, places[some], values):
+                raise StoreError(f"{self._path} cannot be written: look at the disk and run the same command again")
+
+    def clear(self) -> None:
+        """Make all of it zeros."""
+        os.truncate(self._fd, 0)
+        os.truncate(self._fd, self.n * self._line)
+
+
+Matrix = FewLines | InFile
+
+
+def rows_of(matrix: InMemory | InFile, step: int) -> Iterator[tuple[int, Any]]:
+    """Windows of so many lines: the first line's number, and the lines, which are kept as the caller leaves them."""
+    for first in range(0, matrix.n, step):
+        stop_if_unwanted()
+        last = min(first + step, matrix.n)
+        if matrix.whole is not None:
+            yield first, matrix.whole[first:last]
+        else:
+            window = matrix.read(first, last)
+            yield first, window
+            matrix.write(first, window)

@@ -1,0 +1,66 @@
+"""A row-sparse model with its selected features as its only columns."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from xmc_stream.engine.summary import unfinished_run
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit, return_freed_memory
+from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
+from xmc_stream.store.encoding import writing
+from xmc_stream.store.inventory import LOGS, SEAL
+from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model, is_model
+from xmc_stream.store.names import select_names
+from xmc_stream.store.selection import SELECTED, n_converted, write_selection
+
+# of the training: a compact model is not its outcome, and no training goes on from it
+_LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
+
+
+def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
+    """Write it: see `Model.compact`."""
+    return_freed_memory()
+    if path.exists() and not (overwrite and is_model(path)):
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
+    if path.absolute() == model.path.absolute():
+        raise InputError(f"{path} is the model itself: give another name")
+    if run := unfinished_run(path):
+        raise InputError(
+            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
+        )
+    needs = {
+        "selected features": 5 * 8 * model.n_selected,
+        "rows": 2 * 4 * max(WINDOW, model.n_labels),
+        "writers": 2 * CHUNK_BYTES,
+    }
+    MemoryLimit.of(memory_limit).check(needs, "compacting a model")
+    work = path.with_name(path.name + ".partial")
+    with writing(path, "give the same command again"):
+        shutil.rmtree(work, ignore_errors=True)
+        try:
+            _write(model, work, path)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+
+def _write(model: RowSparseWeights, work: Path, path: Path) -> None:
+    begin_model(work)
+    with new_rows(work / ROWS, model.n_selected, model.n_labels) as writer:
+        for first, rows in model.rows.blocks():
+            writer.append(np.arange(first, first + len(rows)), rows)
+    select_names(model.path, work, model.rows.features())
+    if (model.path / LABEL_COUNTS).exists():
+        shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS)
+    kept = {name: value for name, value in model.attributes.items() if name not in _LEFT_OUT}
+    attributes = {
+        **kept,
+        "n_features": model.n_selected,
+        COMPACTED: {"of": model.path.name},
+        **write_selection(work, model.selected_features(), n_converted(model.attributes)),
+    }
+    finish_model(work, path, attributes)

@@ -1,0 +1,130 @@
+"""Models of few rows of W: score_k = sum_j x_j w_jk over the selected features j."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.check import array_jobs, common_model_jobs
+from xmc_stream.jobs.job import Job, Phase, Receipt
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.models.rowsparse.compact import compact
+from xmc_stream.models.rowsparse.forecast import RowsForecaster
+from xmc_stream.models.rowsparse.predict import RowsRun
+from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights
+from xmc_stream.models.rowsparse.warm import RowsWarmUp
+from xmc_stream.store.chunks import plain_arrays
+from xmc_stream.store.dataset import Dataset
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+
+class RowSparseModel(RowSparseWeights, Model):
+    """A model of few rows of W."""
+
+    kind = "row-sparse"
+
+    def _more(self) -> str:
+        return f", {self.n_selected} features selected"
+
+    def _hash_weights(self, update: Callable[[Any], None]) -> None:
+        update(self.rows.features().astype("<i8").data)
+        for _, rows in self.rows.blocks():
+            update(rows.astype("<f4").data)
+
+    def selected_names(self) -> list[str] | None:
+        """The names of the selected features, in the order of `selected_features`; None where features have no names."""
+        names = self.feature_names()
+        return None if names is None else names.take(self.rows.features())
+
+    def compact(self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None) -> Model:
+        """A model on disk that has the selected features alone: see `Model.compact`."""
+        compact(self, Path(path), overwrite, memory_limit)
+        return RowSparseModel(path)
+
+    def to_scipy(self) -> scipy.sparse.csc_matrix:
+        """All weights that are not zero, in memory: scipy.sparse.csc_matrix (D x K, float32)."""
+        import scipy.sparse
+
+        arrays = self.weight_arrays()
+        data, indices, indptr = (
+            np.concatenate([np.zeros(0, dtype), *windows])
+            for windows, dtype in ((arrays.data, np.float32), (arrays.indices, np.int64), (arrays.indptr, np.int64))
+        )
+        return scipy.sparse.csc_matrix((data, indices, indptr), shape=self.shape)
+
+    def warm_up(self, evaluate: bool = False) -> Job:
+        """Predict, and evaluate, a few rows by a few rows of W."""
+        return RowsWarmUp()
+
+    def predicting(
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
+    ) -> RowsRun:
+        """Row block by row block, tile by tile."""
+        return RowsRun(self, dataset, k, out, plan, filtered, raw=raw)
+
+    def evaluating(
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+    ) -> RowsRun:
+        """Row block by row block, tile by tile, twice."""
+        return RowsRun(self, dataset, k, out, plan, filtered, threshold, folder)
+
+    def forecaster(
+        self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
+    ) -> Forecaster:
+        """Without a probe."""
+        return RowsForecaster(self, dataset, k, evaluate, filtered)
+
+    def check_jobs(self) -> Sequence[Job]:
+        """Seal, names, rows of W."""
+        return [*common_model_jobs(self), *array_jobs(self.path, plain_arrays(self.path / ROWS))]
+
+    def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
+        """Features ascend, each has a row that is finite and not of zeros."""
+        folder, nnz = self.path / ROWS, 0
+        for name in ("features", "weights"):
+            if not (folder / name).exists():
+                checker.damage.append(f"{folder / name} is missing")
+        if checker.whole(folder):
+            features = self.rows.features()
+            for first, rows in self.rows.blocks():
+                counts = np.count_nonzero(rows, axis=1)
+                nnz += int(counts.sum())
+                checker.damage += [
+                    f"{folder}: the row of feature {features[first + i]} is all zeros"
+                    for i in np.flatnonzero(counts == 0)
+                ]
+            checker.expect("the attribute nnz", self.attributes.get("nnz"), nnz)
+        yield from checker.lines({})
+
+    def weight_arrays(self) -> WeightArrays:
+        """Weights that are not zero, by ranges of classes."""
+
+        def ends() -> Iterator[NDArray[Any]]:
+            before = np.zeros(1, np.int64)
+            yield before
+            for counts, _, _ in self._by_class():
+                yield (before := before[-1:] + np.cumsum(counts))
+
+        return WeightArrays(
+            self.nnz,
+            ends(),
+            (features for _, features, _ in self._by_class()),
+            (values for _, _, values in self._by_class()),
+            (np.zeros(min(WINDOW, self.n_labels - k), np.float32) for k in range(0, self.n_labels, WINDOW)),
+        )
+
+    def _by_class(self) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+        """Ranges of classes: weights of each class that are not zero, their features and values, class after class."""
+        features, rows = self.rows.features(), self.rows
+        width = max(1, WINDOW // max(rows.n, 1))
+        for low in range(0, self.n_labels, width):
+            by_class = np.ascontiguousarray(rows.block(0, rows.n, low, min(low + width, self.n_labels)).T)
+            classes, places = np.nonzero(by_class)
+            yield np.bincount(classes, minlength=len(by_class)), features[places], by_class[classes, places]

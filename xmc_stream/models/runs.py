@@ -1,0 +1,113 @@
+"""What predictions and evaluations have in common, whatever the kind of model: their jobs, their runs, their forecasts."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.models.ranking import check_features, check_labels
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import StoredModel
+
+PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
+
+
+class CutIntoJobs:
+    """A plan that has `rows_per_job`, whole chunks of the predictions."""
+
+    rows_per_job: int
+
+    def ranges(self, n_samples: int) -> list[tuple[int, int]]:
+        """The rows of each job."""
+        starts = range(0, n_samples, self.rows_per_job)
+        return [(start, min(start + self.rows_per_job, n_samples)) for start in starts]
+
+
+@dataclass(frozen=True)
+class RankingJob:
+    """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
+
+    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    """
+
+    model: str
+    data: str
+    start: int
+    stop: int
+    k: int
+    out: str
+    filtered: str
+    raw: bool = field(default=False, kw_only=True)
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"predict/{self.start}-{self.stop}"
+
+
+@dataclass(frozen=True)
+class CountingJob(RankingJob):
+    """As a RankingJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
+
+    threshold: float = field(default=0.0, kw_only=True)
+    counts: str = field(default="", kw_only=True)
+
+    @property
+    def key(self) -> str:
+        """The rows."""
+        return f"metrics/{self.start}-{self.stop}"
+
+
+@dataclass
+class RankingRun:
+    """The jobs of one prediction; with a folder for counts, of an evaluation."""
+
+    model: StoredModel
+    dataset: Dataset
+    k: int
+    out: Path
+    plan: MemoryPlan
+    filtered: str = ""
+    threshold: float = 0.0
+    folder: Path | None = None
+    raw: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_features(self.model, self.dataset)
+        if self.folder:
+            check_labels(self.model, self.dataset, self.threshold)
+
+    @property
+    def of_labels(self) -> int:
+        """Bytes of the counts over labels that each thread keeps."""
+        return COUNT_BYTES * self.model.n_labels if self.folder else 0
+
+
+@dataclass(frozen=True)
+class RankingForecaster(Forecaster):
+    """See `Model.forecaster`."""
+
+    model: StoredModel
+    dataset: Dataset
+    k: int
+    evaluate: bool
+
+    def __post_init__(self) -> None:
+        check_features(self.model, self.dataset)
+
+    @property
+    def of_labels(self) -> int:
+        """Bytes of the counts over labels that each thread keeps."""
+        return COUNT_BYTES * self.model.n_labels if self.evaluate else 0
+
+    @abstractmethod
+    def sizes(self, plan: MemoryPlan) -> Any:
+        """How the work is cut. Raises MemoryLimitError where the smallest pieces do not fit."""
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether the smallest pieces fit."""
+        self.sizes(plan)
