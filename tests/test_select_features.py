@@ -380,8 +380,8 @@ print(json.dumps([some.fingerprint, peak_resident()]))
 @pytest.mark.slow
 @on_linux
 def test_data_beyond_the_limit_are_selected_from_within_it(tmp_path: Path) -> None:
-    n, per_row, d, limit = 110_000, 300, 4000, 250 * 10**6
-    with xs.store.dataset.new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 264 MB of X
+    n, per_row, d, limit = 130_000, 300, 4000, 300 * 10**6
+    with xs.store.dataset.new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 312 MB of X
         rng, rows = np.random.default_rng(0), 5000
         x = np.arange(per_row) * 13 + rng.integers(0, 13, (rows, per_row))
         ends = np.arange(rows + 1, dtype=np.int64)

@@ -127,7 +127,7 @@ def test_a_receipt_that_no_job_gives(data: Path) -> None:
     import zlib
 
     work = data.with_name("m.partial")
-    assert spoilt_stores.run(["train", str(data), str(data.with_name("m")), "--memory-limit", "1GB"])[0] == 0
+    assert spoilt_stores.run(["train", str(data), str(data.with_name("m")), "--memory-limit", "4GB"])[0] == 0
     data.with_name("m").rename(work)
     (work / "zarr.json").unlink()
     ledger = work / "ledger.jsonl"

@@ -148,10 +148,12 @@ class Engine:
         self._log_levels = [log.level for log in _CLIENT_LOGS]
         if self._scheduler is None:
             # its own memory monitor counts mapped pages twice over, and its dashboard would load half of the web; a
-            # process that was stopped for minutes (a laptop that slept) would give its own worker up for dead
+            # process that was stopped for minutes (a laptop that slept) would give its own worker up for dead; its profiler
+            # walks the stacks of threads at work, which crashes Python 3.11 once in a while
             settings = {
                 "distributed.worker.memory.terminate": False,
                 "distributed.admin.log-length": 0,
+                "distributed.worker.profile.enabled": False,
                 "distributed.scheduler.worker-ttl": None,
             }
             with dask.config.set(settings), warnings.catch_warnings():
