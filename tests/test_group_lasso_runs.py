@@ -158,7 +158,8 @@ def test_info_tells_how_a_training_went(
     main(["info", str(tmp_path / "m")], standalone_mode=False)
     said = capsys.readouterr().out
     for done in fitted.report_["history"]:
-        assert f"objective {done['objective']:.6g}, {done['n_selected']:,} features" in said
+        assert f"stage 0: passes {done['passes']:.6g}, objective {done['objective']:.6g}, violation " in said
+        assert f"n_selected {done['n_selected']:,}" in said
 
 
 @pytest.mark.slow

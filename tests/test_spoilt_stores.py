@@ -115,7 +115,7 @@ def test_a_weight_of_a_feature_that_is_not(data: Path, cli: Callable[..., Any]) 
 def test_a_model_of_low_rank_is_no_warm_start(data: Path, cli: Callable[..., Any]) -> None:
     model = data.with_name("m")
     cli("train", data, model, "--solver=leml", "--set", "rank=2", "--memory-limit", "1GB")
-    assert "alternation 1: objective" in subprocess.run(
+    assert "alternation 1, objective" in subprocess.run(
         [sys.executable, "-m", "xmc_stream.cli", "info", str(model)], capture_output=True, text=True, check=True
     ).stdout  # fmt: skip
     assert "low-rank" in refused("train", data, data.with_name("n"), "--warm-start", model)

@@ -230,21 +230,11 @@ def export(
 
 
 def _history_line(done: dict[str, Any]) -> str:
-    """A pass of PD-Sparse, an alternation of LEML, or a sweep of the group lasso, for people."""
-    held_out = "".join(
-        f", {name.removeprefix('held_out_')} {done[name]:.4g}" for name in done if name.startswith("held_out")
+    """What a method noted of a pass, an alternation or a sweep: the first number is which."""
+    (first, *others) = (
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {plain(value)}" for name, value in done.items()
     )
-    if "alternation" in done:
-        return f"alternation {done['alternation']}: objective {done['objective']:.6g}{held_out}"
-    if "n_selected" in done:
-        return (
-            f"stage {done['stage']}, pass {done['passes']:.4g}: objective {done['objective']:.6g}, "
-            f"{done['n_selected']:,} features"
-        )
-    return (
-        f"{done['stage']} {done['pass']}: dual {done['dual']:.6g}{held_out}, {done['nnz']:,} weights, "
-        f"{done['active_labels']:.3g} active labels a sample"
-    )
+    return f"{first}: {', '.join(others)}"
 
 
 def _model_lines(report: dict[str, Any]) -> list[str]:
