@@ -7,7 +7,7 @@ import pytest
 from reference import mips as twin
 
 from xmc_stream.kernels.blocks import Labels
-from xmc_stream.kernels.hashing import Codes, HashRoom, encode, nearest_scored
+from xmc_stream.kernels.hashing import Codes, encode, hash_room, nearest_scored
 from xmc_stream.kernels.innerproducts import Best
 
 N = 40
@@ -36,7 +36,7 @@ def test_candidates_are_the_nearest_codes_and_are_scored_exactly(r: int, bits: i
     excluded = Labels(2 * np.arange(8), rng.integers(0, N, 14).astype(np.int32))
     hubs = np.flatnonzero(~zero)[:2].astype(np.int32)
     best = Best(np.full(7, -1, np.int32), np.full(7, -np.inf, np.float32))
-    rooms = HashRoom(np.empty(N, np.uint16), np.zeros(bits + 1, np.int64), np.empty(N, np.int32))
+    rooms = hash_room(N)
     nearest_scored(0, 7, X, queries, n, hubs, Codes(W, codes, zero), excluded, rooms, best)
     for i, x in enumerate(X):
         barred = excluded.indices[2 * i : 2 * i + 2]

@@ -261,7 +261,7 @@ def test_rules_fill_in_what_is_not_given() -> None:
         ({"variant": "l3"}, "one of l2, l1, lsh"),
         ({"oracle": "simple-lsh"}, "cannot be simple-lsh with variant=l2"),
         ({"oracle": "sw-graph", "variant": "lsh"}, "cannot be sw-graph with variant=lsh"),
-        ({"bits": 100}, "a multiple of 64"),
+        ({"bits": 320}, "64, 128, 192 or 256"),
         ({"lam": 0}, "'lam' parameter"),
     ],
 )

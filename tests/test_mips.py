@@ -18,7 +18,7 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips import exact
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
-from xmc_stream.mips.oracle import Answers, Oracle
+from xmc_stream.mips.oracle import Answers, Oracle, largest
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 
@@ -214,20 +214,40 @@ def test_zero_classes_are_drawn_evenly_and_by_key() -> None:
     assert counts[np.arange(8) != 3].min() > 4000 / 7 * 0.8
 
 
-def test_norms_that_grow_double_the_bound_of_codes() -> None:
-    vectors = DenseVectors(4, D, 1 << 12)
-    vectors.put(np.arange(4), np.eye(4, D, dtype=np.float32))
+def test_the_bound_of_codes_is_the_norm_that_one_class_in_a_hundred_exceeds() -> None:
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((400, D)).astype(np.float32)
+    W /= np.linalg.norm(W, axis=1)[:, None]
+    W[:4] *= 100.0
+    W[4] *= 1.25
+    vectors = DenseVectors(500, D, 1 << 17)  # the last are zero
+    vectors.put(np.arange(400), W)
     oracle = SimpleLSH(vectors, bits=64)
+    assert oracle.bound == pytest.approx(1.25)
     before = oracle.codes.copy()
-    vectors.put(np.array([1]), np.full((1, D), 1.0, np.float32))
-    oracle.refresh(np.array([1]))
-    assert oracle.most == 4.0  # the norm is 3.46
+    vectors.put(np.arange(4), 2 * W[:4])  # they have the codes of their direction
+    oracle.refresh(np.arange(4))
+    assert (oracle.codes == before).all()
+    vectors.put(np.arange(400), 1.4 * W)
+    oracle.refresh(np.arange(4))
+    assert oracle.bound == pytest.approx(1.25)
+    vectors.put(np.arange(400), 2 * W)
+    oracle.refresh(np.arange(4))
+    assert oracle.bound == pytest.approx(2.5)
+    assert (oracle.codes == before).all()  # all were made anew
+    vectors.put(np.arange(5, 400), 0.1 * W[5:])
+    vectors.clear(np.arange(5))
+    oracle.refresh(np.arange(5))
     fresh = SimpleLSH(vectors, bits=64)
-    fresh.most = 4.0
-    fresh.refresh(np.arange(4))
-    assert (oracle.codes == fresh.codes).all()
-    assert (oracle.codes != before).any()
-    assert oracle.query(np.ones((1, D), np.float32), nobody(1)).classes.tolist() == [1]
+    assert oracle.bound == fresh.bound == pytest.approx(0.1)
+    assert (oracle.codes == fresh.codes)[:, 5:400].all()
+
+
+def test_the_longest_classes_are_found_whatever_their_order() -> None:
+    squares = np.array([3.0, 0.0, 5.0, 3.0, 1.0, 3.0])
+    assert largest(squares, 3).tolist() == [0, 2, 3]
+    assert largest(squares, 9).tolist() == [0, 2, 3, 4, 5]
+    assert largest(np.zeros(4), 3).tolist() == largest(squares, 0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +265,7 @@ def test_norms_that_grow_double_the_bound_of_codes() -> None:
         (lambda index, x: index.query(x, exclude=sp.csr_matrix((1, 2))), "is wanted"),
         (lambda index, x: xs.InnerProductIndex(3, D, "simplest"), "no oracle 'simplest'"),
         (lambda index, x: xs.InnerProductIndex(3, D, "exact", ef=3), "does not take these options"),
-        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "multiple of 64"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "64, 128, 192 or 256"),
         (lambda index, x: xs.InnerProductIndex(0, D), "one id and one feature"),
     ],
 )

@@ -15,10 +15,12 @@ from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.popcount import popcount
 from xmc_stream.kernels.prefetch import prefetch
-from xmc_stream.kernels.vectors import LANES, product
+from xmc_stream.kernels.vectors import LANES, WORD, at_most, product
 
 _AHEAD, _LINE = 4, 16  # candidates that vectors are fetched ahead of, floats of a cache line
-_FAR = 65535
+_FAR = 255
+TOGETHER = 8  # queries that share a look at the codes
+_PORTION = 1024  # codes that they look at in turn
 
 
 class Codes(NamedTuple):
@@ -30,11 +32,16 @@ class Codes(NamedTuple):
 
 
 class HashRoom(NamedTuple):
-    """Room of one thread: distances (K,), counts (bits + 1,), candidates."""
+    """Room of one thread: distances (TOGETHER, K and up to 63 more, which are far), candidates (K,)."""
 
-    distances: NDArray[np.uint16]
-    counts: NDArray[np.int64]
+    distances: NDArray[np.uint8]
     candidates: NDArray[np.int32]
+
+
+def hash_room(n_classes: int) -> HashRoom:
+    """For so many classes."""
+    n = -(-n_classes // WORD) * WORD
+    return HashRoom(np.full((TOGETHER, n), _FAR, np.uint8), np.empty(n_classes, np.int32))
 
 
 @kernel
@@ -92,38 +99,57 @@ def encode(
 
 
 @inner_kernel
-def _measure(i: int, queries: NDArray[np.uint64], of: Codes, room: HashRoom) -> None:
-    """The Hamming distance of a query to each class; zero vectors are far."""
-    codes, distances = of.codes, room.distances
-    for word in range(len(codes)):
-        query = queries[word, i]
-        for c in range(len(distances)):
-            distance = np.uint16(popcount(codes[word, c] ^ query))
-            distances[c] = distance if word == 0 else distances[c] + distance
-    for c in range(len(distances)):
-        distances[c] = _FAR if of.zero[c] else distances[c]
+def _measure(first: int, last: int, queries: NDArray[np.uint64], of: Codes, room: HashRoom) -> None:
+    """The Hamming distances of some queries to each class; zero vectors are far."""
+    codes, n = of.codes, len(of.zero)
+    for begin in range(0, n, _PORTION):  # its codes stay in the first-level cache
+        end = min(begin + _PORTION, n)
+        zero = of.zero[begin:end]
+        for i in range(first, last):
+            distances = room.distances[i - first, begin:end]
+            for word in range(len(codes)):
+                some, query = codes[word, begin:end], queries[word, i]
+                for c in range(len(distances)):
+                    distance = np.uint8(popcount(some[c] ^ query))
+                    distances[c] = distance if word == 0 else distances[c] + distance
+            for c in range(len(distances)):
+                distances[c] = _FAR if zero[c] else distances[c]
 
 
 @inner_kernel
-def _nearest(n: int, room: HashRoom) -> int:
-    """Up to n classes of the least distance, of equals the lower ones; returns how many."""
-    distances, counts, candidates = room.distances, room.counts, room.candidates
-    counts[:] = 0
-    for c in range(len(distances)):
-        if distances[c] != _FAR:
-            counts[distances[c]] += 1
-    far, rest = 0, n
-    while far < len(counts) and counts[far] <= rest:
-        rest -= counts[far]
-        far += 1
-    found = 0
-    for c in range(len(distances)):
-        if distances[c] < far:
+def _within(limit: int, distances: NDArray[np.uint8]) -> int:
+    """How many classes are no farther."""
+    n = 0
+    for at in range(0, len(distances), WORD):
+        n += popcount(at_most(distances, at, np.uint8(limit)))
+    return n
+
+
+@inner_kernel
+def _nearest(n: int, most: int, distances: NDArray[np.uint8], candidates: NDArray[np.int32]) -> int:
+    """Up to n classes of the least distance, of equals the lower ones; returns how many.
+
+    The distance that they end at is found by bisection: counting takes 64 classes at a time, a table of counts would not.
+    """
+    far, end = 0, most + 1  # the least distance that takes more than n
+    while far < end:
+        middle = (far + end) // 2
+        if _within(middle, distances) <= n:
+            far = middle + 1
+        else:
+            end = middle
+    found, rest = 0, n - _within(far - 1, distances) if far else n
+    for at in range(0, len(distances), WORD):
+        near = at_most(distances, at, np.uint8(min(far, most)))
+        while near:
+            c = at + popcount(~near & (near - np.uint64(1)))
+            near &= near - np.uint64(1)
+            if distances[c] == far:
+                rest -= 1
+                if rest < 0:
+                    continue
             candidates[found] = c
             found += 1
-        elif distances[c] == far and rest > 0:
-            candidates[found] = c
-            found, rest = found + 1, rest - 1
     return found
 
 
@@ -147,9 +173,10 @@ def nearest_scored(
     candidates, vectors, queried, r = room.candidates, of.vectors.ravel(), rows.ravel(), rows.shape[1]
     in_lanes = r - r % LANES
     for i in range(first, last):
-        low, high = excluded.indptr[i], excluded.indptr[i + 1]
-        _measure(i, queries, of, room)
-        found = _nearest(min(n + high - low, len(of.zero)), room)
+        low, high, at = excluded.indptr[i], excluded.indptr[i + 1], (i - first) % TOGETHER
+        if at == 0:
+            _measure(i, min(i + TOGETHER, last), queries, of, room)
+        found = _nearest(n + high - low, min(WORD * len(queries), _FAR - 1), room.distances[at], candidates)
         for q in range(-len(hubs), found):
             c = np.int64(candidates[q] if q >= 0 else hubs[q])
             for ahead in range(0, r if 0 <= q + _AHEAD < found else 0, _LINE):

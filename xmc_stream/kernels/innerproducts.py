@@ -1,7 +1,7 @@
 """The best class of each row by exact search: class after class, over rows that are stored by feature.
 
-Scores are float32, added in the order of ranks (`kernels.classvectors`) or, of dense vectors, in that of the coordinates. A
-product with a stored zero changes no sum, so a column of the rows may be dense or not.
+Scores are float32, added in the order of ranks (`kernels.classvectors`). A product with a stored zero changes no sum, so a
+column of the rows may be dense or not.
 """
 
 from __future__ import annotations
@@ -118,27 +118,4 @@ def scan(
                     scores[lines[q]] += w * values[q]
             elif found < 0:
                 _axpy(w, -found - 1, heavy, scores)
-        at = _keep_best(c, excluded, at, factors, scores, best)
-
-
-@kernel
-def scan_dense(
-    first: int,
-    last: int,
-    vectors: NDArray[np.float32],
-    zero: NDArray[np.bool_],
-    by_coordinate: NDArray[np.float32],
-    excluded: Excluded,
-    factors: NDArray[np.float32],
-    scores: NDArray[np.float32],
-    best: Best,
-) -> None:
-    """As `scan`, for dense vectors (K, r) and rows (r, n)."""
-    at = int(np.searchsorted(excluded.classes, first))
-    for c in range(first, last):
-        if zero[c]:
-            continue
-        scores[:] = 0.0
-        for j in range(vectors.shape[1]):
-            _axpy(vectors[c, j], j, by_coordinate, scores)
         at = _keep_best(c, excluded, at, factors, scores, best)

@@ -1,4 +1,4 @@
-"""Sums in vector registers, which compiled loops are not: their order would not be the one that is written down."""
+"""What compiled loops do not do in vector registers: sums, whose order would not be the one that is written down; masks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _cgutils: Any = cgutils  # it has no types
 _config: Any = config
 
 LANES = 16
+WORD = 64
 
 
 def _total(typingctx: Any, array: Any) -> Any:
@@ -81,6 +82,30 @@ def _product(typingctx: Any, a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> An
     return types.float32(a, at_a, b, at_b, n), generate
 
 
+def _at_most(typingctx: Any, array: Any, at: Any, limit: Any) -> Any:
+    """A word whose bit b is 1 where array[at + b] <= limit, b = 0 .. 63, for a uint8 array."""
+    whole = isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.uint8
+    if not (whole and at == types.int64 and limit == types.uint8):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), WORD)
+        place = builder.gep(context.make_array(array)(context, builder, arguments[0]).data, [arguments[1]])
+        values = builder.load(builder.bitcast(place, ir.PointerType(vector)), align=1)
+        limits = builder.insert_element(ir.Constant(vector, ir.Undefined), arguments[2], ir.Constant(ir.IntType(32), 0))
+        limits = builder.shuffle_vector(
+            limits, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), WORD), [0] * WORD)
+        )
+        return builder.bitcast(builder.icmp_unsigned("<=", values, limits), ir.IntType(64))
+
+    return types.uint64(array, at, limit), generate
+
+
+def _plain_at_most(array: Any, at: Any, limit: Any) -> Any:
+    """The same in NumPy."""
+    return np.uint64(sum(1 << b for b in range(WORD) if array[at + b] <= limit))
+
+
 def _plain_product(a: Any, at_a: Any, b: Any, at_b: Any, n: Any) -> Any:
     """The same sums in NumPy."""
     return _plain_total(a[at_a : at_a + n] * b[at_b : at_b + n])
@@ -98,3 +123,4 @@ def _plain_total(array: Any) -> Any:
 
 total: Any = _plain_total if _config.DISABLE_JIT else intrinsic(_total)
 product: Any = _plain_product if _config.DISABLE_JIT else intrinsic(_product)
+at_most: Any = _plain_at_most if _config.DISABLE_JIT else intrinsic(_at_most)

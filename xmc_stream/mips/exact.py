@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.classvectors import RankedRows
-from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan, scan_dense
+from xmc_stream.kernels.innerproducts import Best, Excluded, RowTile, fill_tile, scan
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors
 
 ROWS = 8192  # of a tile: a class's scores take 32 KiB, and each pass over all vectors serves as many rows
 HEAVY = 12  # a feature that one in so many rows has is a dense column
-_COORDINATES = 1 << 17  # of a tile of dense rows: 512 KiB, which the second-level cache holds
+_BLOCK = 512  # dense rows and classes that are multiplied at a time
 
 
 class _Scanning(Oracle):
@@ -125,12 +126,14 @@ class Exact(_Scanning):
 class DenseExact(_Scanning):
     """Scores every class, over dense vectors: what `SimpleLSH` is compared with.
 
+    Scores are matrix products of fixed blocks, by BLAS in one thread, so that they are the same for any number of threads.
+
     Parameters
     ----------
     vectors : DenseVectors
         The classes.
     seed, threads : int
-        As of `Oracle`; each thread takes a range of the classes.
+        As of `Oracle`; each thread takes a range of the blocks of classes.
     by_norm : bool, default False
         As of `Exact`.
     """
@@ -139,6 +142,11 @@ class DenseExact(_Scanning):
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors, self.by_norm = vectors, by_norm
 
+    @staticmethod
+    def bytes_of(threads: int = 1) -> int:
+        """Bytes that a query holds beside its rows and the vectors."""
+        return _BLOCK * (4 * _BLOCK + 16) * threads
+
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
 
@@ -146,18 +154,27 @@ class DenseExact(_Scanning):
         return len(rows)
 
     def _find(self, rows: NDArray[np.float32], excluded: Labels, best: Best) -> None:
-        factors = _factors(self.vectors, self.by_norm)
-        zero, width = self._zero(), max(16, _COORDINATES // self.vectors.n_features)
-        for first in range(0, len(rows), width):
-            last = min(first + width, len(rows))
-            turned, barred = np.ascontiguousarray(rows[first:last].T, np.float32), _by_class(first, last, excluded)
+        factors, zero = _factors(self.vectors, self.by_norm), self._zero()
+        barrier = np.where(zero, np.float32(-np.inf), np.float32(0.0))
+        for first in range(0, len(rows), _BLOCK):
+            last = min(first + _BLOCK, len(rows))
+            x, barred = np.ascontiguousarray(rows[first:last], np.float32), _by_class(first, last, excluded)
 
-            def some(_: int, begin: int, end: int, x: NDArray[np.float32] = turned, barred: Excluded = barred) -> Best:
-                found = _no_best(x.shape[1])
-                scan_dense(
-                    begin, end, self.vectors.values, zero, x, barred, factors, np.empty(x.shape[1], np.float32), found
-                )
+            def some(_: int, begin: int, end: int, x: NDArray[np.float32] = x, barred: Excluded = barred) -> Best:
+                found, lines = _no_best(len(x)), np.arange(len(x))
+                for low in range(_BLOCK * begin, min(_BLOCK * end, self.n_classes), _BLOCK):
+                    high = min(low + _BLOCK, self.n_classes)
+                    scores = x @ self.vectors.values[low:high].T
+                    if self.by_norm:
+                        scores *= factors[low:high]
+                    scores += barrier[low:high]
+                    pairs = slice(*np.searchsorted(barred.classes, [low, high]))
+                    scores[barred.lines[pairs], barred.classes[pairs] - low] = -np.inf
+                    at = scores.argmax(axis=1)
+                    better = np.flatnonzero(scores[lines, at] > found.scores)
+                    found.classes[better], found.scores[better] = low + at[better], scores[better, at[better]]
                 return found
 
-            self._merge(first, last, self._on_threads(some, self._cuts(self.n_classes)), best)
+            with one_blas_thread():
+                self._merge(first, last, self._on_threads(some, self._cuts(-(-self.n_classes // _BLOCK))), best)
         self.scored += len(rows) * int(np.count_nonzero(~zero))

@@ -103,3 +103,14 @@ class Oracle(ABC):
     def _cuts(self, n: int) -> NDArray[np.int64]:
         """Bounds of a range of n for each thread."""
         return np.linspace(0, n, self.threads + 1).astype(np.int64)
+
+
+def largest(squares: NDArray[np.float64], n: int) -> NDArray[np.int32]:
+    """Up to n classes of the largest squared norm above 0, of equals the lower ones; ascending."""
+    n = min(n, int(np.count_nonzero(squares)))
+    if n == 0:
+        return np.empty(0, np.int32)
+    bound = np.partition(squares, len(squares) - n)[len(squares) - n]
+    above = np.flatnonzero(squares > bound)
+    equal = np.flatnonzero(squares == bound)[: n - len(above)]
+    return np.sort(np.concatenate([above, equal])).astype(np.int32)

@@ -11,7 +11,7 @@ from xmc_stream.kernels import smallworld as kernels
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.classvectors import RankedRows
 from xmc_stream.kernels.innerproducts import Best
-from xmc_stream.mips.oracle import Oracle
+from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import ClassVectors
 
 _PORTION = 8192  # classes whose sketches are held at once
@@ -82,9 +82,7 @@ class SmallWorld(Oracle):
 
     def _hubs(self) -> NDArray[np.int32]:
         """Linked classes of the largest norm."""
-        linked = np.flatnonzero(self.graph.linked)
-        order = np.argsort(-self.vectors.squares[linked], kind="stable")
-        return linked[order[: self._n_hubs]].astype(np.int32)
+        return largest(np.where(self.graph.linked, self.vectors.squares, 0.0), self._n_hubs)
 
     def _sketches(self, classes: NDArray[np.int32]) -> RankedRows:
         sizes = np.minimum(self.vectors.n_entries[classes], self._sketch_size)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.lowrank.leml import plan_lowrank

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, dense_labels, given, loss_units

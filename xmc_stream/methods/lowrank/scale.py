@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.lowrank import add_column_dots, add_lines, add_transposed, multiply
 from xmc_stream.methods.lowrank.known_pairs import given

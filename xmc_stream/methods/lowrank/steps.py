@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_columns, solve_gram

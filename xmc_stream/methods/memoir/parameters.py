@@ -110,11 +110,11 @@ class MEMOIRParameters(Parameters):
         4, Whole("The held-out rows are scored 20 times. Training stops when macro-F1 has not risen for so many times.")
     )
     rank: int = parameter(256, Whole("Of lsh: coordinates of the truncated SVD."))
-    bits: int = parameter(128, Whole("Of simple-lsh: length of a code, in bits; a multiple of 64.", least=64))
+    bits: int = parameter(256, Whole("Of simple-lsh: length of a code, in bits: 64, 128, 192 or 256.", least=64))
     candidates: int | None = parameter(
         None,
         Whole(
-            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: a 64th of all, 128 at least; "
+            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: one in 256, 256 at least; "
             "of sw-graph 8.",
             none=True,
         ),
@@ -128,8 +128,8 @@ class MEMOIRParameters(Parameters):
                 f"The 'oracle' parameter of MEMOIR cannot be {self.oracle} with variant={self.variant}: sw-graph is for "
                 "sparse weights (l2, l1), simple-lsh for lsh"
             )
-        if self.bits % 64:
-            raise InputError(f"The 'bits' parameter of MEMOIR must be a multiple of 64. Got {self.bits} instead.")
+        if self.bits not in (64, 128, 192, 256):
+            raise InputError(f"The 'bits' parameter of MEMOIR must be 64, 128, 192 or 256. Got {self.bits} instead.")
 
     def resolved(self, n_classes: int, n_copies: int) -> MEMOIRParameters:
         """These, with a number in the place of each none that rules decide, and the name of the oracle."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.memoir.draws import AHEAD
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.mips.exact import Exact
+from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import CLASS_BYTES
@@ -55,9 +55,10 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
         rank = min(p.rank, dataset.n_features, n)
         needs |= {
             "W": k * (4 * rank + 9), "codes": SimpleLSH.bytes_of(k, rank, threads, p.bits),
-            "rows of batches": (AHEAD + 1) * 8 * entries + 2 * 4 * rank * draws,
+            "rows of batches": (AHEAD + 1) * 8 * entries + 2 * 4 * rank * draws, "scores": DenseExact.bytes_of(threads),
         }  # fmt: skip
-    elif p.oracle == "sw-graph":
+        return needs
+    if p.oracle == "sw-graph":
         needs["graph"] = SmallWorld.bytes_of(k, dataset.n_features + p.bias, threads, p.degree)
     # held-out rows are scored by all classes in any case
     needs["scores"] = Exact.bytes_of(dataset.n_features + p.bias, entries, threads)

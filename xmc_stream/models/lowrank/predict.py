@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.blas import one_blas_thread
+from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.blocks import Labels
