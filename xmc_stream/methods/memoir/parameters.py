@@ -13,6 +13,7 @@ VARIANTS = ("l2", "l1", "lsh")
 ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
 _DRAWS = 5.0  # times the copies
 _BATCH = 1000  # draws of a step, at most
+_MANY_CLASSES = 4000  # from so many on, the approximate search of dense vectors is faster than the exact one
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class MEMOIRParameters(Parameters):
         "default",
         Choice(
             "What finds the best wrong class. exact: all are scored. sw-graph (for l2 and l1): a small-world graph. "
-            "simple-lsh (for lsh): signs of projections. default: exact, for lsh simple-lsh.",
+            "simple-lsh (for lsh): signs of projections. default: exact; simple-lsh for lsh with 4,000 classes or more.",
             options=ORACLES,
         ),
     )
@@ -137,7 +138,7 @@ class MEMOIRParameters(Parameters):
         steps = self.steps or max(1, math.ceil(_DRAWS * n_copies / batch))
         oracle = self.oracle
         if oracle == "default":
-            oracle = "simple-lsh" if self.variant == "lsh" else "exact"
+            oracle = "simple-lsh" if self.variant == "lsh" and n_classes >= _MANY_CLASSES else "exact"
         lam, eta0 = self.lam or 1.0 / max(n_copies, 1), self.eta0 or float(batch)
         return replace(self, batch=batch, steps=steps, oracle=oracle, lam=lam, eta0=eta0)
 
