@@ -82,7 +82,7 @@ def digest(data: Path, folder: Path, p: MEMOIRParameters, threads: list[int], bu
 RUNS = [
     MEMOIRParameters(batch=300, steps=24),
     MEMOIRParameters(variant="l1", oracle="sw-graph", gamma=1e-3, batch=300, steps=24, truncate=1e-3),
-    MEMOIRParameters(variant="lsh", rank=20, batch=300, steps=24),
+    MEMOIRParameters(variant="lsh", oracle="simple-lsh", rank=20, batch=300, steps=24),
     MEMOIRParameters(variant="lsh", oracle="exact", rank=20, batch=300, steps=24, held_out=0.0),
 ]
 
@@ -109,8 +109,6 @@ def test_limits_and_reports(variant: str, some_rows: Path, tmp_path: Path) -> No
         assert report["passes"] > 0
         assert report["bytes_gathered"] > 0
     assert len(digests) == 1
-    (info,) = {repr(type(clf.model_)) for _ in range(1)}
-    assert info
 
 
 @pytest.mark.slow
@@ -118,7 +116,7 @@ def test_limits_and_reports(variant: str, some_rows: Path, tmp_path: Path) -> No
 def test_a_killed_training_goes_on_to_the_same_model(
     variant: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    settings = [f"variant={variant}", "rank=16", "batch=4000", "steps=60", "patience=20", "eta1=0.2"]
+    settings = [f"variant={variant}", "rank=16", "batch=1500", "steps=60", "patience=20", "eta1=0.2"]
     options = ["--solver", "memoir", *(part for name in settings for part in ("--set", name)), "--json"]
     whole = cli("train", some_rows, tmp_path / "whole", *options, "--memory-limit", "600MB")
     ledger = tmp_path / "killed.partial" / "ledger.jsonl"

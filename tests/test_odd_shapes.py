@@ -38,7 +38,7 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
         "MEMOIR",
         {"variant": "l1", "oracle": "sw-graph", "truncate": 0.1, "held_out": 0.0, "steps": 5, "sampling": "row"},
     ),
-    ("MEMOIR", {"variant": "lsh", "rank": 3, "held_out": 0.5, "steps": 5, "update": "all"}),
+    ("MEMOIR", {"variant": "lsh", "oracle": "simple-lsh", "rank": 3, "held_out": 0.5, "steps": 5, "update": "all"}),
 ]
 
 
@@ -68,6 +68,8 @@ def test_every_estimator_trains_on_odd_shapes(number: int) -> None:
         try:
             clf = getattr(xs, name)(memory_limit=LIMIT, threads=1, **options).fit(X, Y)
         except InputError as error:  # what it says to do works
+            if "has one label" in str(error):
+                continue
             (rank,) = re.findall(r"'rank' parameter of CPLST must be at most (\d+)", str(error))
             clf = getattr(xs, name)(memory_limit=LIMIT, threads=1, rank=int(rank)).fit(X, Y)
         labels, scores = clf.predict_topk(X, 1)

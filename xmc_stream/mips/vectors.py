@@ -14,6 +14,7 @@ from xmc_stream.kernels.hashing import add_dense, sum_squares
 from xmc_stream.memory import format_size
 
 CLASS_BYTES = 21  # begin, bits, n and square of a class
+ENTRY_BYTES = 22  # of an entry, at most: its table is 3/8 full
 _BINS = 1 << 16
 _PAIRS = 1 << 12  # of dense vectors and rows that are multiplied at a time
 

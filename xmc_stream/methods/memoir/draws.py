@@ -36,7 +36,9 @@ class Copies:
         self.classes = np.flatnonzero(np.diff(self.indptr))
 
     def draw(self, n: int, seed: int, step: int, by_class: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and labels of a step's n draws."""
+        """Rows and labels of a step's n draws; none where there are no copies."""
+        if not len(self.rows):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
         rng = np.random.default_rng([seed, STEPS, step])
         if by_class:
             labels = self.classes[rng.integers(0, len(self.classes), n)]

@@ -18,6 +18,7 @@ from xmc_stream.methods.memoir.reduction import vectors_path
 from xmc_stream.methods.memoir.run import MEMOIRRun
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
+from xmc_stream.mips.vectors import ENTRY_BYTES
 from xmc_stream.models.linear.weights import finalise_key
 
 _DRAW_NS = 20_000.0  # of a draw: its row, its search, its two steps; an exact search adds that of the classes
@@ -41,8 +42,9 @@ class MEMOIRForecaster(Forecaster):
         sizes = plan_steps(plan, dataset, p)
         passes = steps * draws / max(dataset.n_samples, 1)
         needs = steps_needs(dataset, p, plan.threads)
-        # a draw adds its row to two vectors at most, whose places are twice their entries
-        grown = min(sizes.vectors, int(4 * 11 * passes * X.nnz)) if p.variant != "lsh" else 0
+        # a draw adds its row to two vectors at most, and no vector has more entries than features
+        entries = min(2 * passes * X.nnz, dataset.n_labels * (dataset.n_features + 1))
+        grown = min(sizes.vectors, int(ENTRY_BYTES * entries)) if p.variant != "lsh" else 0
         n_bytes = int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
         return {
             "passes": round(passes, 2),

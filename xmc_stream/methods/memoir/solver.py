@@ -55,7 +55,8 @@ def take_step(
     touched = np.unique(classes)
     if p.variant != "l1":
         w.times(1.0 - eta * p.penalty)
-    steps = np.tile([eta / len(lines), -eta / len(lines)], len(taken))
+    each = eta / max(len(lines), 1)
+    steps = np.tile([each, -each], len(taken))
     w.add(classes, np.repeat(lines[taken], 2), steps, rows)
     if p.variant == "l1":
         if len(touched):
@@ -70,11 +71,12 @@ def take_step(
 
 
 def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> tuple[float, float]:
-    """Accuracy, and the mean F1 of the classes that occur among the labels, in per cent."""
+    """Accuracy, and the mean F1 of the classes that occur among the labels, in per cent. predicted: -1 for none."""
     if not len(labels):
         return 0.0, 0.0
     hits = np.bincount(labels[labels == predicted], minlength=n_classes)
-    true, said = np.bincount(labels, minlength=n_classes), np.bincount(predicted, minlength=n_classes)
+    true = np.bincount(labels, minlength=n_classes)
+    said = np.bincount(predicted[predicted >= 0], minlength=n_classes)
     there = true > 0
     return 100.0 * float(hits.sum()) / len(labels), 100.0 * float(
         (2.0 * hits / np.maximum(true + said, 1))[there].mean()
