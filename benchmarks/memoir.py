@@ -144,7 +144,7 @@ def main() -> None:
 
 @main.command()
 @common(SETS)
-@click.option("--variants", default="l2,lsh", show_default=True)
+@click.option("--variants", default="l1,l2,lsh", show_default=True)
 def oracles(folder: Path, sets: list[str], seed: int, variants: str) -> None:
     """Accuracy and macro-F1 with each oracle, at the defaults.
 
@@ -181,6 +181,7 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
         cases: dict[str, dict[str, Any]] = {
             "defaults": {}, "the authors'": authors(train), "lam / 10": {"lam": 0.1 / n}, "lam * 10": {"lam": 10 / n},
             "eta0 / 3": {"eta0": p.draws / 3}, "eta0 * 3": {"eta0": p.draws * 3.0}, "steps / 3": {"steps": p.most_steps // 3},
+            "gamma=0": {"gamma": 0.0}, "gamma * 3": {"gamma": 3 * p.gamma}, "variant=l2": {"variant": "l2"},
             "sampling=row": {"sampling": "row"}, "normalize=true": {"normalize": True},
             "bias=true": {"bias": True}, "update=all": {"update": "all"},
         }  # fmt: skip
@@ -324,7 +325,7 @@ def svm(folder: Path, sets: list[str], seed: int) -> None:
     for name in sets:
         paths = prepared(folder, name)
         cases: list[tuple[str, Any]] = [(each, None) for each in ("SGDClassifier", "LinearSVC")]
-        cases += [(f"MEMOIR {variant}", {"variant": variant, "seed": seed}) for variant in ("l2", "l1", "lsh")]
+        cases += [(f"MEMOIR {variant}", {"variant": variant, "seed": seed}) for variant in ("l1", "l2", "lsh")]
         alone({"variant": "lsh", "steps": 2, "rank": 8}, paths)  # kernels are compiled
         alone({"steps": 2}, paths)
         for said, options in cases:

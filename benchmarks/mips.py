@@ -147,7 +147,7 @@ def rarest(Y: sp.csr_matrix, counts: NDArray[np.int64]) -> Labels:
 
 
 def dense_lines(
-    name: str, w: NDArray[np.float32], x: NDArray[np.float32], excluded: Labels, shares: tuple[int, ...] = (8, 32, 128)
+    name: str, w: NDArray[np.float32], x: NDArray[np.float32], excluded: Labels, shares: tuple[int, ...] = (32, 128, 512)
 ) -> tuple[float, float]:
     """The exact oracle and the hashing one with some numbers of candidates; microseconds of exact and default."""
     vectors = DenseVectors(*w.shape, most_bytes=w.size * 4 + 9 * len(w))
@@ -155,7 +155,7 @@ def dense_lines(
     truth, exact = measure(name, f"exact, dense {w.shape[1]}", lambda: DenseExact(vectors), x, excluded)
     _, default = measure(name, "simple-lsh", lambda: SimpleLSH(vectors), x, excluded, truth)
     if len(w) > 1000:
-        for bits in (64, 128):
+        for bits in (64, 128, 256):
             for share in shares:
                 measure(
                     name, f"simple-lsh, {bits} bits, 1/{share}",
@@ -228,7 +228,7 @@ def growth(rows: int, rank: int, most: int) -> None:
         n = max(rows // 10, 64)
         w, x = clustered_dense(K, rng, n, rank)
         nobody = Labels(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
-        both = dense_lines(f"{K:,}", w, x, nobody, shares=(8, 32, 128) if sizes[-1] == K else ())
+        both = dense_lines(f"{K:,}", w, x, nobody, shares=(32, 128, 512) if sizes[-1] == K else ())
         for name, took in zip(("exact, dense", "simple-lsh"), both, strict=True):
             times.setdefault(name, []).append(took)
     for name, line in times.items():

@@ -9,9 +9,9 @@ from typing import cast
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
-VARIANTS = ("l2", "l1", "lsh")
+VARIANTS = ("l1", "l2", "lsh")
 ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
-_DRAWS = 5.0  # times the copies
+_DRAWS = 10.0  # times the copies
 _BATCH = 1000  # draws of a step, at most
 _MANY_CLASSES = 4000  # from so many on, the approximate search of dense vectors is faster than the exact one
 
@@ -25,9 +25,9 @@ class MEMOIRParameters(Parameters):
     title = "MEMOIR: multi-class SVM whose best wrong class is found by an index"
 
     variant: str = parameter(
-        "l2",
+        "l1",
         Choice(
-            "l2: squared norm, W in a ball. l1: single weights become zero. lsh: as l2, in the coordinates of a truncated "
+            "l1: single weights become zero. l2: squared norm, W in a ball. lsh: as l2, in the coordinates of a truncated "
             "SVD of X.",
             options=VARIANTS,
         ),
@@ -35,7 +35,7 @@ class MEMOIRParameters(Parameters):
     oracle: str = parameter(
         "default",
         Choice(
-            "What finds the best wrong class. exact: all are scored. sw-graph (for l2 and l1): a small-world graph. "
+            "What finds the best wrong class. exact: all are scored. sw-graph (for l1 and l2): a small-world graph. "
             "simple-lsh (for lsh): signs of projections. default: exact; simple-lsh for lsh with 4,000 classes or more.",
             options=ORACLES,
         ),
@@ -44,7 +44,7 @@ class MEMOIRParameters(Parameters):
         None,
         Number("Weight of the penalty. none: 1 / N, N rows with one copy for each label.", open_least=True, none=True),
     )
-    gamma: float = parameter(0.05, Number("Of l1: the penalty is gamma lam ||W||_1."))
+    gamma: float = parameter(0.02, Number("Of l1: the penalty is gamma lam ||W||_1."))
     truncate: float = parameter(
         0.0,
         Number(
@@ -61,7 +61,7 @@ class MEMOIRParameters(Parameters):
         ),
     )
     steps: int | None = parameter(
-        None, Whole("Steps, at most. none: as many as draw each copy of a row 5 times on average.", none=True)
+        None, Whole("Steps, at most. none: as many as draw each copy of a row 10 times on average.", none=True)
     )
     sampling: str = parameter(
         "class",
@@ -127,7 +127,7 @@ class MEMOIRParameters(Parameters):
         if self.oracle == ("sw-graph" if dense else "simple-lsh"):
             raise InputError(
                 f"The 'oracle' parameter of MEMOIR cannot be {self.oracle} with variant={self.variant}: sw-graph is for "
-                "sparse weights (l2, l1), simple-lsh for lsh"
+                "sparse weights (l1, l2), simple-lsh for lsh"
             )
         if self.bits not in (64, 128, 192, 256):
             raise InputError(f"The 'bits' parameter of MEMOIR must be 64, 128, 192 or 256. Got {self.bits} instead.")
