@@ -492,10 +492,10 @@ class GroupLasso(Estimator, parameters=GroupLassoParameters):
 class MEMOIR(Estimator, parameters=MEMOIRParameters):
     """MEMOIR: a multi-class SVM whose best wrong class is found by an index and not by scoring all classes.
 
-    Joshi and others: MEMOIR: Multi-class Extreme Classification with Inexact Margin, arXiv 2018. It minimises over W (D x K),
-    w_c the weights of class c (equations 10, 11), by steps along stochastic subgradients (algorithms 1, 2)
+    MEMOIR: Multi-class Extreme Classification with Inexact Margin, 2018. It minimises over W (D x K), w_c the weights of
+    class c (equations 10, 11), by steps along stochastic subgradients (algorithms 1, 2)
 
-        (1/N) sum_i max(0, 1 - (w_y.x_i - max_{c != y} w_c.x_i)) + lam/2 ||W||_F^2        or + gamma lam ||W||_1
+        (1/N) sum_i max(0, 1 - (w_y.x_i - max_{c != y} w_c.x_i)) + gamma lam ||W||_1        or + lam/2 ||W||_F^2
 
     The maximum is that of an oracle: all classes scored, a small-world graph, or signs of random projections of the
     coordinates of a truncated SVD. A row with several labels counts once for each. `report_["history"]` has loss, weights and

@@ -25,7 +25,7 @@ class InnerProductIndex:
     """Maximum-inner-product search over vectors that change: argmax over i of v_i.x.
 
     All is in memory. A vector of zeros is a legal answer with score 0; where no other score is above 0, one of those is drawn.
-    Answers do not depend on the number of threads (Bozhko et al. 2018 use such an index inside a multi-class SVM).
+    Answers do not depend on the number of threads. MEMOIR (2018) uses such an index inside a multi-class SVM.
 
     Parameters
     ----------
