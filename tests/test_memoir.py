@@ -55,7 +55,15 @@ def test_with_the_exact_oracle_it_is_pegasos_and_comes_to_the_optimum(tmp_path: 
 
     X, Y = overlapping(60, 10, 4, True)
     lam, y = 0.05, Y.toarray().argmax(axis=1)
-    options = {"variant": "l2", "sampling": "row", "schedule": "pegasos", "batch": 60, "steps": 2000, "lam": lam, "bias": False}
+    options = {
+        "variant": "l2",
+        "sampling": "row",
+        "schedule": "pegasos",
+        "batch": 60,
+        "steps": 2000,
+        "lam": lam,
+        "bias": False,
+    }
     W, _, result = solve(X, Y, tmp_path, **PLAIN, **options)
     svm = LinearSVC(multi_class="crammer_singer", fit_intercept=False, C=1 / (lam * 60), tol=1e-8, max_iter=10**6)
     best = objective(X, Y, svm.fit(X.toarray().astype(np.float64), y).coef_.T, lam)
