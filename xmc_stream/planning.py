@@ -202,7 +202,7 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     if forecast["fits"]:
         lines = [
             f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
-            f"time           about {_duration(forecast['seconds'])}, from a short probe; threads: {forecast['threads']}",
+            f"time           about {_duration(forecast['seconds'])}; threads: {forecast['threads']}",
             f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
             f"'{forecast['peak_phase']}':",
         ]
