@@ -147,7 +147,11 @@ def rarest(Y: sp.csr_matrix, counts: NDArray[np.int64]) -> Labels:
 
 
 def dense_lines(
-    name: str, w: NDArray[np.float32], x: NDArray[np.float32], excluded: Labels, shares: tuple[int, ...] = (32, 128, 512)
+    name: str,
+    w: NDArray[np.float32],
+    x: NDArray[np.float32],
+    excluded: Labels,
+    shares: tuple[int, ...] = (32, 128, 512),
 ) -> tuple[float, float]:
     """The exact oracle and the hashing one with some numbers of candidates; microseconds of exact and default."""
     vectors = DenseVectors(*w.shape, most_bytes=w.size * 4 + 9 * len(w))

@@ -13,15 +13,17 @@ from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import plan_steps, resolved, steps_needs
+from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares, steps_needs
 from xmc_stream.methods.memoir.reduction import vectors_path
-from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.methods.memoir.run import SEGMENTS, MEMOIRRun
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
 from xmc_stream.mips.vectors import ENTRY_BYTES
 from xmc_stream.models.linear.weights import finalise_key
 
-_DRAW_NS = 20_000.0  # of a draw: its row, its search, its two steps; an exact search adds that of the classes
+# nanoseconds of a draw, and more for each class (`benchmarks/memoir.py growth`)
+_SEARCH_NS = {"exact": (70e3, 2.0), "sw-graph": (200e3, 1.0), "simple-lsh": (15e3, 0.6)}
+_DENSE_NS, _SCORE_NS = (5e3, 5.0), 5.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class MEMOIRForecaster(Forecaster):
         # a draw adds its row to two vectors at most, and no vector has more entries than features
         entries = min(2 * passes * X.nnz, dataset.n_labels * (dataset.n_features + 1))
         grown = min(sizes.vectors, int(ENTRY_BYTES * entries)) if p.variant != "lsh" else 0
+        draw, each = _DENSE_NS if (p.variant, p.oracle) == ("lsh", "exact") else _SEARCH_NS[p.oracle]
+        held_out = SEGMENTS * shares(dataset, p) * dataset.n_samples * dataset.n_labels * _SCORE_NS
         n_bytes = int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
         return {
             "passes": round(passes, 2),
@@ -54,9 +58,7 @@ class MEMOIRForecaster(Forecaster):
             "bytes_gathered": n_bytes,
             "peak_phase": "steps",
             "peak_parts": {**needs, **({"vectors of classes, at most": grown} if grown else {})},
-            "seconds": round(
-                steps * draws * (_DRAW_NS + (dataset.n_labels if p.oracle != "sw-graph" else 0)) * 1e-9, 1
-            ),
+            "seconds": round(1e-9 * (steps * draws * (draw + each * dataset.n_labels) + held_out), 1),
         }
 
 

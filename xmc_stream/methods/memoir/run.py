@@ -23,7 +23,7 @@ from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder
 
-_SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
+SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
 
 
 @dataclass
@@ -73,7 +73,7 @@ class MEMOIRRun:
         """Segments until they bring no more; returns what each says, and which is the best."""
         p, d = data.parameters, self.dataset
         most = p.most_steps
-        length = -(-most // _SEGMENTS)
+        length = -(-most // SEGMENTS)
         history: list[dict[str, Any]] = []
         best, before, said = 0, "", ""
         for number, first in enumerate(range(0, most, length)):
