@@ -56,6 +56,7 @@ SETS = "letter,20news_bydate,udhr_langid,wordnet_hypernyms"
 DEEPEST = ("wordnet_hypernyms",)  # sets with several labels a row
 LIMIT = "3GB"
 AUTHORS = {
+    "variant": "l2",
     "lam": 1.0,
     "eta0": 0.1,
     "normalize": True,
