@@ -492,7 +492,7 @@ class GroupLasso(Estimator, parameters=GroupLassoParameters):
 class MEMOIR(Estimator, parameters=MEMOIRParameters):
     """MEMOIR: a multi-class SVM whose best wrong class is found by an index and not by scoring all classes.
 
-    MEMOIR: Multi-class Extreme Classification with Inexact Margin, 2018. It minimises over W (D x K), w_c the weights of
+    MEMOIR: Multi-class Extreme Classification with Inexact Margin, arXiv 2018. It minimises over W (D x K), w_c the weights of
     class c (equations 10, 11), by steps along stochastic subgradients (algorithms 1, 2)
 
         (1/N) sum_i max(0, 1 - (w_y.x_i - max_{c != y} w_c.x_i)) + gamma lam ||W||_1        or + lam/2 ||W||_F^2
