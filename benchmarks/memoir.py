@@ -57,6 +57,7 @@ DEEPEST = ("wordnet_hypernyms",)  # sets with several labels a row
 LIMIT = "3GB"
 AUTHORS = {
     "variant": "l2",
+    "sampling": "class",
     "lam": 1.0,
     "eta0": 0.1,
     "normalize": True,
@@ -183,7 +184,7 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
             "defaults": {}, "the authors'": authors(train), "lam / 10": {"lam": 0.1 / n}, "lam * 10": {"lam": 10 / n},
             "eta0 / 3": {"eta0": p.draws / 3}, "eta0 * 3": {"eta0": p.draws * 3.0}, "steps / 3": {"steps": p.most_steps // 3},
             "gamma=0": {"gamma": 0.0}, "gamma * 3": {"gamma": 3 * p.gamma}, "variant=l2": {"variant": "l2"},
-            "sampling=row": {"sampling": "row"}, "normalize=true": {"normalize": True},
+            "sampling=class": {"sampling": "class"}, "normalize=true": {"normalize": True},
             "bias=true": {"bias": True}, "update=all": {"update": "all"},
         }  # fmt: skip
         for said, options in cases.items():
@@ -197,7 +198,7 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
 def seconds_a_step(dataset: Dataset, learner: Learner, p: MEMOIRParameters, first: int, last: int, seed: int) -> float:
     """Processor seconds of steps first .. last - 1, on average: reading, searching, moving W, the index."""
     copies = Copies(dataset, seed, 0.0)
-    steps = Steps(dataset, copies, p.draws, seed, True)
+    steps = Steps(dataset, copies, p.draws, seed, p.sampling == "class")
     learner.oracle  # noqa: B018 (made before the clock runs)
     began = time.process_time()
     for step, drawn in steps.of(first, last):

@@ -97,7 +97,7 @@ def next_by_hand(W: Any, X: Any, p: MEMOIRParameters, copies: Copies, step: int)
 @pytest.mark.parametrize(
     "options",
     [
-        {"variant": "l2"}, {"variant": "l2", "sampling": "row"}, {"variant": "l2", "lam": 40.0},
+        {"variant": "l2"}, {"variant": "l2", "sampling": "class"}, {"variant": "l2", "lam": 40.0},
         {"variant": "l2", "lam": 1e-3, "eta0": 30.0, "update": "all"}, {"variant": "l2", "lam": 10.0, "eta0": 0.1}, {},
         {"variant": "l1", "lam": 1.0, "eta0": 0.1, "gamma": 1e-3},
         {"variant": "l1", "lam": 1.0, "eta0": 0.1, "truncate": 0.3},

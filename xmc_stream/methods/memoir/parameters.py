@@ -64,11 +64,11 @@ class MEMOIRParameters(Parameters):
         None, Whole("Steps, at most. none: as many as draw each copy of a row 10 times on average.", none=True)
     )
     sampling: str = parameter(
-        "class",
+        "row",
         Choice(
-            "class: a step draws classes, and of each one of its rows, so that rare classes count as much as frequent ones. "
-            "row: it draws rows.",
-            options=("class", "row"),
+            "row: a step draws rows. class: it draws classes, and of each one of its rows, so that rare classes count as much "
+            "as frequent ones.",
+            options=("row", "class"),
         ),
     )
     eta0: float | None = parameter(
