@@ -198,12 +198,11 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
 def seconds_a_step(dataset: Dataset, learner: Learner, p: MEMOIRParameters, first: int, last: int, seed: int) -> float:
     """Processor seconds of steps first .. last - 1, on average: reading, searching, moving W, the index."""
     copies = Copies(dataset, seed, 0.0)
-    steps = Steps(dataset, copies, p.draws, seed, p.sampling == "class")
+    steps = Steps(dataset, copies, p.draws, seed, p.sampling == "class", learner.rows)
     learner.oracle  # noqa: B018 (made before the clock runs)
     began = time.process_time()
     for step, drawn in steps.of(first, last):
-        rows = learner.rows(drawn.numbers, drawn.rows)
-        sums = take_step(learner.weights, rows, drawn.places, learner.find(rows, drawn, step), step, p)
+        sums = take_step(learner.weights, drawn.rows, drawn.places, learner.find(drawn, step), step, p)
         learner.refresh(sums.touched)
     return (time.process_time() - began) / (last - first)
 

@@ -7,9 +7,10 @@ the label that the row counts for. Draws of a step are a function of seed and st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +27,16 @@ class Copies:
     """The copies that are learned from, class by class: rows[indptr[c] : indptr[c + 1]] are those of class c."""
 
     def __init__(self, dataset: Dataset, seed: int, share: float) -> None:
-        counts, parts = np.zeros(dataset.n_labels, np.int64), [np.empty(0, np.int32)]
-        for block in dataset.Y_columns().blocks(_BLOCK):
+        Y = dataset.Y_columns()
+        self.indptr = np.zeros(dataset.n_labels + 1, np.int64)
+        rows, n = np.empty(Y.nnz, row_type(dataset)), 0
+        for block in Y.blocks(_BLOCK):
             keep = ~held_out_of(block.indices.astype(np.int64), seed, share)
-            labels = np.repeat(np.arange(block.start, block.start + block.n), np.diff(block.indptr))
-            counts += np.bincount(labels[keep], minlength=len(counts))
-            parts.append(block.indices[keep].astype(np.int32))
-        self.indptr, self.rows = np.concatenate([[0], np.cumsum(counts)]), np.concatenate(parts)
+            ends = np.concatenate([[0], np.cumsum(keep)])[block.indptr]
+            self.indptr[block.start + 1 : block.start + block.n + 1] = n + ends[1:]
+            rows[n : n + ends[-1]] = block.indices[keep]
+            n += int(ends[-1])
+        self.rows = rows[:n]
         self.classes = np.flatnonzero(np.diff(self.indptr))
 
     def draw(self, n: int, seed: int, step: int, by_class: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -48,7 +52,12 @@ class Copies:
         return self.rows[at].astype(np.int64), np.searchsorted(self.indptr, at, side="right") - 1
 
 
-_BLOCK = 1 << 22  # bytes of Y that are read at a time
+_BLOCK = 1 << 20  # bytes of Y that are read at a time
+
+
+def row_type(dataset: Dataset) -> type[np.signedinteger[Any]]:
+    """That a number of a row fits in."""
+    return np.int32 if dataset.n_samples <= np.iinfo(np.int32).max else np.int64
 
 
 def held_out_of(rows: NDArray[np.int64], seed: int, share: float) -> NDArray[np.bool_]:
@@ -61,28 +70,32 @@ def held_out_of(rows: NDArray[np.int64], seed: int, share: float) -> NDArray[np.
 
 @dataclass(frozen=True)
 class Drawn:
-    """The draws of a step. numbers: of its rows, each once, ascending; rows: these of X; own: all their labels; places (n,):
-    of each draw among them; labels (n,): that it counts for.
+    """The draws of a step. numbers: of its rows, each once, ascending; rows: these, as W takes them; own: all their labels;
+
+    places (n,): of each draw among them; labels (n,): that it counts for.
     """
 
     numbers: NDArray[np.int64]
-    rows: Block
+    rows: Any
     own: Block
     places: NDArray[np.int64]
     labels: NDArray[np.int64]
 
 
 class Steps:
-    """Draws of n copies a step. Rows of the next steps are read by another thread while one is worked on."""
+    """Draws of n copies a step. Another thread reads rows of the next steps while one is worked on. read: gives some rows."""
 
-    def __init__(self, dataset: Dataset, copies: Copies, n: int, seed: int, by_class: bool) -> None:
-        self._X, self._Y = dataset.X_rows(), dataset.Y_rows()
+    def __init__(
+        self, dataset: Dataset, copies: Copies, n: int, seed: int, by_class: bool,
+        read: Callable[[NDArray[np.int64]], Any],
+    ) -> None:  # fmt: skip
+        self._Y, self._read_rows = dataset.Y_rows(), read
         self._copies, self._n, self._seed, self._by_class = copies, n, seed, by_class
 
     @property
     def bytes_read(self) -> int:
-        """Of X and Y, so far."""
-        return self._X.bytes_read + self._Y.bytes_read
+        """Of Y, so far."""
+        return self._Y.bytes_read
 
     def of(self, first: int, last: int) -> Iterator[tuple[int, Drawn]]:
         """Steps first .. last - 1, each with its draws, in the order of rows."""
@@ -101,4 +114,4 @@ class Steps:
         rows, labels = self._copies.draw(self._n, self._seed, step, self._by_class)
         order = np.lexsort((labels, rows))
         numbers, places = np.unique(rows[order], return_inverse=True)
-        return Drawn(numbers, self._X.gather(numbers), self._Y.gather(numbers), places, labels[order])
+        return Drawn(numbers, self._read_rows(numbers), self._Y.gather(numbers), places, labels[order])

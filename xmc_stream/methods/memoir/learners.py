@@ -15,7 +15,14 @@ from xmc_stream.methods.memoir.draws import Drawn
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import StepsPlan
 from xmc_stream.methods.memoir.solver import Found
-from xmc_stream.methods.memoir.state import CLASSES, read_dense, read_sparse, write_dense, write_sparse
+from xmc_stream.methods.memoir.state import (
+    CLASSES,
+    class_ranges,
+    read_dense,
+    read_sparse,
+    write_dense,
+    write_sparse,
+)
 from xmc_stream.methods.memoir.weights import Weights
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
@@ -24,7 +31,6 @@ from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 from xmc_stream.models.lowrank.factors import Panels
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import Block
 
 
 class Learner(ABC):
@@ -37,8 +43,13 @@ class Learner(ABC):
         self._oracle: Oracle | None = None
 
     @abstractmethod
-    def rows(self, numbers: NDArray[np.int64], block: Block) -> Any:
-        """Some rows of X, as W takes them."""
+    def rows(self, numbers: NDArray[np.int64]) -> Any:
+        """Some rows, ascending, read and as W takes them; on any thread, one at a time."""
+
+    @property
+    @abstractmethod
+    def bytes_read(self) -> int:
+        """Of rows, so far."""
 
     @abstractmethod
     def _own(self, classes: NDArray[np.int32], lines: NDArray[np.int32], rows: Any) -> NDArray[np.float32]:
@@ -50,7 +61,7 @@ class Learner(ABC):
 
     @abstractmethod
     def predict(self, rows: Any) -> NDArray[np.int64]:
-        """The label that the model would rank first, of each row."""
+        """The class of the largest score for each row, of those that have rows; of classes that are zero, one that is drawn."""
 
     @abstractmethod
     def load(self, path: Path) -> None:
@@ -73,9 +84,9 @@ class Learner(ABC):
             self._oracle.barred = ~self._learned
         return self._oracle
 
-    def find(self, rows: Any, drawn: Drawn, step: int) -> Found:
+    def find(self, drawn: Drawn, step: int) -> Found:
         """Own scores, and the best other classes."""
-        lines, labels = drawn.places, drawn.labels
+        rows, lines, labels = drawn.rows, drawn.places, drawn.labels
         own = self._own(labels.astype(np.int32), lines.astype(np.int32), rows)
         if self._p.mask:  # the same for all draws of a row
             answers = self.oracle.query(rows, Labels(drawn.own.indptr, drawn.own.indices), step)
@@ -101,11 +112,12 @@ class SparseLearner(Learner):
         self, dataset: Dataset, p: MEMOIRParameters, learned: NDArray[np.bool_], seed: int, sizes: StepsPlan
     ) -> None:
         super().__init__(p, learned)
-        self._d, self._seed, self._threads = dataset.n_features, seed, sizes.threads
+        self._X, self._d, self._seed, self._threads = dataset.X_rows(), dataset.n_features, seed, sizes.threads
         self.vectors = ClassVectors(dataset.n_labels, self._d + p.bias, sizes.vectors)
         self.weights = Weights(self.vectors)
 
-    def rows(self, numbers: NDArray[np.int64], block: Block) -> RankedRows:
+    def rows(self, numbers: NDArray[np.int64]) -> RankedRows:
+        block = self._X.gather(numbers)
         if not self._p.bias:
             return ranked(CSR(block.indptr, block.indices, block.values))
         n = len(block.indptr) - 1
@@ -115,6 +127,10 @@ class SparseLearner(Learner):
         inside[indptr[1:] - 1] = False
         indices[inside], values[inside] = block.indices, block.values
         return ranked(CSR(indptr, indices, values))
+
+    @property
+    def bytes_read(self) -> int:
+        return self._X.bytes_read
 
     def _taken(self, rows: RankedRows, lines: NDArray[np.int64]) -> RankedRows:
         counts = np.diff(rows.indptr)[lines]
@@ -142,8 +158,8 @@ class SparseLearner(Learner):
 
     def store(self, path: Path) -> None:
         k = self.vectors.n_classes
-        parts = (self.vectors.export(np.arange(low, min(low + CLASSES, k))) for low in range(0, k, CLASSES))
-        write_sparse(path, parts)
+        ends = np.concatenate([[0], np.cumsum(self.vectors.n_entries, dtype=np.int64)])
+        write_sparse(path, (self.vectors.export(np.arange(*some)) for some in class_ranges(ends, 0, k)))
 
     @property
     def nnz(self) -> int:
@@ -158,12 +174,17 @@ class DenseLearner(Learner):
         sizes: StepsPlan,
     ) -> None:  # fmt: skip
         super().__init__(p, learned)
-        self._coordinates, self._seed, self._threads = coordinates, seed, sizes.threads
+        self._coordinates, self._seed, self._threads, self._n_read = coordinates, seed, sizes.threads, 0
         self.vectors = DenseVectors(dataset.n_labels, coordinates.columns, sizes.vectors)
         self.weights = Weights(self.vectors)
 
-    def rows(self, numbers: NDArray[np.int64], block: Block) -> NDArray[np.float32]:
+    def rows(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        self._n_read += len(numbers)
         return self._coordinates.gather(numbers)
+
+    @property
+    def bytes_read(self) -> int:
+        return 4 * self._coordinates.columns * self._n_read
 
     def _taken(self, rows: NDArray[np.float32], lines: NDArray[np.int64]) -> NDArray[np.float32]:
         return rows[lines]

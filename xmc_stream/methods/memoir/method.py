@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Job, Ledger, Receipt
+from xmc_stream.jobs.job import Job, Ledger, Notes, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares, steps_needs
-from xmc_stream.methods.memoir.reduction import vectors_path
+from xmc_stream.methods.memoir.reduction import Reduction, vectors_path
 from xmc_stream.methods.memoir.run import SEGMENTS, MEMOIRRun
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
 from xmc_stream.mips.vectors import ENTRY_BYTES
 from xmc_stream.models.linear.weights import finalise_key
+from xmc_stream.models.lowrank.factors import FACTORS
+from xmc_stream.models.lowrank.products import Learned
 
 # nanoseconds of a draw, and more for each class (`benchmarks/memoir.py growth`)
 _SEARCH_NS = {"exact": (70e3, 2.0), "sw-graph": (200e3, 1.0), "simple-lsh": (15e3, 0.6)}
@@ -33,8 +35,15 @@ class MEMOIRForecaster(Forecaster):
     task: Task
 
     def check(self, plan: MemoryPlan) -> None:
-        """Whether a batch fits, beside some vectors."""
-        plan_steps(plan, self.task.dataset, resolved(self.task.parameters, self.task.dataset))
+        """Whether a batch fits, beside some vectors, and a column of the SVD."""
+        p = resolved(self.task.parameters, self.task.dataset)
+        plan_steps(plan, self.task.dataset, p)
+        if p.variant == "lsh":
+            self._svd(plan, p).foreseen()
+
+    def _svd(self, plan: MemoryPlan, p: MEMOIRParameters) -> Reduction:
+        learned = Learned.of(self.task.dataset, 0.0, self.task.seed, p.bias)
+        return Reduction(learned, p.rank, Path(), plan, Notes())
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """Without a probe."""
@@ -49,15 +58,21 @@ class MEMOIRForecaster(Forecaster):
         grown = min(sizes.vectors, int(ENTRY_BYTES * entries)) if p.variant != "lsh" else 0
         draw, each = _DENSE_NS if (p.variant, p.oracle) == ("lsh", "exact") else _SEARCH_NS[p.oracle]
         held_out = SEGMENTS * shares(dataset, p) * dataset.n_samples * dataset.n_labels * _SCORE_NS
-        n_bytes = int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
+        parts = {**needs, **({"vectors of classes, at most": grown} if grown else {})}
+        phase, n_bytes = "steps", int(passes * (X.nnz * X.entry_bytes + 4 * Y.nnz))
+        if p.variant == "lsh":
+            svd = self._svd(plan, p).foreseen()
+            passes, n_bytes = passes + svd.passes, int(passes * 4 * (p.rank * dataset.n_samples + Y.nnz)) + svd.n_bytes
+            if svd.held > sum(parts.values()):
+                phase, parts = "truncated SVD", {"columns of V": svd.held}
         return {
             "passes": round(passes, 2),
             "at_most": True,
             "bytes_read": n_bytes,
             "bytes_streamed": 0,
             "bytes_gathered": n_bytes,
-            "peak_phase": "steps",
-            "peak_parts": {**needs, **({"vectors of classes, at most": grown} if grown else {})},
+            "peak_phase": phase,
+            "peak_parts": parts,
             "seconds": round(1e-9 * (steps * draws * (draw + each * dataset.n_labels) + held_out), 1),
         }
 
@@ -91,7 +106,9 @@ class MEMOIRMethod(Method):
         return MEMOIRRun(task.dataset, work, task.parameters, task.seed, plan, ledger)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """Units by finalise; for steps and the SVD see `redo`."""
+        """Units and factors by finalise; for steps and the SVD see `redo`."""
+        if folder == work / FACTORS:
+            return "finalise"
         return finalise_key(folder.name) if folder.parent.name == "units" else None
 
     def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
@@ -103,7 +120,7 @@ class MEMOIRMethod(Method):
             if not folder.exists():
                 damage.setdefault(folder, f"{folder} is missing")
         if damage:
-            reduced = any("steps" not in folder.parts for folder in damage)
+            reduced = any(folder.relative_to(state).parts[0] != "steps" for folder in damage)
             undone = [key for key in keys if key.startswith(("steps/", "reduce/") if reduced else "steps/")]
             key = "reduce/start" if reduced else "steps/0"
             folders = [state] if reduced else [state / "steps"]

@@ -13,6 +13,7 @@ VARIANTS = ("l1", "l2", "lsh")
 ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
 _DRAWS = 10.0  # times the copies
 _BATCH = 1000  # draws of a step, at most
+_MOST_SHRINKAGE = 0.1
 _MANY_CLASSES = 4000  # from so many on, the approximate search of dense vectors is faster than the exact one
 
 
@@ -74,7 +75,8 @@ class MEMOIRParameters(Parameters):
     eta0: float | None = parameter(
         None,
         Number(
-            "The rate of step t is eta0 / (1 + eta1 t). none: batch, so that the first step moves a class by 1 a draw.",
+            "The rate of step t is eta0 / (1 + eta1 t). none: batch, so that the first step moves a class by 1 a draw; for l2 "
+            "and lsh a tenth of 1 / lam, at most.",
             open_least=True,
             none=True,
         ),
@@ -139,7 +141,9 @@ class MEMOIRParameters(Parameters):
         oracle = self.oracle
         if oracle == "default":
             oracle = "simple-lsh" if self.variant == "lsh" and n_classes >= _MANY_CLASSES else "exact"
-        lam, eta0 = self.lam or 1.0 / max(n_copies, 1), self.eta0 or float(batch)
+        lam = self.lam or 1.0 / max(n_copies, 1)
+        # a step of l2 and lsh first takes the share eta lam from W
+        eta0 = self.eta0 or (float(batch) if self.variant == "l1" else min(float(batch), _MOST_SHRINKAGE / lam))
         return replace(self, batch=batch, steps=steps, oracle=oracle, lam=lam, eta0=eta0)
 
     # what follows is asked of those that are resolved

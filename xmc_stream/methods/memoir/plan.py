@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
 
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.methods.memoir.draws import AHEAD
+from xmc_stream.methods.memoir.draws import AHEAD, row_type
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.memoir.state import ENTRIES
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
@@ -16,7 +21,9 @@ from xmc_stream.store.dataset import Dataset
 HELD_OUT = 5000  # rows that are held out, at most
 _LEAST_VECTORS = 4 * MIB
 _DRAW_BYTES = 64  # of a draw: its row, label, place, own score, best class and score
-_ENTRY_BYTES = 8 + 12 + 12  # of an entry of a batch: itself, in the order of vectors, by feature
+_ROW_ENTRY, _ENTRY_BYTES = 12, 8 + 12  # of an entry of a batch: in the order of vectors; when it is read, by feature
+_MODEL_ENTRY = 40  # of an entry of a model that is written: itself, its class, and as it is chosen
+RANGE = 1 << 18  # rows that are looked at together
 _FIXED = 16 * MIB
 
 
@@ -38,24 +45,40 @@ def shares(dataset: Dataset, p: MEMOIRParameters) -> float:
     return min(p.held_out, HELD_OUT / max(dataset.n_samples, 1))
 
 
+@lru_cache(64)  # a plan is made for each segment, and for many limits
+def most_entries(path: Path, fingerprint: str, n: int) -> tuple[int, int, int]:
+    """Of X, and of Y: entries of the n rows that have the most; entries of the longest row of X."""
+    dataset, sums, longest = Dataset(path), [], []
+    for matrix in (dataset.X_rows(), dataset.Y_rows()):
+        best = np.zeros(1, np.int64)
+        for first in range(0, matrix.n_lines, RANGE):
+            lengths = np.diff(matrix.ends(first, min(first + RANGE, matrix.n_lines)))
+            best = np.sort(np.concatenate([best, lengths]))[-n:]
+        sums.append(int(best.sum()))
+        longest.append(int(best[-1]))
+    return sums[0], sums[1], longest[0]
+
+
 def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str, int]:
     """Bytes by component, beside sparse vectors."""
-    n, k, X, Y = dataset.n_samples, dataset.n_labels, dataset.X_rows(), dataset.Y_rows()
-    draws, mean = p.draws, X.nnz / max(n, 1)
-    entries = int(draws * (min(2.0 * mean, dataset.n_features) + 1))
-    labels = int(draws * Y.nnz / max(n, 1))
+    n, k, draws = dataset.n_samples, dataset.n_labels, p.draws
+    entries, labels, longest = most_entries(dataset.path, dataset.fingerprint, draws)
+    entries += draws  # a bias
+    taken = 0 if p.mask else draws * (longest + 1)  # without the mask a row is taken once for each draw
+    item = np.dtype(row_type(dataset)).itemsize
     needs = {
-        "copies of rows": 4 * Y.nnz + 24 * k,
-        "draws": draws * _DRAW_BYTES + 8 * labels,
-        "rows of batches": (AHEAD + 1) * 8 * entries + _ENTRY_BYTES * entries,
+        "copies of rows": item * dataset.Y_rows().nnz + 32 * k,
+        "draws": draws * _DRAW_BYTES + 8 * (AHEAD + 2) * labels,
+        "rows of batches": (AHEAD + 1) * _ROW_ENTRY * entries + _ENTRY_BYTES * entries + 2 * _ROW_ENTRY * taken,
+        "held-out rows": 16 * HELD_OUT + 9 * min(RANGE, n),
         "numbers of classes": 40 * k,
-        "windows": _FIXED,
+        "windows": _FIXED + 2 * _MODEL_ENTRY * ENTRIES * threads,
     }
     if p.variant == "lsh":
         rank = min(p.rank, dataset.n_features, n)
         needs |= {
             "W": k * (4 * rank + 9), "codes": SimpleLSH.bytes_of(k, rank, threads, p.bits),
-            "rows of batches": (AHEAD + 1) * 8 * entries + 2 * 4 * rank * draws, "scores": DenseExact.bytes_of(threads),
+            "rows of batches": (AHEAD + 3) * 4 * rank * draws, "scores": DenseExact.bytes_of(threads),
         }  # fmt: skip
         return needs
     if p.oracle == "sw-graph":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MemoryPlan, even_ranges
 from xmc_stream.kernels.domains import FIRST_FACTORS
-from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
-from xmc_stream.models.lowrank.products import LINES, ROW_BYTES, ROW_LINES, Learned, ProjectJob, blocks
+from xmc_stream.models.lowrank.products import LINES, ROW_BYTES, ROW_LINES, Learned, ProjectJob, blocks, x_bytes
 from xmc_stream.store.encoding import make_folder, remove
 
 ITERATIONS = 3  # passes of the method
@@ -125,9 +126,17 @@ class TurnJob:
         return {"singular_values": np.sqrt(np.maximum(values[: self.rank], 0.0)).tolist() if self.last else []}
 
 
-def column_bytes(learned: Learned) -> int:
-    """That a column of V takes in a `GramJob`: itself, its sums, and what is multiplied at a time."""
-    return 2 * _ITEM * learned.n_inputs() + 2 * _ITEM * ROW_LINES
+def width_bytes(learned: Learned, width: int) -> int:
+    """That some columns of V take in a `GramJob`: themselves, their sums, and what is multiplied and written at a time."""
+    return lanes(width) * _ITEM * (2 * learned.n_inputs() + 2 * ROW_LINES + LINES) + 4 * ROW_BYTES
+
+
+class Foreseen(NamedTuple):
+    """Of the SVD. passes: as a run counts them; n_bytes: read from X; held: at most, at a time."""
+
+    passes: int
+    n_bytes: int
+    held: int
 
 
 def vectors_path(work: Path, number: int) -> Path:
@@ -157,13 +166,22 @@ class Reduction:
 
     def cuts(self, columns: int) -> tuple[Cut, ...]:
         """Ranges of columns that fit into each thread's memory."""
-        fit = (self.plan.per_thread - 4 * ROW_BYTES) // column_bytes(self.learned)
         self.plan.refuse_unless(
-            {"a column of V": self.plan.threads * (4 * ROW_BYTES + column_bytes(self.learned))}, "the truncated SVD"
+            {"a column of V": self.plan.threads * width_bytes(self.learned, 1)}, "the truncated SVD"
         )
-        threads = self.plan.threads * self.plan.processes
-        parts = max(min(threads, columns), -(-columns // max(1, fit)))
+        parts = min(self.plan.threads * self.plan.processes, columns)
+        while width_bytes(self.learned, -(-columns // parts)) > self.plan.per_thread:
+            parts += 1
         return tuple(even_ranges(columns, parts))
+
+    def foreseen(self) -> Foreseen:
+        """What it will take. Raises MemoryLimitError where a column does not fit."""
+        cuts, kept = self.cuts(self.columns), self.cuts(self.kept)
+        widest = max(last - first for first, last in (*cuts, *kept))
+        read = len(cuts) * ITERATIONS + len(kept)
+        held = min(self.plan.threads, max(len(cuts), len(kept))) * width_bytes(self.learned, widest)
+        turned = 8 * self.columns * (4 * self.columns + 3 * LINES)
+        return Foreseen(ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned))
 
     def vectors(self) -> Factor:
         """Where V is in the end."""

@@ -13,7 +13,16 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
 
-CLASSES = 4096  # written or read at a time
+CLASSES, ENTRIES = 4096, 1 << 18  # written or read at a time, at most; a class at least
+
+
+def class_ranges(ends: NDArray[np.int64], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Classes start .. stop - 1 in ranges of few entries. ends (K + 1,): where the entries of each begin, and the last end."""
+    while start < stop:
+        last = int(np.searchsorted(ends, ends[start] + ENTRIES, side="right")) - 1
+        last = min(max(last, start + 1), start + CLASSES, stop)
+        yield start, last
+        start = last
 
 
 def state_path(work: Path, number: int) -> Path:
@@ -60,8 +69,8 @@ def read_sparse(
     if not bounded or features.size != ends[-1] or values.size != ends[-1]:
         raise _damaged(path)
     stop = n_classes if stop is None else stop
-    for first in range(start, stop, CLASSES):
-        some = ends[first : min(first + CLASSES, stop) + 1]
+    for first, last in class_ranges(ends, start, stop):
+        some = ends[first : last + 1]
         block = CSR(some - some[0], features.read(some[0], some[-1]), values.read(some[0], some[-1]))
         whole = block.indices.dtype == np.int32 and block.values.dtype == np.float32
         steps = np.diff(block.indices)

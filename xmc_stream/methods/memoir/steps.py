@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import JobError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.methods.memoir.learners import Learner, learner_of
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import StepsPlan
+from xmc_stream.methods.memoir.plan import RANGE, StepsPlan
 from xmc_stream.methods.memoir.solver import macro_f1, take_step
 from xmc_stream.methods.memoir.state import CLASSES, read_dense, read_sparse, state_path
 from xmc_stream.models.linear.tiles import TileSizes
@@ -26,14 +27,14 @@ from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
 
-_HELD_OUT_ROWS = 512  # that are scored at a time
+_HELD_OUT_ROWS = 512  # that are scored at a time, at most
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is learned from, and how; the same for all jobs of a run. work: folder of the run; share: of the rows, those that
+    """What is learned from, and how; the same for all jobs of a run. work: folder of the run.
 
-    are held out; reduced: the coordinates of all rows, of the lsh variant.
+    share: of the rows, those that are held out; reduced: the coordinates of all rows, of the lsh variant.
     """
 
     path: str
@@ -70,44 +71,46 @@ class StepsJob:
         data, p = self.data, self.data.parameters
         dataset = Dataset(data.path)
         copies = Copies(dataset, data.seed, data.share)
-        draws = p.draws
-        steps = Steps(dataset, copies, draws, data.seed, p.sampling == "class")
         learned = np.zeros(dataset.n_labels, np.bool_)
         learned[copies.classes] = True
         learner = learner_of(dataset, p, data.reduced, learned, data.seed, self.sizes)
+        steps = Steps(dataset, copies, p.draws, data.seed, p.sampling == "class", learner.rows)
         if self.before:
             learner.load(Path(self.before))
         loss, violators, done = 0.0, 0, 0
         for step, drawn in steps.of(self.first, self.last):
             stop_if_unwanted()
-            rows = learner.rows(drawn.numbers, drawn.rows)
-            found = learner.find(rows, drawn, step)
-            sums = take_step(learner.weights, rows, drawn.places, found, step, p)
+            sums = take_step(learner.weights, drawn.rows, drawn.places, learner.find(drawn, step), step, p)
             learner.refresh(sums.touched)
-            loss, violators, done = loss + sums.loss, violators + sums.violators, done + draws
+            loss, violators, done = loss + sums.loss, violators + sums.violators, done + p.draws
         learner.weights.fold()
+        if not np.isfinite(loss + learner.weights.norm):
+            raise JobError(
+                f"MEMOIR diverged by step {self.last}: loss or W is not finite: give the rows length one (convert "
+                "--normalize l2), or a smaller eta0"
+            )
         said = {
             "loss": loss / max(done, 1), "violators": round(violators / max(done, 1), 6),
             "eta": p.rate(self.last - 1), "nnz": learner.nnz, "norm": learner.weights.norm,
             **self._held_out(dataset, learner),
         }  # fmt: skip
         learner.store(self.out)
-        passes = done / max(dataset.n_samples, 1)
-        return {"said": said, "passes": passes, "bytes_read": steps.bytes_read, "bytes_gathered": steps.bytes_read}
+        passes, n_bytes = done / max(dataset.n_samples, 1), steps.bytes_read + learner.bytes_read
+        return {"said": said, "passes": passes, "bytes_read": n_bytes, "bytes_gathered": n_bytes}
 
     def _held_out(self, dataset: Dataset, learner: Learner) -> dict[str, Any]:
         """Accuracy and macro-F1, in per cent, of the copies of rows that are held out."""
         if not self.data.share:
             return {}
-        rows = np.arange(dataset.n_samples)
-        rows = rows[held_out_of(rows, self.data.seed, self.data.share)]
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        labels, predicted = [], []
-        for low in range(0, len(rows), _HELD_OUT_ROWS):
+        parts = (np.arange(low, min(low + RANGE, dataset.n_samples)) for low in range(0, dataset.n_samples, RANGE))
+        rows = np.concatenate([part[held_out_of(part, self.data.seed, self.data.share)] for part in parts])
+        Y, labels, predicted = dataset.Y_rows(), [], []
+        at_a_time = min(_HELD_OUT_ROWS, self.data.parameters.draws)  # what is planned for a batch holds them
+        for low in range(0, len(rows), at_a_time):
             stop_if_unwanted()
-            some = rows[low : low + _HELD_OUT_ROWS]
+            some = rows[low : low + at_a_time]
             own = Y.gather(some)
-            best = learner.predict(learner.rows(some, X.gather(some)))
+            best = learner.predict(learner.rows(some))
             labels.append(own.indices.astype(np.int64))
             predicted.append(np.repeat(best, np.diff(own.indptr)))
         if not labels or not sum(map(len, labels)):
@@ -138,17 +141,15 @@ class UnitJob:
         tiles = TileSizes(first, last, d)
         with new_unit(Path(self.out), d, last - first) as writer:
             for low, some in read_sparse(Path(self.state), dataset.n_labels, d + p.bias, first, last):
-                counts = np.diff(some.indptr)
-                values = some.values.astype(np.float64)
+                kept, values = np.diff(some.indptr), some.values
+                lines = np.repeat(np.arange(len(kept)), kept)
                 if p.normalize:
-                    lines = np.repeat(np.arange(len(counts)), counts)
-                    norms = np.sqrt(np.bincount(lines, values * values, minlength=len(counts)))
-                    values /= np.maximum(norms, 1e-300)[lines]
+                    norms = np.sqrt(np.bincount(lines, np.square(values, dtype=np.float64), minlength=len(kept)))
+                    values = (values / np.maximum(norms, 1e-300)[lines]).astype(np.float32)
                 bias, inside = some.indices == d, some.indices < d
-                lines = np.repeat(np.arange(len(counts)), counts)
                 writer.bias[low - first + lines[bias]] = values[bias]
-                kept = np.bincount(lines[inside], minlength=len(counts))
-                writer.weights.append(kept, some.indices[inside], values[inside].astype(np.float32))
+                kept[lines[bias]] -= 1
+                writer.weights.append(kept, some.indices[inside], values[inside])
                 tiles.add(kept, some.indices[inside])
             writer.bias[dataset.label_counts(first, last) == 0] = -np.inf
         return {"nnz": writer.weights.nnz, "tile_ranges": [astuple(span) for span in tiles.ranges]}
