@@ -16,11 +16,12 @@ from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
-from xmc_stream.errors import JobError
+from xmc_stream.errors import JobError, StoreError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.run import MEMOIRRun
+from xmc_stream.methods.memoir.state import ENTRIES, class_ranges
 from xmc_stream.methods.memoir.steps import StepsJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
@@ -147,8 +148,8 @@ def test_damage_to_what_a_segment_left_is_made_good(
     with monkeypatch.context() as broken:
         broken.setattr(StepsJob, "run", third)
         with pytest.raises(JobError, match="no more"):
-            xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "m")
-    state = tmp_path / "m.partial" / "state" / kind
+            xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "steps" / "m")  # a folder named as one of the state
+    state = tmp_path / "steps" / "m.partial" / "state" / kind
     found = [path for path in state.glob("*" if kind == "steps" else "**/c/0") if path.is_file()]
     if damage == "flipped":
         flip(found[-1], 100)
@@ -157,11 +158,50 @@ def test_damage_to_what_a_segment_left_is_made_good(
             path.unlink()
     else:
         shutil.rmtree(state)
-    again = xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "m")
+    again = xs.MEMOIR(**p).fit(some_rows, model=tmp_path / "steps" / "m")
     assert again.model_.digest() == whole
-    events = read_events(tmp_path / "m" / "events.jsonl")
+    events = read_events(tmp_path / "steps" / "m" / "events.jsonl")
     first = "steps/0" if kind == "steps" else "reduce/start"
     assert [event["job"] for event in events if event["event"] == "again"] == [first]
+
+
+@pytest.mark.parametrize("solver", ["MEMOIR", "LEML"])
+def test_factors_that_were_damaged_before_the_end_are_made_again_or_refused(
+    solver: str, some_rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {
+        "MEMOIR": {"variant": "lsh", "rank": 8, "batch": 300, "steps": 5},
+        "LEML": {"rank": 4, "alternations": 1},
+    }
+    made = getattr(xs, solver)(memory_limit=LIMIT, **options[solver])
+    whole = made.fit(some_rows, model=tmp_path / "whole").model_.digest()
+
+    def no_more(*arguments: Any) -> None:
+        raise JobError("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("xmc_stream.training.finish_model", no_more)
+        with pytest.raises(JobError, match="no more"):
+            made.fit(some_rows, model=tmp_path / "m")
+    flip(tmp_path / "m.partial" / "factors" / "H" / "c" / "0", 100)
+    if solver == "LEML":  # what they were made from is gone
+        with pytest.raises(StoreError, match="the run cannot go on from it"):
+            made.fit(some_rows, model=tmp_path / "m")
+    else:
+        assert made.fit(some_rows, model=tmp_path / "m").model_.digest() == whole
+
+
+def test_rows_that_are_too_long_for_the_steps_are_named(tmp_path: Path) -> None:
+    X = sp.csr_matrix(np.eye(4, dtype=np.float32) * np.float32(1e25))
+    with pytest.raises(JobError, match=r"MEMOIR diverged by step .*--normalize l2"):
+        xs.MEMOIR(memory_limit=LIMIT, held_out=0.0).fit(X, sp.csr_matrix(np.eye(4)))
+
+
+def test_a_model_is_written_in_portions(tmp_path: Path) -> None:
+    ends = np.concatenate([[0], np.cumsum([0, ENTRIES, 3, ENTRIES - 3, 1, 0, 2 * ENTRIES, 5])])
+    assert list(class_ranges(ends, 0, 8)) == [(0, 2), (2, 4), (4, 6), (6, 7), (7, 8)]
+    assert list(class_ranges(ends, 3, 5)) == [(3, 5)]
+    assert list(class_ranges(np.zeros(9001, np.int64), 0, 9000)) == [(0, 4096), (4096, 8192), (8192, 9000)]
 
 
 @pytest.mark.slow
@@ -170,5 +210,5 @@ def test_what_is_foreseen_comes_true(variant: str, some_rows: Path, tmp_path: Pa
     options = ["--solver", "memoir", "--set", f"variant={variant}", "--memory-limit", "512MB", "--threads", "1"]
     foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
     done = cli("train", some_rows, tmp_path / "m", *options)
-    assert done["passes"] <= foreseen["passes"] + 8
+    assert 0.5 < done["passes"] <= foreseen["passes"]
     assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]

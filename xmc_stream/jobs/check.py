@@ -140,4 +140,5 @@ def check_state_jobs(work: Path, sealed: Callable[[Path], bool]) -> list[CheckSt
     """Jobs for what lies in the folder of an unfinished model: state, and parts of the model. sealed: whether one is."""
     folders = sorted([*work.glob("state/*/*"), *work.glob("units/*"), *work.glob("factors")])
     unfinished = {".partial", ".old"}
-    return [CheckStateJob(str(f), sealed(f)) for f in folders if not unfinished & {f.suffix, f.parent.suffix}]
+    done = [f for f in folders if not unfinished & {Path(part).suffix for part in f.relative_to(work).parts}]
+    return [CheckStateJob(str(f), sealed(f)) for f in done]

@@ -14,7 +14,6 @@ from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.methods.lowrank.warm import LEMLWarmUp
-from xmc_stream.models.lowrank.factors import FACTORS
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,7 @@ class _LowRankMethod(Method):
         return LEMLWarmUp()
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """W steps and the model's factors can be done again; of factors in between only those that a run begins from."""
-        if folder == work / FACTORS:
-            return "finalise"
+        """W steps can be done again; of factors only those that a run begins from."""
         kind, name = folder.parts[-2:]
         what, _, number = kind.partition("-")
         if what == "w":

@@ -35,7 +35,10 @@ class Found(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """Of the draws of a step: the losses' sum, and how many have a margin below 1. touched: classes that it moved."""
+    """Of the draws of a step: the losses' sum, and how many have a margin below 1. touched: classes that it moved.
+
+    loss is not a number where a score is not finite.
+    """
 
     loss: float
     violators: int
@@ -47,8 +50,9 @@ def take_step(
 ) -> StepSums:
     """Move W by the draws of a step. rows: those drawn, as W takes them; lines: of each draw."""
     eta, n_classes = p.rate(step), w.vectors.n_classes
-    margin = w.scale * (found.own.astype(np.float64) - found.best)
+    margin = w.scale * np.subtract(found.own, found.best, dtype=np.float64)
     wrong = (margin < 1.0) & (found.others >= 0)
+    finite = np.isfinite(found.own).all() and np.isfinite(found.best[found.others >= 0]).all()
     losses = np.where(wrong, 1.0 - margin, 0.0)
     taken = np.flatnonzero(wrong if p.update == "violators" else found.others >= 0)
     classes = np.stack([found.labels[taken], found.others[taken]], axis=1).ravel()
@@ -67,7 +71,7 @@ def take_step(
         norm = w.norm
         if norm * math.sqrt(p.penalty) > 1.0:
             w.times(1.0 / (norm * math.sqrt(p.penalty)))
-    return StepSums(float(losses.sum()), int(np.count_nonzero(wrong)), touched)
+    return StepSums(float(losses.sum()) if finite else math.nan, int(np.count_nonzero(wrong)), touched)
 
 
 def macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], n_classes: int) -> tuple[float, float]:
