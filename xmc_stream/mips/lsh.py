@@ -15,7 +15,7 @@ from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
 
 CANDIDATES_OF = 256  # one class in so many is scored by default
-LEAST_CANDIDATES = 256
+LEAST_CANDIDATES = 384
 MOST_BITS = 256
 _ABOVE = 100  # one class in so many has a norm above m
 _BAND = 1.5

@@ -19,6 +19,7 @@ from xmc_stream.mips.vectors import CLASS_BYTES
 from xmc_stream.store.dataset import Dataset
 
 HELD_OUT = 5000  # rows that are held out, at most
+_LEAST_SCORED, _MOST_SCORED = 64, 512  # of these, at a time
 _LEAST_VECTORS = 4 * MIB
 _DRAW_BYTES = 64  # of a draw: its row, label, place, own score, best class and score
 _ROW_ENTRY, _ENTRY_BYTES = 12, 8 + 12  # of an entry of a batch: in the order of vectors; when it is read, by feature
@@ -62,8 +63,9 @@ def most_entries(path: Path, fingerprint: str, n: int) -> tuple[int, int, int]:
 def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str, int]:
     """Bytes by component, beside sparse vectors."""
     n, k, draws = dataset.n_samples, dataset.n_labels, p.draws
-    entries, labels, longest = most_entries(dataset.path, dataset.fingerprint, draws)
-    entries += draws  # a bias
+    at_a_time = max(draws, _LEAST_SCORED) if p.held_out else draws
+    entries, labels, longest = most_entries(dataset.path, dataset.fingerprint, at_a_time)
+    entries += at_a_time  # a bias
     taken = 0 if p.mask else draws * (longest + 1)  # without the mask a row is taken once for each draw
     item = np.dtype(row_type(dataset)).itemsize
     needs = {
@@ -86,6 +88,11 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
     # held-out rows are scored by all classes in any case
     needs["scores"] = Exact.bytes_of(dataset.n_features + p.bias, entries, threads)
     return needs
+
+
+def scored_together(p: MEMOIRParameters) -> int:
+    """Held-out rows: no more than the memory of a batch holds."""
+    return max(_LEAST_SCORED, min(_MOST_SCORED, p.draws))
 
 
 def plan_steps(plan: MemoryPlan, dataset: Dataset, p: MEMOIRParameters) -> StepsPlan:

@@ -18,7 +18,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.memoir.draws import Copies, Steps, held_out_of
 from xmc_stream.methods.memoir.learners import Learner, learner_of
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import RANGE, StepsPlan
+from xmc_stream.methods.memoir.plan import RANGE, StepsPlan, scored_together
 from xmc_stream.methods.memoir.solver import macro_f1, take_step
 from xmc_stream.methods.memoir.state import CLASSES, read_dense, read_sparse, state_path
 from xmc_stream.models.linear.tiles import TileSizes
@@ -26,8 +26,6 @@ from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
-
-_HELD_OUT_ROWS = 512  # that are scored at a time, at most
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class StepsJob:
         parts = (np.arange(low, min(low + RANGE, dataset.n_samples)) for low in range(0, dataset.n_samples, RANGE))
         rows = np.concatenate([part[held_out_of(part, self.data.seed, self.data.share)] for part in parts])
         Y, labels, predicted = dataset.Y_rows(), [], []
-        at_a_time = min(_HELD_OUT_ROWS, self.data.parameters.draws)  # what is planned for a batch holds them
+        at_a_time = scored_together(self.data.parameters)
         for low in range(0, len(rows), at_a_time):
             stop_if_unwanted()
             some = rows[low : low + at_a_time]
