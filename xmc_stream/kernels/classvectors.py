@@ -180,7 +180,7 @@ def _leave(first: Int, bits: Int, tables: ClassTables) -> None:
 
 @inner_kernel
 def _fits(c: Int, bits: Int, more: Int, tables: ClassTables) -> bool:
-    """Whether a region of another size has places for a class's entries, its last one left empty, and is large enough for more."""
+    """Whether a class finds places in a region of another size, its last one left empty, that so many more entries fit in."""
     if (tables.n[c] + more) * 4 > 3 << bits:
         return False
     words, next_, places = tables.words, np.int64(0), length(bits)
