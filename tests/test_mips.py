@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reference import mips as twin
 
 import xmc_stream as xs
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips import exact
 from xmc_stream.mips.exact import DenseExact, Exact
@@ -251,6 +251,49 @@ def test_the_longest_classes_are_found_whatever_their_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("oracle", "name", "value"),
+    [
+        *(("sw-graph", name, value) for name in ("ef", "ef_links", "links", "sketch", "posts", "entries", "threads")
+          for value in (0, -3, 2.0, "2", True, 2**31)),
+        *(("sw-graph", "hubs", value) for value in (-1, 2.0)),
+        *(("sw-graph", "drift", value) for value in (-0.1, np.nan, np.inf, "0.5", None)),
+        *((oracle, "seed", value) for oracle in ORACLES for value in (-1, 2**63, 2**70, 0.0, None)),
+        *((oracle, "threads", value) for oracle in ORACLES for value in (0, -1, 2.0, "2")),
+        *(("simple-lsh", "candidates", value) for value in (0, -5, 2.5, "3")),
+        *(("simple-lsh", "bits", value) for value in (0, 60, 64.0, "64", 320)),
+        ("simple-lsh", "hubs", -1), ("exact", "n_ids", 3.0), ("exact", "n_ids", 2**31), ("exact", "n_features", "4"),
+    ],
+)  # fmt: skip
+def test_an_option_out_of_range_is_named(oracle: str, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^The '{name}' of .* must be .*\. Got .* instead\.$"):
+        xs.InnerProductIndex(**{"n_ids": 3, "n_features": D, "oracle": oracle, "memory_limit": "16GB", name: value})
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_the_least_and_numpy_integers_are_options(oracle: str) -> None:
+    least: dict[str, Any] = {
+        "sw-graph": dict.fromkeys(["ef", "ef_links", "links", "sketch", "posts", "entries"], 1)
+        | {"hubs": 0, "drift": 0},
+        "simple-lsh": {"bits": np.int64(64), "candidates": 1, "hubs": 0},
+    }
+    options = least.get(oracle, {})
+    index = xs.InnerProductIndex(np.int32(9), D, oracle, "16GB", np.int64(1), 2**63 - 1, **options)
+    X = np.eye(9, D, dtype=np.float32)
+    index.add(np.arange(9), X)
+    found, scores = index.query(X)
+    assert (found >= 0).all()
+    assert scores.tolist() == (X @ X.T)[np.arange(9), found].tolist()
+
+
+def test_memory_that_the_machine_or_the_limit_does_not_have_is_an_error_of_ours() -> None:
+    with pytest.raises(MemoryLimitError, match="set a smaller memory_limit"):
+        xs.InnerProductIndex(3, D, memory_limit="1000000TB")
+    for oracle in ORACLES:
+        with pytest.raises(MemoryLimitError, match="set a larger"):
+            xs.InnerProductIndex(3, D, oracle, memory_limit="1MB")
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda index, x: index.add([0], x), "in the index already: update it"),
@@ -265,8 +308,9 @@ def test_the_longest_classes_are_found_whatever_their_order() -> None:
         (lambda index, x: index.query(x, exclude=sp.csr_matrix((1, 2))), "is wanted"),
         (lambda index, x: xs.InnerProductIndex(3, D, "simplest"), "no oracle 'simplest'"),
         (lambda index, x: xs.InnerProductIndex(3, D, "exact", ef=3), "does not take these options"),
-        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "64, 128, 192 or 256"),
-        (lambda index, x: xs.InnerProductIndex(0, D), "one id and one feature"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "must be 64, 128, 192 or 256"),
+        (lambda index, x: xs.InnerProductIndex(0, D), "'n_ids' of InnerProductIndex must be an int from 1 to"),
+        (lambda index, x: index.query(x, step=0.5), "'step' of InnerProductIndex.query must be an int from 0"),
     ],
 )
 def test_what_is_wrong_is_said(call: Any, words: str) -> None:

@@ -69,6 +69,8 @@ class Exact(_Scanning):
         Whether scores are divided by the norms of the vectors: by the cosine, the norms of rows left out.
     """
 
+    name = "exact"
+
     def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors, self.by_norm = vectors, by_norm
@@ -137,6 +139,8 @@ class DenseExact(_Scanning):
     by_norm : bool, default False
         As of `Exact`.
     """
+
+    name = "dense-exact"
 
     def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
