@@ -171,7 +171,8 @@ def nearest_scored(
 ) -> None:
     """The best of the n classes nearest by code and of the hubs, beside those excluded, for the rows [first, last).
 
-    Codes of 256 bits that differ in 254 or more are equally far. A score is the sum of `vectors.product`, then what the last coordinates add, in float32. Of equals the lower class.
+    Codes that differ in 254 bits or more are equally far. A score is the sum of `vectors.product`, then what the last
+    coordinates add, in float32. Of equals the lower class.
     """
     candidates, vectors, queried, r = room.candidates, of.vectors.ravel(), rows.ravel(), rows.shape[1]
     in_lanes = r - r % LANES
