@@ -293,6 +293,28 @@ def test_memory_that_the_machine_or_the_limit_does_not_have_is_an_error_of_ours(
             xs.InnerProductIndex(3, D, oracle, memory_limit="1MB")
 
 
+@pytest.mark.parametrize("oracle", ["exact", "sw-graph"])
+def test_ids_that_found_no_room_are_not_in_the_index(oracle: str) -> None:
+    n = 500
+    index = xs.InnerProductIndex(4, n, oracle, memory_limit="16GB", threads=1)
+    small: Any = ClassVectors(
+        4, n, most_bytes=4 * 21 + 8 * (2 * 1040 + 64)
+    )  # two vectors of 500 entries, and short ones
+    index.vectors = index.oracle.vectors = small  # type: ignore[attr-defined]
+    ones, one = np.ones((1, n), np.float32), np.eye(1, n, dtype=np.float32)
+    index.add([0, 1], np.concatenate([ones, one]))
+    with pytest.raises(MemoryLimitError):
+        index.add([2, 3], np.concatenate([2.0 * ones, 2.0 * ones]))  # the first of them had room
+    assert index.query(ones)[0].tolist() == [0]
+    assert index.query(-ones)[0].tolist() == [1]  # the others are no vectors of zeros
+    index.add([2], 2.0 * ones)
+    with pytest.raises(MemoryLimitError):
+        index.update([1], ones)
+    assert index.query(-ones)[0].tolist() == [0]
+    index.add([1], one)
+    assert [index.query(x)[0].tolist() for x in (ones, -ones)] == [[2], [1]]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -145,8 +145,17 @@ class InnerProductIndex:
         n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
         if n != len(ids):
             raise InputError(f"{len(ids)} ids were given, and {n} vectors")
-        self.vectors.put(ids, rows)
+        try:
+            self.vectors.put(ids, rows)
+        except MemoryLimitError:  # some are whole, one in part, the others cleared
+            self._take_out(ids)
+            raise
         self.oracle.barred[ids] = False
+        self.oracle.refresh(ids)
+
+    def _take_out(self, ids: NDArray[np.int32]) -> None:
+        self.vectors.clear(ids)
+        self.oracle.barred[ids] = True
         self.oracle.refresh(ids)
 
     def add(self, ids: Any, X: Any) -> None:
@@ -164,7 +173,7 @@ class InnerProductIndex:
         InputError
             Ids or vectors are not usable; nothing was changed.
         MemoryLimitError
-            There is no room.
+            There is no room; none of these ids is then in the index.
         """
         self._put(self._ids(ids, present=False), X)
 
@@ -183,7 +192,7 @@ class InnerProductIndex:
         InputError
             Ids or vectors are not usable; nothing was changed.
         MemoryLimitError
-            There is no room.
+            There is no room; none of these ids is then in the index.
         """
         self._put(self._ids(ids, present=True), X)
 
@@ -201,9 +210,7 @@ class InnerProductIndex:
             An id is not usable; nothing was changed.
         """
         found = self._ids(ids, present=True)
-        self.vectors.clear(found)
-        self.oracle.barred[found] = True
-        self.oracle.refresh(found)
+        self._take_out(found)
 
     def query(self, X: Any, exclude: Any = None, step: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The vector of the largest inner product with each row.
