@@ -196,6 +196,17 @@ def test_vectors_do_not_depend_on_what_was_in_their_memory() -> None:
     assert fresh.squares.tolist() == used.squares.tolist()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_square_that_cancels_is_summed_anew(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, rows = ClassVectors(2, D, 1 << 14), rows_of(rng.standard_normal((1, D)).astype(np.float32))
+    vectors.add([0, 1, 0, 1], [0, 0, 0, 0], [1e4, 1e4, -9999.99, -9999.999], rows)  # by differences some 1e-6 off
+    exact = (dense(vectors).astype(np.float64) ** 2).sum(axis=1)
+    assert (exact > 0.0).all()
+    assert (exact < 0.1).all()
+    assert np.allclose(vectors.squares, exact, rtol=1e-12, atol=0.0)
+
+
 def test_dense_vectors_hold_what_a_matrix_holds() -> None:
     rng = np.random.default_rng(2)
     X, vectors, W = (

@@ -26,6 +26,7 @@ PLACE_BYTES = 8
 MOST_FEATURES = 2**31 - 1  # beyond it a feature could have the rank of an empty place
 _EMPTY = 0xFFFFFFFF
 _LEAST_BITS, _MOST_BITS = 2, 31
+_CANCELLED = 1e-6  # of its largest: what is left of a square that was kept by differences is summed anew
 _A, _B = np.uint64(0x9E3779B1), np.uint64(0x85EBCA6B)
 _A_INVERSE, _B_INVERSE = np.uint64(pow(0x9E3779B1, -1, 2**32)), np.uint64(pow(0x85EBCA6B, -1, 2**32))
 _LOW, _16 = np.uint64(0xFFFFFFFF), np.uint64(16)
@@ -275,6 +276,16 @@ def _reserve(c: Int, begin: Int, end: Int, step: np.float32, rows: RankedRows, t
     return bool(_grow(c, new, tables))
 
 
+@inner_kernel
+def _square(c: Int, tables: ClassTables) -> float:
+    """||w_c||^2 in float64, in the order of ranks; of a class that has a region."""
+    words, values, total = tables.words, tables.values, 0.0
+    for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
+        if words[2 * place] != _EMPTY:
+            total += np.float64(values[2 * place + 1]) * np.float64(values[2 * place + 1])
+    return total
+
+
 @kernel
 def add_rows(
     classes: NDArray[np.int32],
@@ -283,11 +294,13 @@ def add_rows(
     rows: RankedRows,
     tables: ClassTables,
     done: NDArray[np.int64],
+    largest: NDArray[np.float64],
 ) -> bool:
     """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; False where there is no room.
 
-    done (2,): triples that are done, and entries of the next one: what it goes on from. An entry becomes
-    w + (a x) in float32; where that is 0 it leaves.
+    done (2,): triples that are done, and entries of the next one; largest (1,): the largest ||w_c||^2 that the next one had:
+    what it goes on from. An entry becomes w + (a x) in float32; where that is 0 it leaves. ||w_c||^2 is kept by differences;
+    where a triple leaves little of the largest that it had, it is summed anew.
     """
     indptr, ranks, x = rows.indptr, rows.ranks, rows.values
     for t in range(done[0], len(classes)):
@@ -297,6 +310,7 @@ def add_rows(
             done[0] = t
             return False
         square = tables.square[c]
+        top = square if done[1] == 0 else largest[0]
         for p in range(begin + done[1], end):
             delta = steps[t] * x[p]
             if delta == 0.0:
@@ -314,9 +328,12 @@ def add_rows(
             elif _put_in(c, rank, delta, tables):
                 square += np.float64(delta) * np.float64(delta)
             else:
-                tables.square[c] = square
+                tables.square[c], largest[0] = square, top
                 done[0], done[1] = t, p - begin
                 return False
+            top = max(top, square)
+        if tables.n[c] > 0 and not square >= _CANCELLED * top:
+            square = _square(c, tables)
         tables.square[c] = square
         done[0], done[1] = t + 1, 0
     return True
