@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,28 @@ def test_memory_that_the_machine_or_the_limit_does_not_have_is_an_error_of_ours(
     for oracle in ORACLES:
         with pytest.raises(MemoryLimitError, match="set a larger"):
             xs.InnerProductIndex(3, D, oracle, memory_limit="1MB")
+
+
+@pytest.mark.parametrize(
+    ("k", "n_features", "n", "per_row"),
+    [(3, 1_000_000, 200, 5), (3, 440, 6_000, 40), (3, 200_000, 8_000, 30), (200_000, 50, 10, 5)],
+)
+def test_exact_search_holds_no_more_than_it_says(k: int, n_features: int, n: int, per_row: int) -> None:
+    """With many features, with all of them heavy, with most of them light, and with many classes."""
+    rng = np.random.default_rng(0)
+    vectors = ClassVectors(k, n_features, 1 << 23)
+    vectors.put(np.arange(3), rows_of(sp.csr_matrix(np.ones((3, 20), np.float32), shape=(3, 20))))
+    oracle = Exact(vectors, by_norm=True)
+    starts = rng.integers(0, n_features // per_row, n)[:, None]
+    features = (starts + np.arange(per_row) * (n_features // per_row)).astype(np.int32)
+    rows = ranked(CSR(per_row * np.arange(n + 1), features.ravel(), np.ones(n * per_row, np.float32)))
+    oracle.query(rows, nobody(n))  # compiles
+    tracemalloc.start()
+    oracle.query(rows, nobody(n))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    answers = 60 * n + (1 << 14)
+    assert peak <= Exact.bytes_of(n_features, n * per_row, n_classes=k) + answers
 
 
 @pytest.mark.parametrize("oracle", ["exact", "sw-graph"])

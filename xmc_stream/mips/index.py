@@ -106,7 +106,9 @@ class InnerProductIndex:
         if name == "simple-lsh":
             bits = SimpleLSH.checked_bits(options.get("bits", MOST_BITS))
             return SimpleLSH.bytes_of(self.n_ids, self.n_features, threads, bits)
-        return DenseExact.bytes_of(threads) if name in _DENSE else Exact.bytes_of(self.n_features, 0, threads)
+        return (
+            DenseExact.bytes_of(threads) if name in _DENSE else Exact.bytes_of(self.n_features, 0, threads, self.n_ids)
+        )
 
     def _rows(self, X: Any) -> Any:
         """Rows as the oracle takes them."""
