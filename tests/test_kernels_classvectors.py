@@ -136,9 +136,7 @@ def test_ranks_are_a_bijection() -> None:
 def test_gaps_close_where_room_runs_out_and_an_error_names_the_cure() -> None:
     X = np.eye(1, 60, dtype=np.float32) + 1.0
     rows, n = rows_of(X), 6
-    vectors = ClassVectors(
-        n, 60, n * 21 + 8 * (144 * 3 + 80)
-    )  # three in regions of 128, the last of them leaving one of 64
+    vectors = ClassVectors(n, 60, n * 21 + 8 * 144 * 3)  # three in regions of 128
     for c in range(3):
         vectors.put(np.array([c]), rows)
     for c in range(3, n):
@@ -154,6 +152,38 @@ def test_gaps_close_where_room_runs_out_and_an_error_names_the_cure() -> None:
         ClassVectors(1, 2**31, 1 << 20)
 
 
+@pytest.mark.parametrize("before", [0, 1, 100, 1000])
+def test_a_long_row_takes_one_region_of_the_size_that_it_needs(before: int) -> None:
+    """Where regions grew step by step, each in turn full of the row's least ranks, the work was quadratic."""
+    n = 5000
+    rng = np.random.default_rng(before)
+    W, x = np.zeros((1, n), np.float32), rng.integers(1, 9, (1, n)).astype(np.float32)
+    W[0, rng.choice(n, before, replace=False)] = 1.0
+    vectors = ClassVectors(1, n, 1 << 20)
+    vectors.put(np.array([0]), rows_of(W))
+    places = int(vectors.tables.used[0])
+    vectors.add([0], [0], [0.5], rows_of(x))
+    assert vectors.tables.used[0] == places + kernels.length(13)  # 5000 entries are 0.61 of 2^13
+    assert np.count_nonzero(vectors.tables.free >= 0) == (before > 0)
+    assert (dense(vectors) == W + 0.5 * x).all()
+    check_tables(vectors)
+    vectors.add([0], [0], [-0.5], rows_of(x))
+    assert (dense(vectors) == W).all()
+    vectors.put(np.array([0]), rows_of(x))
+    assert vectors.tables.used[0] == places + kernels.length(13)
+    assert (dense(vectors) == x).all()
+
+
+def test_no_region_is_taken_for_entries_that_a_class_has_or_that_are_zero() -> None:
+    x = np.ones((1, 20), np.float32)
+    vectors, rows = ClassVectors(2, 20, 1 << 12), rows_of(x)
+    vectors.put(np.array([0]), rows)
+    used, bits = int(vectors.tables.used[0]), int(vectors.tables.bits[0])
+    vectors.add([0, 1], [0, 0], [1.0, 0.0], rows)
+    assert (vectors.tables.used[0], vectors.tables.bits[0], vectors.tables.bits[1]) == (used, bits, -1)
+    check_tables(vectors)
+
+
 def test_vectors_do_not_depend_on_what_was_in_their_memory() -> None:
     rng = np.random.default_rng(1)
     X = rng.standard_normal((4, D)).astype(np.float32)
@@ -164,6 +194,17 @@ def test_vectors_do_not_depend_on_what_was_in_their_memory() -> None:
         vectors.add([0, 1, 0], [0, 1, 1], [1.0, 0.3, -0.7], rows_of(X))
     assert (dense(fresh) == dense(used)).all()
     assert fresh.squares.tolist() == used.squares.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_square_that_cancels_is_summed_anew(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, rows = ClassVectors(2, D, 1 << 14), rows_of(rng.standard_normal((1, D)).astype(np.float32))
+    vectors.add([0, 1, 0, 1], [0, 0, 0, 0], [1e4, 1e4, -9999.99, -9999.999], rows)  # by differences some 1e-6 off
+    exact = (dense(vectors).astype(np.float64) ** 2).sum(axis=1)
+    assert (exact > 0.0).all()
+    assert (exact < 0.1).all()
+    assert np.allclose(vectors.squares, exact, rtol=1e-12, atol=0.0)
 
 
 def test_dense_vectors_hold_what_a_matrix_holds() -> None:

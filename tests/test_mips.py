@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from reference import mips as twin
 
 import xmc_stream as xs
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.mips import exact
 from xmc_stream.mips.exact import DenseExact, Exact
@@ -251,6 +252,93 @@ def test_the_longest_classes_are_found_whatever_their_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("oracle", "name", "value"),
+    [
+        *(("sw-graph", name, value) for name in ("ef", "ef_links", "links", "sketch", "posts", "entries", "threads")
+          for value in (0, -3, 2.0, "2", True, 2**31)),
+        *(("sw-graph", "hubs", value) for value in (-1, 2.0)),
+        *(("sw-graph", "drift", value) for value in (-0.1, np.nan, np.inf, "0.5", None)),
+        *((oracle, "seed", value) for oracle in ORACLES for value in (-1, 2**63, 2**70, 0.0, None)),
+        *((oracle, "threads", value) for oracle in ORACLES for value in (0, -1, 2.0, "2")),
+        *(("simple-lsh", "candidates", value) for value in (0, -5, 2.5, "3")),
+        *(("simple-lsh", "bits", value) for value in (0, 60, 64.0, "64", 320)),
+        ("simple-lsh", "hubs", -1), ("exact", "n_ids", 3.0), ("exact", "n_ids", 2**31), ("exact", "n_features", "4"),
+    ],
+)  # fmt: skip
+def test_an_option_out_of_range_is_named(oracle: str, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^The '{name}' of .* must be .*\. Got .* instead\.$"):
+        xs.InnerProductIndex(**{"n_ids": 3, "n_features": D, "oracle": oracle, "memory_limit": "16GB", name: value})
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_the_least_and_numpy_integers_are_options(oracle: str) -> None:
+    least: dict[str, Any] = {
+        "sw-graph": dict.fromkeys(["ef", "ef_links", "links", "sketch", "posts", "entries"], 1)
+        | {"hubs": 0, "drift": 0},
+        "simple-lsh": {"bits": np.int64(64), "candidates": 1, "hubs": 0},
+    }
+    options = least.get(oracle, {})
+    index = xs.InnerProductIndex(np.int32(9), D, oracle, "16GB", np.int64(1), 2**63 - 1, **options)
+    X = np.eye(9, D, dtype=np.float32)
+    index.add(np.arange(9), X)
+    found, scores = index.query(X)
+    assert (found >= 0).all()
+    assert scores.tolist() == (X @ X.T)[np.arange(9), found].tolist()
+
+
+def test_memory_that_the_machine_or_the_limit_does_not_have_is_an_error_of_ours() -> None:
+    with pytest.raises(MemoryLimitError, match="set a smaller memory_limit"):
+        xs.InnerProductIndex(3, D, memory_limit="1000000TB")
+    for oracle in ORACLES:
+        with pytest.raises(MemoryLimitError, match="set a larger"):
+            xs.InnerProductIndex(3, D, oracle, memory_limit="1MB")
+
+
+@pytest.mark.parametrize(
+    ("k", "n_features", "n", "per_row"),
+    [(3, 1_000_000, 200, 5), (3, 440, 6_000, 40), (3, 200_000, 8_000, 30), (200_000, 50, 10, 5)],
+)
+def test_exact_search_holds_no_more_than_it_says(k: int, n_features: int, n: int, per_row: int) -> None:
+    """With many features, with all of them heavy, with most of them light, and with many classes."""
+    rng = np.random.default_rng(0)
+    vectors = ClassVectors(k, n_features, 1 << 23)
+    vectors.put(np.arange(3), rows_of(sp.csr_matrix(np.ones((3, 20), np.float32), shape=(3, 20))))
+    oracle = Exact(vectors, by_norm=True)
+    starts = rng.integers(0, n_features // per_row, n)[:, None]
+    features = (starts + np.arange(per_row) * (n_features // per_row)).astype(np.int32)
+    rows = ranked(CSR(per_row * np.arange(n + 1), features.ravel(), np.ones(n * per_row, np.float32)))
+    oracle.query(rows, nobody(n))  # compiles
+    tracemalloc.start()
+    oracle.query(rows, nobody(n))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    answers = 60 * n + (1 << 14)
+    assert peak <= Exact.bytes_of(n_features, n * per_row, n_classes=k) + answers
+
+
+@pytest.mark.parametrize("oracle", ["exact", "sw-graph"])
+def test_ids_that_found_no_room_are_not_in_the_index(oracle: str) -> None:
+    n = 500
+    index = xs.InnerProductIndex(4, n, oracle, memory_limit="16GB", threads=1)
+    small: Any = ClassVectors(
+        4, n, most_bytes=4 * 21 + 8 * (2 * 1040 + 64)
+    )  # two vectors of 500 entries, and short ones
+    index.vectors = index.oracle.vectors = small  # type: ignore[attr-defined]
+    ones, one = np.ones((1, n), np.float32), np.eye(1, n, dtype=np.float32)
+    index.add([0, 1], np.concatenate([ones, one]))
+    with pytest.raises(MemoryLimitError):
+        index.add([2, 3], np.concatenate([2.0 * ones, 2.0 * ones]))  # the first of them had room
+    assert index.query(ones)[0].tolist() == [0]
+    assert index.query(-ones)[0].tolist() == [1]  # the others are no vectors of zeros
+    index.add([2], 2.0 * ones)
+    with pytest.raises(MemoryLimitError):
+        index.update([1], ones)
+    assert index.query(-ones)[0].tolist() == [0]
+    index.add([1], one)
+    assert [index.query(x)[0].tolist() for x in (ones, -ones)] == [[2], [1]]
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda index, x: index.add([0], x), "in the index already: update it"),
@@ -265,8 +353,9 @@ def test_the_longest_classes_are_found_whatever_their_order() -> None:
         (lambda index, x: index.query(x, exclude=sp.csr_matrix((1, 2))), "is wanted"),
         (lambda index, x: xs.InnerProductIndex(3, D, "simplest"), "no oracle 'simplest'"),
         (lambda index, x: xs.InnerProductIndex(3, D, "exact", ef=3), "does not take these options"),
-        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "64, 128, 192 or 256"),
-        (lambda index, x: xs.InnerProductIndex(0, D), "one id and one feature"),
+        (lambda index, x: xs.InnerProductIndex(3, D, "simple-lsh", bits=60), "must be 64, 128, 192 or 256"),
+        (lambda index, x: xs.InnerProductIndex(0, D), "'n_ids' of InnerProductIndex must be an int from 1 to"),
+        (lambda index, x: index.query(x, step=0.5), "'step' of InnerProductIndex.query must be an int from 0"),
     ],
 )
 def test_what_is_wrong_is_said(call: Any, words: str) -> None:

@@ -68,8 +68,8 @@ def code(v: NDArray[np.float32], last: float, scale: float, projections: NDArray
 
 
 def nearest(codes: NDArray[np.bool_], query: NDArray[np.bool_], zero: NDArray[np.bool_], n: int) -> list[int]:
-    """The n classes, not zero, of the least Hamming distance, of equals the lower ones; ascending."""
-    distances = np.where(zero, len(query) + 1, (codes != query).sum(axis=1))
+    """The n classes, not zero, of the least Hamming distance, 254 at most, of equals the lower ones; ascending."""
+    distances = np.minimum((codes != query).sum(axis=1), 254)
     order = [c for c in np.argsort(distances, kind="stable") if not zero[c]]
     return sorted(order[:n])
 

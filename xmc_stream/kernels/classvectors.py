@@ -7,6 +7,8 @@ have the greatest rank there is, and the last place is always empty. So every su
 and is the same bit for bit however large the region is and in whatever order its entries came.
 
 A region is at most 3/4 full. A vector that outgrows its region moves to one twice as long; what is left is used again.
+A row's entries come by ascending rank. Where a region has fewer places than a long row needs, they would pile up at its
+beginning while it grows, so a region of the final size is taken first.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ PLACE_BYTES = 8
 MOST_FEATURES = 2**31 - 1  # beyond it a feature could have the rank of an empty place
 _EMPTY = 0xFFFFFFFF
 _LEAST_BITS, _MOST_BITS = 2, 31
+_CANCELLED = 1e-6  # of its largest: what is left of a square that was kept by differences is summed anew
 _A, _B = np.uint64(0x9E3779B1), np.uint64(0x85EBCA6B)
 _A_INVERSE, _B_INVERSE = np.uint64(pow(0x9E3779B1, -1, 2**32)), np.uint64(pow(0x85EBCA6B, -1, 2**32))
 _LOW, _16 = np.uint64(0xFFFFFFFF), np.uint64(16)
@@ -177,9 +180,9 @@ def _leave(first: Int, bits: Int, tables: ClassTables) -> None:
 
 
 @inner_kernel
-def _fits(c: Int, bits: Int, tables: ClassTables) -> bool:
-    """Whether the entries of a class and one more find places in a region of another size, its last one left empty."""
-    if (tables.n[c] + 1) * 4 > 3 << bits:
+def _fits(c: Int, bits: Int, more: Int, tables: ClassTables) -> bool:
+    """Whether a class finds places in a region of another size, its last one left empty, that so many more entries fit in."""
+    if (tables.n[c] + more) * 4 > 3 << bits:
         return False
     words, next_, places = tables.words, np.int64(0), length(bits)
     if tables.bits[c] >= 0:
@@ -209,10 +212,10 @@ def _move(c: Int, bits: Int, tables: ClassTables) -> bool:
 
 
 @inner_kernel
-def _grow(c: Int, tables: ClassTables) -> bool:
-    """Move a class to a longer region; False where there is no room."""
+def _grow(c: Int, more: Int, tables: ClassTables) -> bool:
+    """Move a class to a longer region, for so many more entries; False where there is no room."""
     bits: Int = max(_LEAST_BITS, np.int64(tables.bits[c]) + 1)
-    while bits < _MOST_BITS and not _fits(c, bits, tables):
+    while bits < _MOST_BITS and not _fits(c, bits, more, tables):
         bits += 1
     return bool(bits < _MOST_BITS and _move(c, bits, tables))
 
@@ -237,7 +240,7 @@ def _take_out(c: Int, place: Int, tables: ClassTables) -> None:
 def _put_in(c: Int, rank: Int, value: np.float32, tables: ClassTables) -> bool:
     """Put in an entry that a class does not have; False where there is no room."""
     words, values = tables.words, tables.values
-    if (tables.bits[c] < 0 or (tables.n[c] + 1) * 4 > 3 << np.int64(tables.bits[c])) and not _grow(c, tables):
+    if (tables.bits[c] < 0 or (tables.n[c] + 1) * 4 > 3 << np.int64(tables.bits[c])) and not _grow(c, 1, tables):
         return False
     while True:
         place = place_of(c, rank, tables)
@@ -246,7 +249,7 @@ def _put_in(c: Int, rank: Int, value: np.float32, tables: ClassTables) -> bool:
             empty += 1
         if empty + 1 < tables.begin[c] + length(np.int64(tables.bits[c])):
             break
-        if not _grow(c, tables):
+        if not _grow(c, 1, tables):
             return False
     while empty > place:
         words[2 * empty], values[2 * empty + 1] = words[2 * empty - 2], values[2 * empty - 1]
@@ -254,6 +257,33 @@ def _put_in(c: Int, rank: Int, value: np.float32, tables: ClassTables) -> bool:
     words[2 * place], values[2 * place + 1] = rank, value
     tables.n[c] += 1
     return True
+
+
+@inner_kernel
+def _reserve(c: Int, begin: Int, end: Int, step: np.float32, rows: RankedRows, tables: ClassTables) -> bool:
+    """Take a region that the entries [begin, end) of rows fit in, where they could fill it; False where there is no room."""
+    bits, words = np.int64(tables.bits[c]), tables.words
+    if bits >= 0 and tables.n[c] + end - begin <= 1 << bits:
+        return True
+    new = 0
+    for p in range(begin, end):
+        if step * rows.values[p] != 0.0:
+            rank = np.int64(rows.ranks[p])
+            if bits < 0 or words[2 * place_of(c, rank, tables)] != rank:
+                new += 1
+    if new == 0 or (bits >= 0 and (tables.n[c] + new) * 4 <= 3 << bits):
+        return True
+    return bool(_grow(c, new, tables))
+
+
+@inner_kernel
+def _square(c: Int, tables: ClassTables) -> float:
+    """||w_c||^2 in float64, in the order of ranks; of a class that has a region."""
+    words, values, total = tables.words, tables.values, 0.0
+    for place in range(tables.begin[c], tables.begin[c] + length(np.int64(tables.bits[c]))):
+        if words[2 * place] != _EMPTY:
+            total += np.float64(values[2 * place + 1]) * np.float64(values[2 * place + 1])
+    return total
 
 
 @kernel
@@ -264,17 +294,23 @@ def add_rows(
     rows: RankedRows,
     tables: ClassTables,
     done: NDArray[np.int64],
+    largest: NDArray[np.float64],
 ) -> bool:
     """w_c += a x_i for each (c, i, a) of classes, lines, steps, in their order; False where there is no room.
 
-    done (2,): triples that are done, and entries of the next one: what it goes on from. An entry becomes
-    w + (a x) in float32; where that is 0 it leaves.
+    done (2,): triples that are done, and entries of the next one; largest (1,): the largest ||w_c||^2 that the next one had:
+    what it goes on from. An entry becomes w + (a x) in float32; where that is 0 it leaves. ||w_c||^2 is kept by differences;
+    where a triple leaves little of the largest that it had, it is summed anew.
     """
     indptr, ranks, x = rows.indptr, rows.ranks, rows.values
     for t in range(done[0], len(classes)):
         c, begin, end = classes[t], indptr[lines[t]], indptr[lines[t] + 1]
         fetch(c, begin, end, ranks, tables)
+        if not _reserve(c, begin + done[1], end, steps[t], rows, tables):
+            done[0] = t
+            return False
         square = tables.square[c]
+        top = square if done[1] == 0 else largest[0]
         for p in range(begin + done[1], end):
             delta = steps[t] * x[p]
             if delta == 0.0:
@@ -292,9 +328,12 @@ def add_rows(
             elif _put_in(c, rank, delta, tables):
                 square += np.float64(delta) * np.float64(delta)
             else:
-                tables.square[c] = square
+                tables.square[c], largest[0] = square, top
                 done[0], done[1] = t, p - begin
                 return False
+            top = max(top, square)
+        if tables.n[c] > 0 and not square >= _CANCELLED * top:
+            square = _square(c, tables)
         tables.square[c] = square
         done[0], done[1] = t + 1, 0
     return True
@@ -342,7 +381,7 @@ def shrink(
             tables.bits[c] = -1
             continue
         least = _LEAST_BITS
-        while least < bits and not _fits(c, least, tables):
+        while least < bits and not _fits(c, least, 1, tables):
             least += 1
         if least + 2 <= bits:
             _move(c, least, tables)  # where there is no room it stays

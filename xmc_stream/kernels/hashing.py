@@ -19,6 +19,7 @@ from xmc_stream.kernels.vectors import LANES, WORD, at_most, product
 
 _AHEAD, _LINE = 4, 16  # candidates that vectors are fetched ahead of, floats of a cache line
 _FAR = 255
+_MOST = 254  # greater distances, of 256 bits, count as this one
 TOGETHER = 8  # queries that share a look at the codes
 _PORTION = 1024  # codes that they look at in turn
 
@@ -100,7 +101,7 @@ def encode(
 
 @inner_kernel
 def _measure(first: int, last: int, queries: NDArray[np.uint64], of: Codes, room: HashRoom) -> None:
-    """The Hamming distances of some queries to each class; zero vectors are far."""
+    """The Hamming distances of some queries to each class, 254 at most; zero vectors are far."""
     codes, n = of.codes, len(of.zero)
     for begin in range(0, n, _PORTION):  # its codes stay in the first-level cache
         end = min(begin + _PORTION, n)
@@ -111,7 +112,9 @@ def _measure(first: int, last: int, queries: NDArray[np.uint64], of: Codes, room
                 some, query = codes[word, begin:end], queries[word, i]
                 for c in range(len(distances)):
                     distance = np.uint8(popcount(some[c] ^ query))
-                    distances[c] = distance if word == 0 else distances[c] + distance
+                    distances[c] = (
+                        distance if word == 0 else distances[c] + min(distance, np.uint8(_MOST - distances[c]))
+                    )
             for c in range(len(distances)):
                 distances[c] = _FAR if zero[c] else distances[c]
 
@@ -168,7 +171,8 @@ def nearest_scored(
 ) -> None:
     """The best of the n classes nearest by code and of the hubs, beside those excluded, for the rows [first, last).
 
-    A score is the sum of `vectors.product`, then what the last coordinates add, in float32. Of equals the lower class.
+    Codes that differ in 254 bits or more are equally far. A score is the sum of `vectors.product`, then what the last
+    coordinates add, in float32. Of equals the lower class.
     """
     candidates, vectors, queried, r = room.candidates, of.vectors.ravel(), rows.ravel(), rows.shape[1]
     in_lanes = r - r % LANES
@@ -176,7 +180,7 @@ def nearest_scored(
         low, high, at = excluded.indptr[i], excluded.indptr[i + 1], (i - first) % TOGETHER
         if at == 0:
             _measure(i, min(i + TOGETHER, last), queries, of, room)
-        found = _nearest(n + high - low, min(WORD * len(queries), _FAR - 1), room.distances[at], candidates)
+        found = _nearest(n + high - low, min(WORD * len(queries), _MOST), room.distances[at], candidates)
         for q in range(-len(hubs), found):
             c = np.int64(candidates[q] if q >= 0 else hubs[q])
             for ahead in range(0, r if 0 <= q + _AHEAD < found else 0, _LINE):

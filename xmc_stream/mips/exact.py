@@ -69,14 +69,19 @@ class Exact(_Scanning):
         Whether scores are divided by the norms of the vectors: by the cosine, the norms of rows left out.
     """
 
+    name = "exact"
+
     def __init__(self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)
         self.vectors, self.by_norm = vectors, by_norm
 
     @staticmethod
-    def bytes_of(n_features: int, n_entries: int, threads: int = 1) -> int:
-        """Bytes that a query holds beside its rows and the vectors; n_entries: of the largest tile of rows."""
-        return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads
+    def bytes_of(n_features: int, n_entries: int, threads: int = 1, n_classes: int = 0) -> int:
+        """Bytes that a query holds beside its rows, its answers and the vectors; n_entries: of the largest tile of rows.
+
+        n_classes: counts what is held for a moment for each class.
+        """
+        return 12 * n_features + 4 * HEAVY * n_entries + 12 * ROWS * threads + 32 * n_classes
 
     def _zero(self) -> NDArray[np.bool_]:
         return self.vectors.zero
@@ -88,10 +93,8 @@ class Exact(_Scanning):
         n = last - first
         features = rows.features[rows.indptr[first] : rows.indptr[last]]
         counts = np.bincount(features, minlength=self.vectors.n_features)
-        heavy, light = (
-            np.flatnonzero(counts * HEAVY >= n + HEAVY),
-            np.flatnonzero((counts > 0) & (counts * HEAVY < n + HEAVY)),
-        )
+        least = 1 - (-n // HEAVY)  # the least count of a heavy feature
+        heavy, light = np.flatnonzero(counts >= least), np.flatnonzero((counts > 0) & (counts < least))
         column = np.zeros(self.vectors.n_features, np.int32)
         column[light], column[heavy] = np.arange(1, len(light) + 1), -np.arange(1, len(heavy) + 1)
         indptr = np.concatenate([[0], np.cumsum(counts[light])])
@@ -137,6 +140,8 @@ class DenseExact(_Scanning):
     by_norm : bool, default False
         As of `Exact`.
     """
+
+    name = "dense-exact"
 
     def __init__(self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, by_norm: bool = False) -> None:
         super().__init__(vectors.n_classes, seed, threads)

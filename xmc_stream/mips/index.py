@@ -8,16 +8,18 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.memory import MemoryLimit, available_threads
+from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.mips.exact import DenseExact, Exact
-from xmc_stream.mips.lsh import SimpleLSH
+from xmc_stream.mips.lsh import MOST_BITS, SimpleLSH
+from xmc_stream.mips.options import MOST_SEED, whole
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
 
 _SPARSE: dict[str, type[Exact] | type[SmallWorld]] = {"exact": Exact, "sw-graph": SmallWorld}
+_LABEL = "InnerProductIndex"
 _DENSE: dict[str, type[DenseExact] | type[SimpleLSH]] = {"dense-exact": DenseExact, "simple-lsh": SimpleLSH}
 
 
@@ -34,11 +36,13 @@ class InnerProductIndex:
     oracle : str, default "sw-graph"
         Over sparse vectors "exact" or "sw-graph"; over dense ones "dense-exact" or "simple-lsh".
     memory_limit : str, int or None, default None
-        A bound on the memory of the process, "4GB" or bytes; None takes three quarters of what is free.
+        A bound on the memory of the process, "4GB" or bytes; None takes three quarters of what is free. The vectors may take
+        what the process and the oracle's index leave of it. The rows that are given to a call come on top, and for "exact"
+        48 bytes an entry of the densest 8,192 rows of a query.
     threads : int or None, default None
         Of queries and updates; None takes all processors.
     seed : int, default 0
-        Of codes and draws.
+        Of codes and draws; 0 ... 2^63 - 1.
     **options
         Of the oracle: see `mips.smallworld.SmallWorld` and `mips.lsh.SimpleLSH`.
 
@@ -66,30 +70,45 @@ class InnerProductIndex:
         self, n_ids: int, n_features: int, oracle: str = "sw-graph", memory_limit: str | float | None = None,
         threads: int | None = None, seed: int = 0, **options: Any,
     ) -> None:  # fmt: skip
-        if n_ids < 1 or n_features < 1:
-            raise InputError(f"an index has one id and one feature at least, not {n_ids} and {n_features}")
         if oracle not in {**_SPARSE, **_DENSE}:
             raise InputError(f"there is no oracle {oracle!r}: take one of {', '.join([*_SPARSE, *_DENSE])}")
-        self.n_ids, self.n_features = n_ids, n_features
-        n_threads = available_threads() if threads is None else threads
-        budget = max(MemoryLimit.of(memory_limit).budget(), 0)
+        self.n_ids, self.n_features = whole("n_ids", n_ids, _LABEL), whole("n_features", n_features, _LABEL)
+        n_threads = whole("threads", available_threads() if threads is None else threads, _LABEL)
+        seed, limit = whole("seed", seed, _LABEL, 0, MOST_SEED), MemoryLimit.of(memory_limit)
         try:
-            self.oracle, self.vectors = self._made(oracle, budget, seed, n_threads, options)
+            self.oracle, self.vectors = self._made(oracle, limit.budget(), seed, n_threads, options)
         except TypeError as error:
             raise InputError(f"oracle {oracle!r} does not take these options: {error}") from None
+        except MemoryLimitError:
+            raise
+        except MemoryError:
+            raise MemoryLimitError(
+                f"an index of {n_ids} ids and {n_features} features cannot reserve memory within its limit of "
+                f"{format_size(limit.limit)}, as the machine has less: set a smaller memory_limit"
+            ) from None
         self.oracle.barred[:] = True
 
     def _made(
         self, name: str, budget: int, seed: int, threads: int, options: dict[str, Any]
     ) -> tuple[Oracle, ClassVectors | DenseVectors]:
+        left = max(budget - self._taken(name, threads, options), 0)
         if name in _DENSE:
-            dense = DenseVectors(self.n_ids, self.n_features, budget)
+            dense = DenseVectors(self.n_ids, self.n_features, left)
             return _DENSE[name](dense, seed, threads, **options), dense
-        # vectors may take what the graph leaves
-        sizes = {key: value for key, value in options.items() if key in ("links", "sketch", "posts")}
-        taken = SmallWorld.bytes_of(self.n_ids, self.n_features, threads, **sizes) if name == "sw-graph" else 0
-        sparse = ClassVectors(self.n_ids, self.n_features, budget - taken)
+        sparse = ClassVectors(self.n_ids, self.n_features, left)
         return _SPARSE[name](sparse, seed, threads, **options), sparse
+
+    def _taken(self, name: str, threads: int, options: dict[str, Any]) -> int:
+        """Bytes that the oracle takes beside the vectors and the rows of a query."""
+        if name == "sw-graph":
+            sizes = {key: value for key, value in options.items() if key in ("links", "sketch", "posts")}
+            return SmallWorld.bytes_of(self.n_ids, self.n_features, threads, **SmallWorld.checked_counts(sizes))
+        if name == "simple-lsh":
+            bits = SimpleLSH.checked_bits(options.get("bits", MOST_BITS))
+            return SimpleLSH.bytes_of(self.n_ids, self.n_features, threads, bits)
+        return (
+            DenseExact.bytes_of(threads) if name in _DENSE else Exact.bytes_of(self.n_features, 0, threads, self.n_ids)
+        )
 
     def _rows(self, X: Any) -> Any:
         """Rows as the oracle takes them."""
@@ -128,8 +147,17 @@ class InnerProductIndex:
         n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
         if n != len(ids):
             raise InputError(f"{len(ids)} ids were given, and {n} vectors")
-        self.vectors.put(ids, rows)
+        try:
+            self.vectors.put(ids, rows)
+        except MemoryLimitError:  # some are whole, one in part, the others cleared
+            self._take_out(ids)
+            raise
         self.oracle.barred[ids] = False
+        self.oracle.refresh(ids)
+
+    def _take_out(self, ids: NDArray[np.int32]) -> None:
+        self.vectors.clear(ids)
+        self.oracle.barred[ids] = True
         self.oracle.refresh(ids)
 
     def add(self, ids: Any, X: Any) -> None:
@@ -147,7 +175,7 @@ class InnerProductIndex:
         InputError
             Ids or vectors are not usable; nothing was changed.
         MemoryLimitError
-            There is no room.
+            There is no room; none of these ids is then in the index.
         """
         self._put(self._ids(ids, present=False), X)
 
@@ -166,7 +194,7 @@ class InnerProductIndex:
         InputError
             Ids or vectors are not usable; nothing was changed.
         MemoryLimitError
-            There is no room.
+            There is no room; none of these ids is then in the index.
         """
         self._put(self._ids(ids, present=True), X)
 
@@ -184,9 +212,7 @@ class InnerProductIndex:
             An id is not usable; nothing was changed.
         """
         found = self._ids(ids, present=True)
-        self.vectors.clear(found)
-        self.oracle.barred[found] = True
-        self.oracle.refresh(found)
+        self._take_out(found)
 
     def query(self, X: Any, exclude: Any = None, step: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The vector of the largest inner product with each row.
@@ -212,7 +238,7 @@ class InnerProductIndex:
         InputError
             An argument is not usable.
         """
-        rows = self._rows(X)
+        step, rows = whole("step", step, f"{_LABEL}.query", 0, MOST_SEED), self._rows(X)
         n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
         answers = self.oracle.query(rows, self._excluded(exclude, n), step)
         return answers.classes, answers.scores

@@ -11,6 +11,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.hashing import TOGETHER, Codes, encode, hash_room, nearest_scored
 from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.options import whole
 from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
 
@@ -40,30 +41,38 @@ class SimpleLSH(Oracle):
     bits : int, default 256
         Of a code: 64, 128, 192 or 256.
     candidates : int or None, default None
-        Classes that a query scores; None takes one in 256, and 256 at least.
+        Classes that a query scores, 1 at least; None takes one in 256, and 256 at least.
     hubs : int, default 64
-        Classes of the largest norm, which every query scores.
+        Classes of the largest norm, which every query scores; 0 for none.
 
     Raises
     ------
     InputError
-        `bits` is none of these.
+        `bits` is none of these, or another argument is not an integer of its range.
     """
+
+    name = "simple-lsh"
 
     def __init__(
         self, vectors: DenseVectors, seed: int = 0, threads: int = 1, *, bits: int = MOST_BITS, candidates: int | None = None,
         hubs: int = 64,
     ) -> None:  # fmt: skip
-        if bits not in range(64, MOST_BITS + 1, 64):
-            raise InputError(f"a code has 64, 128, 192 or 256 bits, not {bits}")
         super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.bits, self._n_hubs = vectors, bits, hubs
+        self.vectors, self.bits = vectors, self.checked_bits(bits)
+        self._n_hubs = whole("hubs", hubs, self.words(), 0)
         wanted = max(LEAST_CANDIDATES, vectors.n_classes // CANDIDATES_OF) if candidates is None else candidates
-        self.candidates = min(wanted, vectors.n_classes)
-        draws = np.random.Generator(np.random.Philox(key=seed))
+        self.candidates = min(whole("candidates", wanted, self.words()), vectors.n_classes)
+        draws = np.random.Generator(np.random.Philox(key=self.seed))
         self._projections = draws.standard_normal((vectors.n_features + 1, bits), np.float32)
         self.codes, self.bound = np.zeros((bits // 64, vectors.n_classes), np.uint64), 0.0
         self.refresh(np.arange(vectors.n_classes))
+
+    @classmethod
+    def checked_bits(cls, bits: Any) -> int:
+        """The bits of a code; raises InputError where they are not 64, 128, 192 or 256."""
+        if whole("bits", bits, cls.words()) not in range(64, MOST_BITS + 1, 64):
+            raise InputError(f"The 'bits' of {cls.words()} must be 64, 128, 192 or 256. Got {bits!r} instead.")
+        return int(bits)
 
     @staticmethod
     def bytes_of(n_classes: int, n_features: int, threads: int = 1, bits: int = MOST_BITS) -> int:

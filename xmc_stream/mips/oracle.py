@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.domains import ZERO_CLASSES
 from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.zeroclasses import draw_zero_classes
+from xmc_stream.mips.options import MOST_SEED, whole
 
 T = TypeVar("T")
 
@@ -38,15 +39,28 @@ class Oracle(ABC):
     n_classes : int
         K.
     seed : int, default 0
-        Of the draws.
+        Of the draws; 0 ... 2^63 - 1.
     threads : int, default 1
         That a query or refresh may use.
+
+    Raises
+    ------
+    InputError
+        An argument or option is not usable.
     """
 
+    name: ClassVar[str]  # as users write it
+
     def __init__(self, n_classes: int, seed: int = 0, threads: int = 1) -> None:
-        self.n_classes, self.seed, self.threads = n_classes, seed, threads
+        self.n_classes, self.threads = n_classes, whole("threads", threads, self.words())
+        self.seed = whole("seed", seed, self.words(), 0, MOST_SEED)
         self.barred = np.zeros(n_classes, np.bool_)  # zero classes that are no answers
         self.scored = 0  # pairs of row and class that queries scored
+
+    @classmethod
+    def words(cls) -> str:
+        """What messages call it."""
+        return f"the {cls.name} oracle"
 
     @abstractmethod
     def refresh(self, classes: NDArray[Any]) -> None:

@@ -11,6 +11,7 @@ from xmc_stream.kernels import smallworld as kernels
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.classvectors import RankedRows
 from xmc_stream.kernels.innerproducts import Best
+from xmc_stream.mips.options import share, whole
 from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import ClassVectors
 
@@ -49,19 +50,34 @@ class SmallWorld(Oracle):
         Entries of a sketch, and classes of a signpost.
     drift : float, default 0.25
         What makes a refresh link a class anew; 0 for any change of sketch or norm.
+
+    Raises
+    ------
+    InputError
+        An argument is not a number of its range: counts are 1 or more, `hubs` and `drift` 0 or more.
     """
+
+    name = "sw-graph"
 
     def __init__(
         self, vectors: ClassVectors, seed: int = 0, threads: int = 1, *, links: int = 8, ef: int = 8, ef_links: int = 16,
         entries: int = 32, hubs: int = 8, sketch: int = 64, posts: int = 8, drift: float = 0.25,
     ) -> None:  # fmt: skip
         super().__init__(vectors.n_classes, seed, threads)
-        self.vectors, self.drift, self._n_hubs, self._sketch_size = vectors, drift, hubs, sketch
+        counts = {"ef": ef, "ef_links": ef_links, "entries": entries, "links": links, "sketch": sketch, "posts": posts}
+        ef, ef_links, entries, links, sketch, posts = self.checked_counts(counts).values()
+        self.vectors, self.drift, self._sketch_size = vectors, share("drift", drift, self.words()), sketch
+        self._n_hubs = whole("hubs", hubs, self.words(), 0)
         self._sizes, self._entries, self._links = (ef, max(ef_links, links + 1)), entries, links
         self.graph = kernels.empty_graph(vectors.n_classes, vectors.n_features, links, sketch, posts)
         self.linked_anew = 0  # classes that refreshes linked
         every = np.arange(vectors.n_classes, dtype=np.int32)
         self.refresh(every)
+
+    @classmethod
+    def checked_counts(cls, counts: dict[str, Any]) -> dict[str, int]:
+        """Counts by name; raises InputError for one that is not an integer of 1 or more."""
+        return {name: whole(name, count, cls.words()) for name, count in counts.items()}
 
     @staticmethod
     def bytes_of(

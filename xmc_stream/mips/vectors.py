@@ -88,7 +88,10 @@ class ClassVectors:
 
     @property
     def squares(self) -> NDArray[np.float64]:
-        """||w_c||^2 (K,), kept up to date by differences; `shrink` sums it anew."""
+        """||w_c||^2 (K,), kept up to date by differences, never below 0; `shrink` sums it anew.
+
+        `add` does so too where a row takes a vector's square to less than 1e-6 of the largest on the way.
+        """
         return self.tables.square
 
     @property
@@ -103,8 +106,10 @@ class ClassVectors:
         """
         c, i = np.ascontiguousarray(classes, np.int32), np.ascontiguousarray(lines, np.int32)
         a, done, slid = np.ascontiguousarray(steps, np.float32), np.zeros(2, np.int64), (-1, -1)
-        while not kernels.add_rows(c, i, a, rows, self.tables, done):
+        largest = np.zeros(1)
+        while not kernels.add_rows(c, i, a, rows, self.tables, done, largest):
             if slid == (done[0], done[1]):
+                self.shrink(c[done[0] : done[0] + 1])  # sums the square of what is done in part
                 raise self._no_room()
             slid = int(done[0]), int(done[1])
             self._close_gaps()
