@@ -15,6 +15,8 @@ from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
 from xmc_stream.kernels.scores import keep_best
 
+_BELOW = np.float32(-2.0)  # rows that are found score above: they violate, or nearly
+
 
 @kernel
 def start_sets(
@@ -93,7 +95,6 @@ def merge_candidates(
     f_rows: NDArray[Any],
     f_scores: NDArray[np.float32],
     room: NDArray[np.int64],
-    scratch: NDArray[np.float32],
     ptr: NDArray[np.int64],
     rows: NDArray[np.int64],
     alpha: NDArray[np.float64],
@@ -101,14 +102,14 @@ def merge_candidates(
     """Active sets of the next round: A and the best of what was found outside it, with their alpha (0 if new).
 
     f_ptr, f_rows, f_scores: what was found, rows ascending in a class; overwritten. room (n,): how many may be added at
-    most. scratch: as long as the most that was found of a class.
+    most.
     """
     ptr[0] = 0
     for c in range(len(a_ptr) - 1):
         f, n_new = f_ptr[c], f_ptr[c + 1] - f_ptr[c]
         if n_new > room[c]:
             if room[c]:
-                keep_best(f_scores[f:], f_rows[f:], n_new, room[c], scratch)
+                keep_best(f_scores, f_rows, f, n_new, room[c], room[c], _BELOW)
             n_new = room[c]
         a, place = a_ptr[c], ptr[c]
         ptr[c + 1] = place + n_new + a_ptr[c + 1] - a

@@ -213,13 +213,12 @@ class _Load:
     def needs(self, plan: MemoryPlan, n_features: int, rows: int, interval: int) -> dict[str, int]:
         """See `search_needs`. rows: of a search job at most."""
         t, k, intervals = plan.threads, bisect_left(INTERVALS, interval), -(-rows // interval)
-        wanted, most = self.wanted[k], interval if intervals > 1 else rows  # all together, and of a class
+        wanted = self.wanted[k]
         flushed = min(self.classes, self.wanted[-1] // interval) if intervals > 1 else 0
         found = 12 * wanted + 8 * SPARE * self.classes  # see `places`
-        sifting = 6 * min(wanted, most) + 4 * SPARE
         return {
             "tiles": self.tiles,
-            "rows found": t * (found + sifting + 4 * BINS * flushed),
+            "rows found": t * (found + 4 * BINS * flushed),
             "active sets": t * 4 * self.active[k],
             "classes": t * (_CLASS_BYTES + 8 * intervals) * self.classes,
             "making tiles": t * (8 * self.making + 8 * n_features),
