@@ -131,8 +131,8 @@ def plan_solve(
     """
     t = min(plan.threads, jobs)
     fixed = {
-        "features": t * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
-        "marks of rows": t * (n_samples // 8 + n_samples // 16),
+        "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "marks of rows": t * (n_samples // 4 + n_samples // 16),
         "writers and windows": t * (writer_bytes + _WINDOWS),
     }
     # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
@@ -140,7 +140,7 @@ def plan_solve(
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
         # beside a group: for taking weights
-        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 24 * n_features
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 25 * n_features
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
