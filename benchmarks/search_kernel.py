@@ -113,7 +113,6 @@ class UnitSearch:
         self.best_begin = self.best_end - of_slot
         self.best_scores = np.empty(self.best_end[-1], np.float32)
         self.best_rows = np.empty(self.best_end[-1], np.int32)
-        self.scratch = np.empty(of_slot.max(), np.float32)
         self.grid = loss_grid(data.n_samples)
         self.bias_loss = bias_losses(self.tile.bias, 0, self.grid)
         self.n = n
@@ -128,7 +127,7 @@ class UnitSearch:
             BestRows(
                 self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
             ),
-            LossSums(0, self.grid, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32), self.scratch,
+            LossSums(0, self.grid, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:

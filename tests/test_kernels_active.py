@@ -140,10 +140,7 @@ def test_the_best_of_all_jobs_join(problem: Any, index: Any) -> None:
     ]
     ptr, n = np.full(n_classes + 1, -1, np.int64), sum(map(len, expected))
     rows, alpha = np.full(n, -1, np.int64), np.full(n, np.nan)
-    scratch = np.empty(np.diff(f_ptr).max(), np.float32)
-    merge_candidates(
-        a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), scratch, ptr, rows, alpha
-    )
+    merge_candidates(a_ptr, a_rows, a_alpha, f_ptr, f_rows, f_scores, np.array(room, np.int64), ptr, rows, alpha)
     assert parts(ptr, rows, alpha) == [(list(of_class), list(of_class.values())) for of_class in expected]
 
 

@@ -233,7 +233,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: i
     end = np.zeros(width, np.int64)
     end[order] = np.cumsum(of_slot[order])
     begin = end - of_slot
-    sizes, scratch = np.zeros(width, np.int64), np.empty(of_slot.max(), np.float32)
+    sizes = np.zeros(width, np.int64)
     best_scores, best_rows = np.empty(of_slot.sum(), np.float32), np.empty(of_slot.sum(), np.int32)
     threshold = np.where(capacity > 0, p.threshold, np.inf).astype(np.float32)
     members = [np.flatnonzero(p.active[start : cuts[-1], c]) for c in classes]
@@ -248,7 +248,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: i
     found: dict[int, list[tuple[int, float]]] = {c: [] for c in classes.tolist()}
 
     def take(slots: NDArray[np.int64]) -> NDArray[np.float32]:
-        n = close_up(slots, kept_rows, scratch)
+        n = close_up(slots, kept_rows)
         at = int(begin[slots[0]]) if len(slots) else 0
         pairs = iter(zip((best_rows[at : at + n] + start).tolist(), best_scores[at : at + n].tolist(), strict=True))
         for s in slots:
@@ -263,7 +263,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: i
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
             ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, base, losses),
-            np.empty(width, np.float32), scratch,
+            np.empty(width, np.float32),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:
             begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)
@@ -409,22 +409,39 @@ def test_closing_up_keeps_the_best_in_order_of_rows(slots: Any, random: Any) -> 
         expected += best_of(pairs, most)
         for q, (row, score) in enumerate(pairs):
             best_scores[first + q], best_rows[first + q] = score, row
-    kept = BestRows(capacity, begin[:-1], begin[1:], sizes, best_scores, best_rows, np.empty(len(slots), np.float32))
-    n = close_up(np.arange(len(slots)), kept, np.empty(40, np.float32))
+    kept = BestRows(capacity, begin[:-1], begin[1:], sizes, best_scores, best_rows, np.full(len(slots), -5, np.float32))
+    n = close_up(np.arange(len(slots)), kept)
     assert n == len(expected)
     assert list(zip(best_rows[3 : 3 + n].tolist(), best_scores[3 : 3 + n].tolist(), strict=True)) == expected
     assert best_rows[:3].tolist() == [-7] * 3  # what stands before the first slot
 
 
-@given(st.lists(st.one_of(SMALL, ANY), min_size=1, max_size=60), st.data())
+FAR = st.sampled_from([np.inf, 3.4e38, -3e38, 1e-45, -1e-45, -0.0])
+
+
+@given(st.lists(st.one_of(SMALL, ANY, FAR), min_size=2, max_size=60), st.integers(0, 3), st.data())
 @settings(deadline=None)
-def test_the_best_are_kept_and_the_worst_of_them_named(values: list[float], data: st.DataObject) -> None:
-    capacity = data.draw(st.integers(1, len(values)))
-    scores, rows = np.array(values, np.float32), np.arange(len(values), dtype=np.int32)
-    expected = best_of(list(zip(rows.tolist(), scores.tolist(), strict=True)), capacity)
-    worst = keep_best(scores, rows, len(values), capacity, np.empty(len(values), np.float32))
-    assert list(zip(rows[:capacity].tolist(), scores[:capacity].tolist(), strict=True)) == expected
-    assert worst == min(score for _, score in expected)
+def test_the_best_are_kept_and_a_bound_below_them_is_named(
+    values: list[float], before: int, data: st.DataObject
+) -> None:
+    size = len(values)
+    capacity = data.draw(st.integers(1, size - 1))
+    most = data.draw(st.integers(capacity, size - 1))
+    scores, rows = np.array([9.0] * before + values, np.float32), np.arange(before + size, dtype=np.int32)
+    pairs = list(zip(rows.tolist(), scores.tolist(), strict=True))
+    lowest = np.float32(min(values))
+    below = data.draw(st.sampled_from([lowest, *(min(lowest, np.float32(far)) for far in (-1e30, -5))]))
+    n, bound = keep_best(scores, rows, before, size, capacity, most, below)
+    assert capacity <= n <= most
+    kept = list(zip(rows[before : before + n].tolist(), scores[before : before + n].tolist(), strict=True))
+    assert rows[:before].tolist() == list(range(before))
+    # rows ascend, and those that are best of all are among them, best first
+    assert best_of(kept, n) == kept
+    assert best_of(kept, capacity) == best_of(pairs[before:], capacity)
+    # a later row that does not exceed the bound would not be one of the best
+    assert sum(score >= bound for _, score in kept) == n
+    left = [score for pair in pairs[before:] if pair not in kept for score in pair[1:]]
+    assert all(score <= bound for score in left)
 
 
 @given(st.lists(st.one_of(st.floats(-1, 4, width=32), st.sampled_from([-1 / 64, 0.0, -1e-30])), max_size=80), st.data())

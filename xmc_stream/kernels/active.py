@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.bits import count_bits, sort_numbers
 from xmc_stream.kernels.domains import FIRST_NEGATIVES
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
 from xmc_stream.kernels.scores import keep_best
+
+_BELOW = np.float32(-2.0)  # rows that are found score above: they violate, or nearly
 
 
 @kernel
@@ -46,7 +49,7 @@ def start_sets(
             if q == len(mine) or mine[q] != row:
                 rows[filled] = row
                 filled += 1
-        rows[ptr[c] : filled].sort()
+        sort_numbers(rows[ptr[c] : filled], n_samples)
         ptr[c + 1] = filled
 
 
@@ -93,7 +96,6 @@ def merge_candidates(
     f_rows: NDArray[Any],
     f_scores: NDArray[np.float32],
     room: NDArray[np.int64],
-    scratch: NDArray[np.float32],
     ptr: NDArray[np.int64],
     rows: NDArray[np.int64],
     alpha: NDArray[np.float64],
@@ -101,14 +103,14 @@ def merge_candidates(
     """Active sets of the next round: A and the best of what was found outside it, with their alpha (0 if new).
 
     f_ptr, f_rows, f_scores: what was found, rows ascending in a class; overwritten. room (n,): how many may be added at
-    most. scratch: as long as the most that was found of a class.
+    most.
     """
     ptr[0] = 0
     for c in range(len(a_ptr) - 1):
         f, n_new = f_ptr[c], f_ptr[c + 1] - f_ptr[c]
         if n_new > room[c]:
             if room[c]:
-                keep_best(f_scores[f:], f_rows[f:], n_new, room[c], scratch)
+                keep_best(f_scores, f_rows, f, n_new, room[c], room[c], _BELOW)
             n_new = room[c]
         a, place = a_ptr[c], ptr[c]
         ptr[c + 1] = place + n_new + a_ptr[c + 1] - a
@@ -168,20 +170,12 @@ def mark(rows: NDArray[np.int64], words: NDArray[np.uint64]) -> None:
 
 
 @kernel
-def _count_bits(word: np.uint64) -> int:
-    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return int(np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56)))
-
-
-@kernel
 def count_before(words: NDArray[np.uint64], before: NDArray[np.int32]) -> int:
     """before[w] = bits set in the words ahead of w; returns all bits set."""
     total = 0
     for w in range(len(words)):
         before[w] = total
-        total += _count_bits(words[w])
+        total += count_bits(words[w])
     return total
 
 
@@ -204,7 +198,7 @@ def rank(rows: NDArray[np.int64], words: NDArray[np.uint64], before: NDArray[np.
     for q in range(len(rows)):
         w = rows[q] >> 6
         below = (np.uint64(1) << np.uint64(rows[q] & 63)) - np.uint64(1)
-        out[q] = before[w] + _count_bits(words[w] & below)
+        out[q] = before[w] + count_bits(words[w] & below)
 
 
 @kernel

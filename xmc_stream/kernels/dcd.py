@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
@@ -301,7 +302,7 @@ def take_weights(
         if abs(v[j]) > lam:
             out_features[n] = features[j]
             n += 1
-    out_features[:n].sort()
+    sort_numbers(out_features[:n], len(local_of))
     w0 = v0 / tau
     kept0 = np.float64(np.float32(w0))
     square, kept = w0 * w0, 0.5 * tau * kept0 * kept0

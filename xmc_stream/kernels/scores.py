@@ -31,6 +31,9 @@ BINS = 256  # of the scores that were flushed, see begin_anew
 
 SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
 
+_HIGHEST = np.finfo(np.float32).max
+_SPARE_SHARE = 4  # of the places that a sift frees at most, this part may stay taken
+
 
 class Tile(NamedTuple):
     """Weights of up to 1,024 classes by feature, as above; bias (width,), -inf beyond the classes."""
@@ -146,7 +149,7 @@ def fill(
                 weights[q] = values[p]
 
 
-@kernel
+@inner_kernel
 def met(first: int, last: int, indices: NDArray[Any], start: NDArray[Any], most: int) -> int:
     """Weights that the entries [first, last) of a row meet in a tile, if they are at most so many; else more than that."""
     total = 0
@@ -158,7 +161,7 @@ def met(first: int, last: int, indices: NDArray[Any], start: NDArray[Any], most:
     return total
 
 
-@kernel
+@inner_kernel
 def score_few(
     first: int,
     last: int,
@@ -192,7 +195,7 @@ def score_few(
     return n
 
 
-@kernel
+@inner_kernel
 def score_all(
     first: int,
     last: int,
@@ -206,7 +209,8 @@ def score_all(
 ) -> None:
     """scores (width,) of the row with entries [first, last)."""
     width = len(scores)
-    scores[:] = bias
+    for c in range(width):
+        scores[c] = bias[c]
     for p in range(first, last):
         j = indices[p]
         x = data[p]
@@ -222,45 +226,57 @@ def score_all(
                 scores[where[q]] += x * run[q]
 
 
-@kernel
-def keep_best(
-    scores: NDArray[np.float32], rows: NDArray[Any], size: int, capacity: int, scratch: NDArray[np.float32]
-) -> np.float32:
-    """Close up the best `capacity` (1 to size) of `size` items; returns the worst score among them.
+@inner_kernel
+def _above(scores: NDArray[np.float32], begin: int, end: int, bound: np.float32) -> int:
+    """How many of scores[begin : end] are above a bound."""
+    n = np.int32(0)
+    for q in range(begin, end):
+        n += np.int32(scores[q] > bound)  # of four bytes, as the scores are
+    return int(n)
 
-    Higher scores are better, then lower rows. Rows ascend before and after. scratch: `size` places at least.
+
+@inner_kernel
+def keep_best(
+    scores: NDArray[np.float32], rows: NDArray[Any], begin: int, size: int, capacity: int, most: int, bound: np.float32
+) -> tuple[int, np.float32]:
+    """Close up the best of the `size` items from `begin` on: at least `capacity` (1 or more) of them, at most `most` (< size).
+
+    Higher scores are better, then lower rows. Rows ascend before and after. bound: a number that no score is below. Returns
+    how many are kept, and a higher bound: no score that is kept is below it, and no other one is above it.
+
+    The bound is found by doubling a step, then by halving: a pass each, which compares eight scores at a time. Keeping some
+    more than `capacity` saves the last passes.
     """
-    wanted, low, high = capacity - 1, 0, size - 1
-    scratch[:size] = scores[:size]
-    while low < high:  # quickselect: between low and high is what may stand on either side
-        pivot = scratch[(low + high) // 2]
-        i, j = low, high
-        while i <= j:
-            while scratch[i] > pivot:
-                i += 1
-            while pivot > scratch[j]:
-                j -= 1
-            if i <= j:
-                scratch[i], scratch[j] = scratch[j], scratch[i]
-                i += 1
-                j -= 1
-        if wanted <= j:
-            high = j
-        elif wanted >= i:
-            low = i
+    end = begin + size
+    low, high = bound, np.float32(np.inf)  # above `low` are n, above `high` fewer than wanted
+    n = _above(scores, begin, end, low)
+    if n < capacity:
+        high = low
+    step = np.float32(1 / 16) * max(np.float32(1.0), abs(low))
+    while n > most:
+        if high == np.inf:
+            middle = min(low + step, _HIGHEST)
+            step += step
         else:
+            middle = np.float32(0.5) * low + np.float32(0.5) * high
+        if not low < middle < high:  # between them is no number: all that are above one equal the other
             break
-    worst: np.float32 = scratch[wanted]
-    ties = capacity
-    for q in range(size):
-        ties -= int(scores[q] > worst)
-    filled = 0
-    for q in range(size):
-        if scores[q] > worst or (scores[q] == worst and ties > 0):
-            ties -= int(scores[q] == worst)
-            scores[filled], rows[filled] = scores[q], rows[q]
-            filled += 1
-    return worst
+        above = _above(scores, begin, end, middle)
+        if above >= capacity:
+            low, n = middle, above
+        else:
+            high = middle
+    ties = 0
+    if n > most or n < capacity:
+        low, ties = high, capacity - _above(scores, begin, end, high)
+    filled = begin
+    for q in range(begin, end):
+        score = scores[q]
+        tie = int(score == low and ties > 0)
+        scores[filled], rows[filled] = score, rows[q]
+        ties -= tie
+        filled += int(score > low) + tie
+    return filled - begin, low
 
 
 def loss_grid(n_samples: int) -> float:
@@ -281,24 +297,27 @@ def bias_losses(bias: NDArray[np.float32], loss: int, grid: float) -> NDArray[np
 
 @inner_kernel
 def _take(
-    s: int, row: int, score: np.float32, ahead: ActiveAhead, best: BestRows, scratch: NDArray[np.float32]
+    hits: NDArray[np.uint16], n: int, row: int, scores: NDArray[np.float32], ahead: ActiveAhead, best: BestRows
 ) -> None:
-    """Take a row that scores above the threshold of slot s, unless it is active."""
+    """Take a row for the slots hits[:n], where it scores above the threshold, unless it is active there."""
     active_next, active_end, active = ahead
     capacity, best_begin, best_end, best_size, best_scores, best_rows, threshold = best
-    while active_next[s] < active_end[s] and active[active_next[s]] < row:
-        active_next[s] += 1
-    if active_next[s] < active_end[s] and active[active_next[s]] == row:
-        return
-    begin, end = best_begin[s], best_end[s]
-    scores_s, rows_s = best_scores[begin:end], best_rows[begin:end]
-    size = best_size[s]
-    scores_s[size], rows_s[size] = score, row
-    size += 1
-    if size == end - begin and size > capacity[s]:  # all that is too much at once: cheaper than a heap
-        threshold[s] = keep_best(scores_s, rows_s, size, capacity[s], scratch)
-        size = capacity[s]
-    best_size[s] = size
+    for t in range(n):
+        s = hits[t]
+        q, end = active_next[s], active_end[s]
+        while q < end and active[q] < row:
+            q += 1
+        active_next[s] = q
+        if q < end and active[q] == row:
+            continue
+        begin, size = best_begin[s], best_size[s]
+        best_scores[begin + size], best_rows[begin + size] = scores[s], row
+        size += 1
+        spare = size - capacity[s]
+        if spare > 0 and begin + size == best_end[s]:  # all that is too much at once: cheaper than a heap
+            most = capacity[s] + spare // _SPARE_SHARE
+            size, threshold[s] = keep_best(best_scores, best_rows, begin, size, capacity[s], most, threshold[s])
+        best_size[s] = size
 
 
 @kernel
@@ -313,12 +332,11 @@ def search(
     best: BestRows,
     losses: LossSums,
     scores: NDArray[np.float32],
-    scratch: NDArray[np.float32],
 ) -> None:
     """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
 
     first_row: number of the block's first row in the job's range. slot_of: the slot of class first_class + c, or -1.
-    scores (width,): scratch; scratch: as long as a slot has places.
+    scores (width,): scratch.
     """
     indptr, indices, data = x
     y_indptr, y_indices = y
@@ -331,6 +349,7 @@ def search(
     by_lane, bounds = scores.reshape(shape), threshold.reshape(shape)
     sums, bases = loss_sums.reshape(shape), bias_loss.reshape(shape)
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
+    hits = np.empty(width + 1, np.uint16)  # slots that a row scores above the threshold of
     waiting = np.flatnonzero(bias > threshold)  # slots that take any row
     n_waiting = len(waiting)
     for i in range(len(indptr) - 1):
@@ -354,6 +373,7 @@ def search(
                 if loss == SQUARED_HINGE:
                     right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
                 loss_sums[s] += ((right + grid) - grid) - ((wrong + grid) - grid)
+        n_hits = 0
         if few:
             for t in range(n_touched):
                 s = int(touched[t])
@@ -363,54 +383,58 @@ def search(
                     loss_sums[s] += ((0.5 * m * m + grid) - grid) - bias_loss[s]
                 elif loss == HINGE:
                     loss_sums[s] += ((m + grid) - grid) - bias_loss[s]
-                if score > threshold[s]:
-                    _take(s, row, score, ahead, best, scratch)
+                hits[n_hits] = s
+                n_hits += int(score > threshold[s])
             left = 0
             for t in range(n_waiting):
-                s = waiting[t]
-                if marks[s] != mark and bias[s] > threshold[s]:
-                    _take(s, row, bias[s], ahead, best, scratch)
+                s = int(waiting[t])
                 waiting[left] = s
-                left += int(bias[s] > threshold[s])
+                if bias[s] > threshold[s]:
+                    left += 1
+                    if marks[s] != mark:
+                        scores[s] = bias[s]
+                        hits[n_hits] = s
+                        n_hits += 1
             n_waiting = left
+            _take(hits, n_hits, row, scores, ahead, best)
             continue
         for lane in range(width // LANES):
-            hits = np.int32(0)
+            above = np.int32(0)
             if loss == SQUARED_HINGE:
                 for c in range(LANES):
                     score = by_lane[lane, c]
                     m = np.float64(max(one + score, zero))
                     sums[lane, c] += ((0.5 * m * m + grid) - grid) - bases[lane, c]
-                    hits += np.int32(score > bounds[lane, c])
+                    above += np.int32(score > bounds[lane, c])
             elif loss == NO_LOSS:
                 for c in range(LANES):
-                    hits += np.int32(by_lane[lane, c] > bounds[lane, c])
+                    above += np.int32(by_lane[lane, c] > bounds[lane, c])
             else:
                 for c in range(LANES):
                     score = by_lane[lane, c]
                     m = np.float64(max(one + score, zero))
                     sums[lane, c] += ((m + grid) - grid) - bases[lane, c]
-                    hits += np.int32(score > bounds[lane, c])
-            if not hits:
-                continue
-            for s in range(lane * LANES, (lane + 1) * LANES):
-                if scores[s] > threshold[s]:
-                    _take(s, row, scores[s], ahead, best, scratch)
+                    above += np.int32(score > bounds[lane, c])
+            if above:
+                for s in range(lane * LANES, (lane + 1) * LANES):
+                    hits[n_hits] = s
+                    n_hits += int(scores[s] > threshold[s])
+        _take(hits, n_hits, row, scores, ahead, best)
 
 
 @kernel
-def close_up(slots: NDArray[np.int64], best: BestRows, scratch: NDArray[np.float32]) -> int:
+def close_up(slots: NDArray[np.int64], best: BestRows) -> int:
     """Keep at most `capacity` items of each of some slots and close the gaps; returns how many remain.
 
     The slots' places ascend; what remains stands from the first one's on.
     """
-    capacity, best_begin, _, best_size, best_scores, best_rows, _ = best
+    capacity, best_begin, _, best_size, best_scores, best_rows, threshold = best
     filled = first = best_begin[slots[0]] if len(slots) else 0
     for s in slots:
         begin, size = best_begin[s], best_size[s]
         if size > capacity[s]:
             if capacity[s]:
-                keep_best(best_scores[begin:], best_rows[begin:], size, capacity[s], scratch)
+                keep_best(best_scores, best_rows, begin, size, capacity[s], capacity[s], threshold[s])
             size = best_size[s] = capacity[s]
         for q in range(begin, begin + size):
             best_scores[filled], best_rows[filled] = best_scores[q], best_rows[q]

@@ -41,7 +41,7 @@ from xmc_stream.store.matrix import stream_bytes
 _MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times as many, the most on 15 real sets
 _KEPT = 0.75  # of an active set's rows after a later round: 0.6 to 0.93 were seen, 0.7 on the large sets
 _MARGIN = 1.15  # on sizes that the sample only estimates
-_SIFTING = 2.5e-7  # seconds for a row that a search job keeps: it meets some six times as many
+_SIFTING = 1.4e-7  # seconds for a row that a search job keeps: it meets some six times as many
 _CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
 

@@ -131,8 +131,8 @@ def plan_solve(
     """
     t = min(plan.threads, jobs)
     fixed = {
-        "features": t * (44 * n_features + 8 * MIB),  # scratch, weights, their counts
-        "marks of rows": t * (n_samples // 8 + n_samples // 16),
+        "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
+        "marks of rows": t * (n_samples // 4 + n_samples // 16),
         "writers and windows": t * (writer_bytes + _WINDOWS),
     }
     # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
@@ -140,7 +140,7 @@ def plan_solve(
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
         # beside a group: for taking weights
-        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 24 * n_features
+        streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 25 * n_features
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
@@ -213,13 +213,12 @@ class _Load:
     def needs(self, plan: MemoryPlan, n_features: int, rows: int, interval: int) -> dict[str, int]:
         """See `search_needs`. rows: of a search job at most."""
         t, k, intervals = plan.threads, bisect_left(INTERVALS, interval), -(-rows // interval)
-        wanted, most = self.wanted[k], interval if intervals > 1 else rows  # all together, and of a class
+        wanted = self.wanted[k]
         flushed = min(self.classes, self.wanted[-1] // interval) if intervals > 1 else 0
         found = 12 * wanted + 8 * SPARE * self.classes  # see `places`
-        sifting = 6 * min(wanted, most) + 4 * SPARE
         return {
             "tiles": self.tiles,
-            "rows found": t * (found + sifting + 4 * BINS * flushed),
+            "rows found": t * (found + 4 * BINS * flushed),
             "active sets": t * 4 * self.active[k],
             "classes": t * (_CLASS_BYTES + 8 * intervals) * self.classes,
             "making tiles": t * (8 * self.making + 8 * n_features),

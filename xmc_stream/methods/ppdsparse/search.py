@@ -85,7 +85,6 @@ class _SpanSearch:
         rows_of_slot = np.full(self.width, n_rows)
         rows_of_slot[self.flushed] = interval
         of_slot = places(capacity, rows_of_slot)
-        self.most_places = int(of_slot.max(initial=0))
         order = np.concatenate([self.flushed, self.kept])
         end = np.zeros(self.width, np.int64)
         end[order] = np.cumsum(of_slot[order])
@@ -144,27 +143,26 @@ class _SpanSearch:
             indices.read_ranges(*clip_ranges(firsts, counts, low, high), window[: high - low])
             self.ahead.rows[low:high] = window[: high - low] - self.job.start
 
-    def end_interval(self, writer: CandidateWriter, scratch: NDArray[np.float32]) -> None:
+    def end_interval(self, writer: CandidateWriter) -> None:
         """Write what the interval brought to the slots that are flushed, and empty them."""
         if writer.intervals is not None and len(self.flushed):
             n = len(self.flushed)
-            scores = self._append(writer, writer.intervals, self.flushed, np.arange(n), n, scratch)
+            scores = self._append(writer, writer.intervals, self.flushed, np.arange(n), n)
             begin_anew(self.flushed, self.wanted, self.best.size, scores, self.counts, self.best.threshold)
 
-    def end(self, writer: CandidateWriter, scratch: NDArray[np.float32]) -> None:
+    def end(self, writer: CandidateWriter) -> None:
         """Write what is left, and the losses; classes without a slot, from where the last span ended, are empty."""
         done = self.job.first + writer.rows.lines
         writer.rows.append(np.zeros(self.span.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-        self._append(writer, writer.rows, self.kept, self.classes[self.kept], self.span.last - self.span.first, scratch)
+        self._append(writer, writer.rows, self.kept, self.classes[self.kept], self.span.last - self.span.first)
         losses = self.losses.sums + (self.job.stop - self.job.start) * self.losses.of_bias
         writer.losses[self.span.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
-        self, writer: CandidateWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int,
-        scratch: NDArray[np.float32],
-    ) -> NDArray[np.float32]:  # fmt: skip
+        self, writer: CandidateWriter, to: LineWriter, slots: NDArray[np.int64], lines: NDArray[np.int64], n_lines: int
+    ) -> NDArray[np.float32]:
         """Append n_lines lines, with what was found for some slots in theirs; returns the scores, slot after slot."""
-        n = close_up(slots, self.best, scratch)
+        n = close_up(slots, self.best)
         begin = int(self.best.begin[slots[0]]) if len(slots) else 0
         scores, rows = self.best.scores[begin : begin + n], self.best.rows[begin : begin + n]
         sizes, classes = self.best.size[slots], self.span.first - self.job.first + self.classes[slots]
@@ -203,12 +201,12 @@ class _SpanSearch:
         ) as tile:
             yield tile
 
-    def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, scratch: NDArray[np.float32]) -> None:
+    def search(self, x: Block, y: Block, low: int, high: int, tile: Tile) -> None:
         """Score rows [low, high) of a row block, all of one interval."""
         search(
             CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
             x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best, self.losses,
-            self.scores, scratch,
+            self.scores,
         )  # fmt: skip
 
 
@@ -263,7 +261,6 @@ class SearchJob:
         bounds = np.append(np.arange(self.start, self.stop, self.interval), self.stop)
         searches = [_SpanSearch(span, self, dataset, bounds) for span in self.spans]
         searches = [one for one in searches if len(one.classes)]
-        scratch = np.empty(max((one.most_places for one in searches), default=0), np.float32)
         flushed = [one.span.first - self.first + one.classes[one.flushed] for one in searches]
         entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
         n_blocks = interval = 0
@@ -281,12 +278,12 @@ class SearchJob:
                     high = min(x.n, int(bounds[interval + 1]) - x.start)
                     for one in searches:
                         with one.tile(d) as tile:
-                            one.search(x, y, low, high, tile, scratch)
+                            one.search(x, y, low, high, tile)
                         del tile  # or it would stay beside the next one, uncounted
                     if x.start + high == bounds[interval + 1]:
                         interval += 1
                         for one in searches:
-                            one.end_interval(writer, scratch)
+                            one.end_interval(writer)
                             if interval + 1 < len(bounds):
                                 one.start_interval(interval)
                     low = high
@@ -298,7 +295,7 @@ class SearchJob:
                         work["work"] += count_work(entries, tile.start, tile.weights, one.width)
                     del tile
             for one in searches:
-                one.end(writer, scratch)
+                one.end(writer)
             nothing = np.zeros(self.last - self.first - writer.rows.lines, np.int64)
             writer.rows.append(nothing, np.empty(0, np.int32), np.empty(0, np.float32))
         return {

@@ -378,12 +378,9 @@ class _UnitSolve:
             room = self.room[low:high]
             f_ptr, f_rows, f_scores = read_candidates(job.candidates, first, first + n, self.n_samples, room)
             found = np.diff(f_ptr)
-            scratch = np.empty(int(found.max()), np.float32)
             rows = np.empty(int((sizes + np.minimum(room, found)).sum()), np.int64)
             alpha = np.empty(len(rows))
-            merge_candidates(
-                old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, scratch, ptr, rows, alpha
-            )
+            merge_candidates(old.indptr, old.indices, old.values, f_ptr, f_rows, f_scores, room, ptr, rows, alpha)
         sign = np.empty(len(rows), np.int8)
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         return ActiveSets(first, ptr, rows, sign, alpha)
