@@ -117,7 +117,7 @@ class MEMOIRParameters(Parameters):
     candidates: int | None = parameter(
         None,
         Whole(
-            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: one in 256, 256 at least; "
+            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: one in 256, 512 at least; "
             "of sw-graph 8.",
             none=True,
         ),
