@@ -260,7 +260,7 @@ def test_rules_fill_in_what_is_not_given() -> None:
     assert p.resolved(5, 5) == p
     assert MEMOIRParameters().resolved(10_000, 7000).batch == 1000
     lsh = MEMOIRParameters(variant="lsh")
-    assert [lsh.resolved(k, 7000).oracle for k in (3999, 4000)] == ["exact", "simple-lsh"]
+    assert [lsh.resolved(k, 7000).oracle for k in (7999, 8000)] == ["exact", "simple-lsh"]
     given = MEMOIRParameters(batch=3, steps=4, lam=5.0, eta0=6.0, oracle="sw-graph")
     assert given.resolved(100, 7000) == given
 

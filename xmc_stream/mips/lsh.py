@@ -16,7 +16,7 @@ from xmc_stream.mips.oracle import Oracle, largest
 from xmc_stream.mips.vectors import DenseVectors
 
 CANDIDATES_OF = 256  # one class in so many is scored by default
-LEAST_CANDIDATES = 512
+LEAST_CANDIDATES = 448
 MOST_BITS = 256
 _ABOVE = 100  # one class in so many has a norm above m
 _BAND = 1.5
@@ -41,7 +41,7 @@ class SimpleLSH(Oracle):
     bits : int, default 256
         Of a code: 64, 128, 192 or 256.
     candidates : int or None, default None
-        Classes that a query scores, 1 at least; None takes one in 256, and 512 at least.
+        Classes that a query scores, 1 at least; None takes one in 256, and 448 at least.
     hubs : int, default 64
         Classes of the largest norm, which every query scores; 0 for none.
 

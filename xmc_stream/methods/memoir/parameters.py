@@ -14,7 +14,7 @@ ORACLES = ("default", "exact", "sw-graph", "simple-lsh")
 _DRAWS = 10.0  # times the copies
 _BATCH = 1000  # draws of a step, at most
 _MOST_SHRINKAGE = 0.1
-_MANY_CLASSES = 4000  # from so many on, the approximate search of dense vectors is faster than the exact one
+_MANY_CLASSES = 8000  # from so many on, the approximate search of dense vectors is faster than the exact one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MEMOIRParameters(Parameters):
         "default",
         Choice(
             "What finds the best wrong class. exact: all are scored. sw-graph (for l1 and l2): a small-world graph. "
-            "simple-lsh (for lsh): signs of projections. default: exact; simple-lsh for lsh with 4,000 classes or more.",
+            "simple-lsh (for lsh): signs of projections. default: exact; simple-lsh for lsh with 8,000 classes or more.",
             options=ORACLES,
         ),
     )
@@ -117,7 +117,7 @@ class MEMOIRParameters(Parameters):
     candidates: int | None = parameter(
         None,
         Whole(
-            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: one in 256, 512 at least; "
+            "Classes that simple-lsh scores for a row, or that a search of sw-graph keeps. none: one in 256, 448 at least; "
             "of sw-graph 8.",
             none=True,
         ),
