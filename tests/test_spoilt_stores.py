@@ -17,7 +17,7 @@ from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
 
-CASES = 15
+CASES = 8
 
 
 @pytest.mark.slow
