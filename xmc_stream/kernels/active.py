@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.bits import count_bits, sort_numbers
+from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.domains import FIRST_NEGATIVES
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
+from xmc_stream.kernels.popcount import popcount
 from xmc_stream.kernels.scores import keep_best
 
 _BELOW = np.float32(-2.0)  # rows that are found score above: they violate, or nearly
@@ -175,7 +176,7 @@ def count_before(words: NDArray[np.uint64], before: NDArray[np.int32]) -> int:
     total = 0
     for w in range(len(words)):
         before[w] = total
-        total += count_bits(words[w])
+        total += popcount(words[w])
     return total
 
 
@@ -198,7 +199,7 @@ def rank(rows: NDArray[np.int64], words: NDArray[np.uint64], before: NDArray[np.
     for q in range(len(rows)):
         w = rows[q] >> 6
         below = (np.uint64(1) << np.uint64(rows[q] & 63)) - np.uint64(1)
-        out[q] = before[w] + count_bits(words[w] & below)
+        out[q] = before[w] + popcount(words[w] & below)
 
 
 @kernel

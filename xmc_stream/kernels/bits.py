@@ -1,4 +1,4 @@
-"""Sets of small numbers as bits: counting them, and sorting by them."""
+"""Sorting small numbers by the bits that they set."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.popcount import popcount
 
 _WORTH = 64  # words that are looked through in less time than a number is sorted in
-
-
-@kernel
-def count_bits(word: np.uint64) -> int:
-    """How many bits of a word are set."""
-    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return int(np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56)))
 
 
 @kernel
@@ -40,6 +32,6 @@ def sort_numbers(numbers: NDArray[Any], n_all: int) -> None:
         word = words[w]
         while word:
             rest = word & (word - one)  # but for the lowest bit
-            numbers[filled] = w * 64 + count_bits((word ^ rest) - one)
+            numbers[filled] = w * 64 + popcount((word ^ rest) - one)
             filled += 1
             word = rest

@@ -80,7 +80,7 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
         rank = min(p.rank, dataset.n_features, n)
         needs |= {
             "W": k * (4 * rank + 9), "codes": SimpleLSH.bytes_of(k, rank, threads, p.bits),
-            "rows of batches": (AHEAD + 3) * 4 * rank * draws, "scores": DenseExact.bytes_of(threads),
+            "rows of batches": (AHEAD + 3) * 4 * rank * at_a_time, "scores": DenseExact.bytes_of(threads),
         }  # fmt: skip
         return needs
     if p.oracle == "sw-graph":
