@@ -146,13 +146,15 @@ class Parameters:
     """Parameters of a method, checked once, stored beside a model; nothing here depends on the machine.
 
     solver: the method's name, behind `--solver` and in models. label: its estimator's, for messages. title: one line of
-    help. presets: names under which the method is offered with other defaults.
+    help. presets: names under which the method is offered with other defaults. grids: by the name of the method or preset,
+    values of some parameters that are worth trying where nobody says which (`tuning.tune`).
     """
 
     solver: ClassVar[str]
     label: ClassVar[str]
     title: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {}
 
     def __post_init__(self) -> None:
         for name, rule in self.rules().items():

@@ -81,8 +81,9 @@ class PPDSparseForecaster(Forecaster):
     """Spreads a probe over all classes once, then forecasts for any memory plan."""
 
     def __init__(
-        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None
-    ) -> None:
+        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
+        carried: bool = False,
+    ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
             parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
@@ -117,7 +118,8 @@ class PPDSparseForecaster(Forecaster):
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
         self.order = row_order(n, self.X.nnz)
-        self.searches = self.rounds + (warm_start is not None)
+        self.carried = carried  # a trial: one search, no check
+        self.searches = self.rounds + (warm_start is not None) - carried
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def check(self, plan: MemoryPlan) -> None:
@@ -161,6 +163,8 @@ class PPDSparseForecaster(Forecaster):
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
+            if self.carried and round_ + 1 == self.rounds:
+                break
             cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
             blocks.append(len(cut))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"

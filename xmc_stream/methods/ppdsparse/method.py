@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
-from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Step, Task
+from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import row_order
@@ -44,26 +46,36 @@ class PPDSparseMethod(Method):
                 "of both"
             )
 
+    def path(self, settings: Sequence[PPDSparseParameters]) -> list[Step]:
+        """Warm starts between neighbours."""
+        return path_of(settings)
+
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        warm = task.warm_start is not None and task.start_state is None
+        return PPDSparseWarmUp(task.parameters, warm, task.dataset.n_samples > order.large)
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
-        dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        dataset, start, parameters = task.dataset, cast("LinearModel | None", task.warm_start), task.parameters
+        if task.start_state is not None:
+            start, parameters = None, parameters.carried()
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
         sizes = solve_plan(plan, dataset, task.parameters, start is not None, cut_units(dataset))
         probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
-        return PPDSparseForecaster(dataset, task.parameters, probe, start)
+        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""
         start = "" if task.warm_start is None else str(task.warm_start.path.absolute())
+        carried = ""
+        if task.start_state is not None:
+            start, carried = "", str(last_solve(task.start_state).absolute())
         blocks = tuple(foreseen["class_blocks"])
-        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks)
+        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks, carried)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Units by finalise, state by searches and solves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -35,6 +35,10 @@ class PPDSparseParameters(Parameters):
     label = "PPDSparse"
     title = "PPDSparse: a vector of weights for each class, with l1 and l2 terms"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+        "ppdsparse": {"lam": (0.01, 0.1), "C": (0.5, 1.0, 2.0)},
+        "dismec": {"C": (1.0, 2.0, 4.0, 8.0)},
+    }
 
     lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
     tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
@@ -172,6 +176,10 @@ class PPDSparseParameters(Parameters):
         if shrinks or not same_data or self.loss != "squared_hinge":
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
+
+    def carried(self) -> PPDSparseParameters:
+        """Those of a trial that goes on from the state of another run: its rounds stand for the first one."""
+        return replace(self, rounds=2, max_rounds=2)
 
     @property
     def near(self) -> float:

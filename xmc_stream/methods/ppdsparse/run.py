@@ -18,6 +18,7 @@ import numpy as np
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
+from xmc_stream.methods.ppdsparse.carry import CarryJob
 from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
@@ -82,7 +83,8 @@ class FinaliseJob:
         first, last = self.unit
         state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
         statistics = state.statistics
-        update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
+        if self.candidates:  # else no class is open, or it is a trial and nobody asks
+            update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
@@ -135,7 +137,8 @@ class PPDSparseRun:
 
     work: folder of the unfinished model; what jobs leave for each other lies in its `state`. warm_start: path of the
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
-    search has more only where its tiles turn out larger than foreseen.
+    search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
+    from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation.
     """
 
     dataset: Dataset
@@ -146,8 +149,11 @@ class PPDSparseRun:
     ledger: Ledger
     warm_start: str = ""
     blocks: tuple[int, ...] = ()
+    carried: str = ""
 
     def __post_init__(self) -> None:
+        if self.carried:
+            self.parameters = self.parameters.carried()
         if self.warm_start:
             self.parameters = self.parameters.warm(
                 self._of_start, learned_from(LinearWeights(self.warm_start), self.dataset)
@@ -162,14 +168,14 @@ class PPDSparseRun:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
         solves = yield from self._first_solve()
-        approximate = p.approximate
+        approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
             approximate = approximate and (p.common_rounds is None or round_ < p.common_rounds)
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
                 files: list[CandidateFile] = []  # searched and solved in an earlier session
-            elif finished or not any(receipt["open"] for receipt in solves):
+            elif finished or self._unchecked(round_) or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
                 files, n_found = yield from self._search(round_, approximate, solves)
@@ -194,6 +200,7 @@ class PPDSparseRun:
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
         receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
         learned = sum(receipt["learned"] for receipt in receipts)
+        unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
             "rounds": round_,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
@@ -205,7 +212,12 @@ class PPDSparseRun:
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
             **starts_of(self.units),
+            **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
+
+    def _unchecked(self, round_: int) -> bool:
+        """Whether a trial ends here, without a last search."""
+        return bool(self.carried) and round_ == self.parameters.common_rounds
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
@@ -237,6 +249,9 @@ class PPDSparseRun:
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
         files: list[CandidateFile] = []
+        if self.carried:
+            make_folder(self._state("solve-0"))
+            return (yield Phase("go on from another setting", self._carry_jobs(), gathers=True))
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
             starts = yield Phase("warm start: weights", self._start_jobs(), gathers=True)
@@ -263,6 +278,15 @@ class PPDSparseRun:
             StartJob(
                 str(self.dataset.path), self.warm_start, self.parameters, unit,
                 str(self._state("solve--1", unit.name)), sizes,
+            )
+            for unit in self.units
+        ]  # fmt: skip
+
+    def _carry_jobs(self) -> list[CarryJob]:
+        return [
+            CarryJob(
+                str(self.dataset.path), self.parameters, unit, str(Path(self.carried) / unit.name),
+                str(self._state("solve-0", unit.name)),
             )
             for unit in self.units
         ]  # fmt: skip

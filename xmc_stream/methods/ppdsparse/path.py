@@ -1,0 +1,44 @@
+"""Several settings on the same rows: each begins from the weights of a neighbour, and takes fewer rounds than by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from xmc_stream.methods.contract import Step
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+
+_TERMS = ("lam", "tau", "C")
+_LEAST = 1e-6  # of a weight, where ratios are compared: 0 has none
+
+
+def path_of(settings: Sequence[PPDSparseParameters]) -> list[Step]:
+    """A tree of warm starts among settings that differ in lam, tau, C and prune alone; all others begin by themselves.
+
+    C grows along it, and lam and tau fall, as w then need not shrink (see `PPDSparseParameters.warm`). A setting begins
+    from the nearest one before it that has it so.
+    """
+    order = sorted(
+        range(len(settings)), key=lambda i: (settings[i].C, -settings[i].lam, -settings[i].tau, settings[i].prune)
+    )
+    steps: list[Step] = []
+    for i in order:
+        mine = settings[i]
+        starts = [step.setting for step in steps if _goes_on(settings[step.setting], mine)]
+        start = min(starts, key=lambda j: _distance(settings[j], mine), default=None)
+        steps.append(Step(i, start))
+    return steps
+
+
+def _goes_on(start: PPDSparseParameters, setting: PPDSparseParameters) -> bool:
+    """Whether a setting takes less from the weights of another: they differ in numbers alone, and w does not shrink."""
+    before, now = ({k: v for k, v in asdict(p).items() if k not in (*_TERMS, "prune")} for p in (start, setting))
+    grows = all(getattr(setting, name) * start.C <= getattr(start, name) * setting.C for name in ("lam", "tau"))
+    takes = setting.loss == "squared_hinge" and setting.common_rounds is not None
+    return before == now and takes and grows and start.prune <= setting.prune
+
+
+def _distance(start: PPDSparseParameters, setting: PPDSparseParameters) -> float:
+    ratios = (max(getattr(setting, name), _LEAST) / max(getattr(start, name), _LEAST) for name in _TERMS)
+    return sum(abs(math.log(ratio)) for ratio in ratios)
