@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +140,7 @@ def test_any_method_is_tuned_by_its_contract(small: Path, monkeypatch: pytest.Mo
     registry.register(toy.CentroidMethod())
     report = xs.tune(small, "centroid", {"shrink": [0.0, 0.5]}, execution=LIMIT)
     assert [one["start"] for one in report["settings"]] == [None, None]
-    assert report["settings"][0]["figures"]["P@1"] > 20
+    assert report["settings"][0]["figures"]["P@1"] > 10
     with pytest.raises(InputError, match="there is nothing to choose"):
         xs.tune(small, "centroid", execution=LIMIT)
 
@@ -165,6 +167,18 @@ def test_default_grids_are_settings_of_their_methods() -> None:
         for parameter, values in grid.items():
             for value in values:
                 registry.parameters(name, {parameter: value})
+
+
+def test_the_worked_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(xs.__file__).parent.parent / "docs" / "tuning.md").read_text()
+    block = next(part for part in re.findall(r"(?:^    .*\n|^\n)+", page, re.MULTILINE) if "import numpy" in part)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(block), names)
+    report = names["report"]
+    assert f"best by P@1: {report['set']}" in page
+    assert report["settings"][report["best"]]["figures"]["P@1"] > 60
+    assert report["model_report"]["params"]["C"] == report["parameters"]["C"]
 
 
 # ---- equality and cost, on real data
