@@ -178,8 +178,12 @@ class PPDSparseParameters(Parameters):
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     def carried(self) -> PPDSparseParameters:
-        """Those of a trial that goes on from the state of another run: its rounds stand for the first one."""
-        return replace(self, rounds=2, max_rounds=2)
+        """Those of a trial that goes on from the state of another run: its rounds stand for the first one.
+
+        The second has the epochs of all rounds of a cold run: with fewer, rows of few dense features stay far behind.
+        """
+        common = self.common_rounds or self.rounds
+        return replace(self, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     @property
     def near(self) -> float:
