@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta",
 @pytest.mark.slow
 def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
-    cuts = Cuts(classes=300, rows=240, solve_rows=400, interval=130)
+    cuts = Cuts(classes=300, rows=600, solve_rows=1600, interval=520)
     pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **BOTH).fit(small, model=tmp_path / "pieces", cuts=cuts)
     assert pieces.report_["class_blocks"] >= 4
     assert pieces.model_.digest() == whole.model_.digest()

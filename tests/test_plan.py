@@ -59,12 +59,12 @@ def test_what_is_foreseen_of_training_and_prediction_comes_true(
 
 
 @pytest.mark.slow
-def test_the_short_form_plans_training_and_other_commands_are_refused(small: Path, cli: Cli) -> None:
-    long = cli("plan", "train", small, "model", "--set", "max_rounds=2", "--memory-limit", "1GB")
-    short = cli("plan", small, "--set", "max_rounds=2", "--memory-limit", "1GB")
+def test_the_short_form_plans_training_and_other_commands_are_refused(small: Path, commands: Cli) -> None:
+    long = commands("plan", "train", small, "model", "--set", "max_rounds=2", "--memory-limit", "1GB")
+    short = commands("plan", small, "--set", "max_rounds=2", "--memory-limit", "1GB")
     assert short["passes"] == long["passes"] == 2
-    assert "there is no plan for `info`" in cli("plan", "info", small, fails=True)
-    assert "No such option" in cli("plan", "train", small, "model", "--nonsense", fails=True)
+    assert "there is no plan for `info`" in commands("plan", "info", small, fails=True)
+    assert "No such option" in commands("plan", "train", small, "model", "--nonsense", fails=True)
 
 
 @pytest.mark.slow
