@@ -172,18 +172,6 @@ def list_needed(
 
 
 @kernel
-def row_squares(
-    indptr: NDArray[np.int64], data: NDArray[np.float32], constant: float, squares: NDArray[np.float64]
-) -> None:
-    """squares = ||x_i||^2 of each row, `constant` (the bias feature's square) included, summed as `dcd.localise` does."""
-    for r in range(len(indptr) - 1):
-        total = constant
-        for p in range(indptr[r], indptr[r + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
-        squares[r] = total
-
-
-@kernel
 def descend_group(
     first: int,
     last: int,
@@ -300,9 +288,12 @@ def violation_range(
     v0: NDArray[np.float64],
     inside: NDArray[np.float64],
     penalty: Penalty,
+    enough: float,
     local: NDArray[np.int64],
 ) -> float:
     """Classes [first, last): inside = the larger of itself and the largest violation in the rows in [start, stop).
+
+    Ranges come ascending. A class whose `inside` is above `enough` is left alone.
 
     Returns what `_fetch` does.
     """
@@ -310,10 +301,12 @@ def violation_range(
     local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
+        if inside[c] > enough:
+            continue
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
         fetched += _fetch(v[c], end - begin, x.indptr)
-        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty)
+        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty, enough)
         inside[c] = max(inside[c], met)
     return fetched

@@ -145,6 +145,14 @@ class PPDSparseParameters(Parameters):
             return _MORE_EPOCHS * self.epochs
         return self.last_epochs if round_ + 1 >= self.common_rounds else self.epochs
 
+    def enough(self, round_: int) -> float:
+        """A violation in the active set after a round that is as good as the largest one.
+
+        Every class goes on after a round that is not the last of all, unless it is within tol.
+        """
+        goes_on = self.common_rounds is not None and round_ + 1 < self.common_rounds
+        return self.tol if goes_on else math.inf
+
     @property
     def common_rounds(self) -> int | None:
         """Rounds of every class, None for no cap: `rounds`, or max_rounds where these are fewer."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock
+from xmc_stream.kernels.dcd import row_squares
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.kernels.stream import (
     ActiveRows,
@@ -33,7 +34,6 @@ from xmc_stream.kernels.stream import (
     list_needed,
     mark_group,
     mark_range,
-    row_squares,
     start_range,
     violation_range,
 )
@@ -169,7 +169,7 @@ class StreamSolver:
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
-                    scratch.local,
+                    p.enough(round_), scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)
