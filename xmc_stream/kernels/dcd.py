@@ -22,6 +22,7 @@ from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed
+_SLEEPY = 0.1  # of the largest violation of an epoch: a larger gradient at 0 is not looked at again
 
 
 class Penalty(NamedTuple):
@@ -37,14 +38,15 @@ class Penalty(NamedTuple):
 class Steps(NamedTuple):
     """How one round solves.
 
-    seed, round_: of the visiting orders; tol: of the largest violation. enough: a violation above it is as good as the
-    largest one (`violation`).
+    seed, round_: of the visiting orders; tol: of the largest violation; slack: of an epoch's progress (`settled`). enough:
+    a violation above it is as good as the largest one (`violation`).
     """
 
     seed: int
     round_: int
     epochs: int
     tol: float
+    slack: float
     enough: float
 
 
@@ -75,6 +77,17 @@ def new_scratch(n_features: int, max_rows: int, max_nnz: int) -> Scratch:
         np.empty(max_rows), np.empty(max_rows, np.int64), np.empty(max_rows, np.bool_),
         np.empty(max_weights, np.int32), np.empty(max_weights, np.float32),
     )  # fmt: skip
+
+
+@inner_kernel
+def _fetch_row(row: int, indptr: NDArray[np.int64], indices: NDArray[np.int32], data: NDArray[np.float32]) -> None:
+    """Begin to bring a row into the cache: its first and last entry, as most rows lie in two lines of it at most."""
+    first, last = indptr[row], indptr[row + 1] - 1
+    if first <= last:
+        prefetch(indices, first)
+        prefetch(indices, last)
+        prefetch(data, first)
+        prefetch(data, last)
 
 
 @kernel
@@ -111,10 +124,7 @@ def localise(
     one = np.uint64(1)
     out_indptr[0] = 0
     for r in range(len(at)):
-        soon = indptr[at[min(r + _AHEAD, len(at) - 1)]]
-        if soon < len(indices):  # as not of an empty row at the end
-            prefetch(indices, soon)
-            prefetch(data, soon)
+        _fetch_row(at[min(r + _AHEAD, len(at) - 1)], indptr, indices, data)
         start = filled
         for p in range(np.uint64(indptr[at[r]]), np.uint64(indptr[at[r] + 1])):
             j = np.uint32(indices[p])
@@ -245,20 +255,25 @@ def descend(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    progress: NDArray[np.float64],
 ) -> tuple[float, float]:
     """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
-    A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep: it is not to
-    be visited from then on. Returns v_0 and the largest projected gradient met.
+    A coordinate at 0 whose gradient is above a tenth of `bar` (the largest violation of the epoch before) falls asleep: it
+    is not to be visited from then on. progress (2,): how far G has fallen, at least, and the sum of alpha, are added to.
+    Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
     lam, tau, h2, upper, use_bias = penalty
-    worst = 0.0
+    bar *= _SLEEPY
+    worst, fallen, mass = 0.0, progress[0], progress[1]
     for t in range(len(visit)):
-        soon = indptr[local[min(t + _AHEAD, len(visit) - 1)]]
-        if soon < len(indices):
-            prefetch(indices, soon)
-            prefetch(data, soon)
+        soon = min(t + _AHEAD, len(visit) - 1)
+        _fetch_row(local[soon], indptr, indices, data)
+        prefetch(alpha, visit[soon])
+        prefetch(sign, visit[soon])
+        prefetch(squares, local[soon])
+        prefetch(indptr, local[min(t + 2 * _AHEAD, len(visit) - 1)])
         i, r = visit[t], local[t]
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
@@ -269,15 +284,26 @@ def descend(
         if a >= upper and g <= 0.0:
             continue
         worst = max(worst, abs(g))
-        a_new = min(max(a - g / (squares[r] / tau + h2), 0.0), upper)
-        d = (a_new - a) * sign[i]
+        slope = squares[r] / tau + h2
+        a_new = min(max(a - g / slope, 0.0), upper)
+        step = a_new - a
+        fallen -= (g + 0.5 * slope * step) * step
+        mass += a_new
+        d = step * sign[i]
         if d != 0.0:
             alpha[i] = a_new
             if use_bias:
                 v0 += d
             for p in range(begin, end):
                 v[np.uint32(indices[p])] += d * data[p]
+    progress[0], progress[1] = fallen, mass
     return v0, worst
+
+
+@kernel
+def settled(worst: float, progress: NDArray[np.float64], tol: float, slack: float) -> bool:
+    """Whether an epoch was the last one with these asleep: none violates by more than tol, or G fell by < slack sum_i a_i."""
+    return worst <= tol or progress[0] < slack * progress[1]
 
 
 @kernel
@@ -381,9 +407,10 @@ def solve_classes(
     """
     first_label, ptr, rows, sign, alpha = sets
     n_samples, large, strip_bits = row_order
-    seed, round_, epochs, tol, enough = steps
+    seed, round_, epochs, tol, slack, enough = steps
     lam, tau, h2, _, use_bias = penalty
     local_of, features, v, mine, squares, order, asleep, w_features, w_values = scratch
+    progress = np.empty(2)
     filled = 0
     for c in range(first, len(ptr) - 1):
         begin, end = ptr[c], ptr[c + 1]
@@ -410,9 +437,10 @@ def solve_classes(
                 order[n_awake] = i
                 n_awake += int(not asleep[i])
             visit = order[:n_awake]
-            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
+            progress[:] = 0.0
+            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty, progress)
             bar = worst
-            if worst <= tol:
+            if settled(worst, progress, tol, slack):
                 if not asleep[:n].any():
                     break
                 asleep[:n] = False
