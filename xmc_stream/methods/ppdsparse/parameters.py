@@ -17,7 +17,7 @@ LOSSES = ("squared_hinge", "hinge")
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
-_SLACK = 0.2  # times `tol`: an epoch of less progress is the last one of a round
+_SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a round
 _TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
