@@ -17,6 +17,8 @@ LOSSES = ("squared_hinge", "hinge")
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
+_SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a round
+_TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
@@ -52,7 +54,7 @@ class PPDSparseParameters(Parameters):
     )
     bias: bool = parameter(True, Flag("Whether each class has a bias. The l1 term leaves it out."))
     tol: float = parameter(
-        0.01,
+        _TOL,
         Number(
             "A class is done when no row violates optimality by more: |dG/da_i| <= tol, G being the dual objective. Scores "
             "are float32, so 1e-5 is the least.",
@@ -144,6 +146,23 @@ class PPDSparseParameters(Parameters):
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
         return self.last_epochs if round_ + 1 >= self.common_rounds else self.epochs
+
+    @property
+    def slack(self) -> float:
+        """Epochs end when one lowers a class's dual objective by less than this times the sum of its alpha, no row asleep.
+
+        What an epoch gains falls with the square of what violates, hence the square of a small tol. Without a cap on
+        rounds a search is worth all epochs in between.
+        """
+        return 0.0 if self.common_rounds is None else _SLACK * self.tol * min(1.0, self.tol / _TOL)
+
+    def enough(self, round_: int) -> float:
+        """A violation in the active set after a round that is as good as the largest one.
+
+        Every class goes on after a round that is not the last of all, unless it is within tol.
+        """
+        goes_on = self.common_rounds is not None and round_ + 1 < self.common_rounds
+        return self.tol if goes_on else math.inf
 
     @property
     def common_rounds(self) -> int | None:
