@@ -52,7 +52,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from xmc_stream.models.lowrank.warm import ScoreWarmUp
         from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
-        options = PPDSparseParameters(delta=1.0, min_value=0.1)
+        options = PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1)
         for job in (
             PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
             LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"), MEMOIRWarmUp("l2", "exact"),
