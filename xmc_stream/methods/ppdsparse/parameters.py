@@ -94,6 +94,15 @@ class PPDSparseParameters(Parameters):
             unsaid=True,
         ),
     )
+    cut: float = parameter(
+        0.0,
+        Number(
+            "Searches between the first `rounds` rounds leave out a class's smallest weights, as many as have a norm of at "
+            "most this share of ||w||. Larger: faster and less exact; try 0.2. The last search is exact. 0: off.",
+            most=1.0,
+            unsaid=True,
+        ),
+    )
     delta: float = parameter(
         0.0,
         Number(
@@ -114,7 +123,12 @@ class PPDSparseParameters(Parameters):
     @property
     def approximate(self) -> bool:
         """Whether searches between rounds may be approximate."""
-        return self.delta > 0 or self.min_value > 0
+        return self.fewer_weights or self.min_value > 0
+
+    @property
+    def fewer_weights(self) -> bool:
+        """Whether approximate searches leave out weights, so have tiles of their own."""
+        return self.cut > 0 or self.delta > 0
 
     @property
     def loss_code(self) -> int:

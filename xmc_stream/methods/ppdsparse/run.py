@@ -349,7 +349,7 @@ class PPDSparseRun:
         self, round_: int, check: bool, approximate: bool, solves: list[Receipt]
     ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
         """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
-        kind = "approximate_ranges" if approximate and self.parameters.delta > 0 else "tile_ranges"
+        kind = "approximate_ranges" if approximate and self.parameters.fewer_weights else "tile_ranges"
         units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[kind]] for receipt in solves]
         if check:
             units = [

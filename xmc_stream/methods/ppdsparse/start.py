@@ -83,6 +83,6 @@ class StartJob:
                     tiles.add(lengths * learned, w.indices[kept])
                 n_bytes += weights.bytes_read
         return {
-            "tile_ranges": search_sizes(tiles, first, heaps, counts),
+            "tile_ranges": search_sizes(tiles.ranges, first, heaps, counts),
             "bytes_read": Y.bytes_read + n_bytes,
         }

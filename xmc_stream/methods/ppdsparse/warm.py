@@ -37,7 +37,7 @@ class PPDSparseWarmUp(WarmUp):
     @property
     def loads(self) -> str:
         p = self.parameters
-        return f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}"
+        return f"ppdsparse {self.again, self.large, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
         with a_few_rows() as dataset:
@@ -47,7 +47,8 @@ class PPDSparseWarmUp(WarmUp):
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
             # and it wants more rows than an interval has
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
-            p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
+            of = self.parameters
+            p = replace(PPDSparseParameters(), cut=of.cut, delta=of.delta, min_value=of.min_value)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
