@@ -17,6 +17,7 @@ from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -66,8 +67,10 @@ class PPDSparseMethod(Method):
         return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """Units by finalise, state by searches and solves."""
+        """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
         kind, name = folder.parts[-2:]
+        if name == GUIDE:
+            return GUIDE
         if kind == "units":
             return finalise_key(name)
         found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)

@@ -84,6 +84,16 @@ class PPDSparseParameters(Parameters):
             "many. Without a cap on rounds: twice as many."
         ),
     )
+    guide: float | None = parameter(
+        None,
+        Number(
+            "Weight w of what groups of labels say of a label that scores z: the score becomes 1 - (1 - z)_+^3 - w "
+            "mean_r (1 - z_r)_+^3, with z_r the score of the label's group in clustering r of eight. 0: no groups, the score "
+            "is z. none: 1.5 where 2,048 labels or more have training rows, else 0.",
+            none=True,
+            unsaid=True,
+        ),
+    )
     prune: float = parameter(
         0.0,
         Number(

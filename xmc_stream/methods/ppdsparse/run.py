@@ -12,12 +12,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
+from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
@@ -44,6 +46,7 @@ from xmc_stream.methods.ppdsparse.state import (
     UnitState,
 )
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
@@ -161,6 +164,7 @@ class PPDSparseRun:
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
+        guide = yield from self._guide()
         solves = yield from self._first_solve()
         approximate = p.approximate
         for round_ in itertools.count(1):
@@ -205,7 +209,17 @@ class PPDSparseRun:
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
             **starts_of(self.units),
+            **guide,
         }
+
+    def _guide(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """Learn groups of labels, where they are to have a say; returns what the model says of them."""
+        weight = guide_weight(self.parameters, self.dataset)
+        if not weight:
+            return {}
+        job = GroupsJob(str(self.dataset.path), self.parameters, self.seed, str(self.work / GUIDE), self.plan)
+        receipts = yield Phase("groups of labels", [job], gathers=True)
+        return {GUIDE: guide_attributes(receipts[0], weight)}
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
