@@ -36,9 +36,7 @@ def add_to_labels(y: Labels, projected: NDArray[np.float64], sums: NDArray[np.fl
 
 
 @kernel
-def add_sides(
-    x: CSR, y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], sums: NDArray[np.float64]
-) -> None:
+def add_sides(x: CSR, y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
     """sums[:, b] += sum of m_l over the labels of side b, for b = 0 and 1. side (K,): 0, 1, or -1 for neither."""
     indptr, indices, data = x
     y_indptr, y_indices = y

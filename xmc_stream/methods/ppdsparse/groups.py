@@ -83,6 +83,30 @@ def group_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
     }
 
 
+def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:
+    """Bytes that learning the groups reads: a sample, and all rows for some clusterings at a time."""
+    share = sample_rows(dataset) / dataset.n_samples
+    passes = share + -(-CLUSTERINGS // _together(plan, dataset))
+    return int(
+        passes
+        * sum(matrix.nnz * matrix.entry_bytes + 8 * matrix.n_lines for matrix in (dataset.X_rows(), dataset.Y_rows()))
+    )
+
+
+def groups_work(dataset: Dataset) -> float:
+    """Entries of all coordinate steps of the groups, and as many for clustering."""
+    X = dataset.X_rows()
+    entries = X.nnz * sample_rows(dataset) / max(X.n_lines, 1)
+    return entries * (N_GROUPS * _EPOCHS + CLUSTERINGS * _SPLITS * _MOST_STEPS / 2)
+
+
+def _together(plan: MemoryPlan, dataset: Dataset) -> int:
+    """Clusterings that share a pass over the rows: as many as what is left of the budget lets be."""
+    needs = group_needs(plan, dataset)
+    spare = plan.budget - sum(needs.values())
+    return min(CLUSTERINGS, 1 + max(0, spare) // max(1, needs["splits of a clustering"]))
+
+
 def _clustering_bytes(dataset: Dataset) -> int:
     """Of the directions of a clustering, and the sums along them."""
     return 8 * _SPLITS * (dataset.n_features + dataset.n_labels)
@@ -90,11 +114,15 @@ def _clustering_bytes(dataset: Dataset) -> int:
 
 @dataclass(frozen=True)
 class GroupsJob:
-    """Cluster the labels, learn the groups, and write both into the folder `out` of a model."""
+    """Cluster the labels, learn the groups, and write both into the folder `out` of a model.
+
+    prune: below what a weight is left out.
+    """
 
     data: str
     parameters: PPDSparseParameters
     seed: int
+    prune: float
     out: str
     plan: MemoryPlan
 
@@ -107,8 +135,7 @@ class GroupsJob:
         """Cluster, solve, write; the receipt has the numbers of clusterings and groups, and the sizes of their tile."""
         drop_tiles()
         dataset = Dataset(self.data)
-        needs = group_needs(self.plan, dataset)
-        self.plan.refuse_unless(needs, "learning groups of labels")
+        self.plan.refuse_unless(group_needs(self.plan, dataset), "learning groups of labels")
         X, Y = dataset.X_rows(), dataset.Y_rows()
         rows = np.empty(sample_rows(dataset), np.int64)
         visiting_order(0, dataset.n_samples, np.uint64(key_of(self.seed, LABEL_GROUPS, 0, 0)), rows)
@@ -116,13 +143,13 @@ class GroupsJob:
         x, y = X.gather(rows), Y.gather(rows)
         counts = dataset.label_counts()
         sample = _Sample(CSR.of(x), Labels.of(y), 1.0 / np.sqrt(np.maximum(counts, 1)), dataset.n_features)
-        spare = self.plan.budget - sum(needs.values())  # for more clusterings in one pass
-        together = 1 + max(0, spare) // max(1, needs["splits of a clustering"])
-        groups = self._cluster(dataset, (X, Y), sample, counts, together)
+        groups = self._cluster(dataset, (X, Y), sample, counts)
+        solved = groups.copy()
+        solved[:, counts == dataset.n_samples] = N_GROUPS  # a label of every row would make its groups so too
         blocks, biases = [], np.empty(N_GROUPS, np.float32)
         tiles = TileSizes(0, N_GROUPS, dataset.n_features)
         for g in range(N_GROUPS):
-            block, biases[g] = self._solve(sample, groups, g)
+            block, biases[g] = self._solve(sample, solved[g // GROUPS], g)
             tiles.add(np.diff(block.indptr), block.indices)
             blocks.append(block)
         write_guide(Path(self.out), dataset.n_features, blocks, biases, groups)
@@ -136,12 +163,10 @@ class GroupsJob:
 
     def _cluster(
         self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], sample: _Sample,
-        counts: NDArray[np.int64], together: int,
+        counts: NDArray[np.int64],
     ) -> NDArray[np.uint8]:  # fmt: skip
-        """Of each label the group in each clustering (CLUSTERINGS, K); labels without positives are in the first one.
-
-        together: clusterings that share a pass over the rows.
-        """
+        """Of each label the group in each clustering (CLUSTERINGS, K); labels without positives are in the first one."""
+        together = _together(self.plan, dataset)
         groups = np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], dataset.n_labels, axis=1)
         for first in range(0, CLUSTERINGS, together):
             some = range(first, min(first + together, CLUSTERINGS))
@@ -177,10 +202,10 @@ class GroupsJob:
         return sums
 
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
-        """Weights and bias of a group, every row of the sample active."""
+        """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
         n, p = sample.n_rows, self.parameters
         sign = np.empty(n, np.int8)
-        signs_of_group(sample.y, groups[g // GROUPS], g, sign)
+        signs_of_group(sample.y, groups, g, sign)
         rows = np.arange(n)
         sets = ActiveSets(LABEL_GROUPS + g, np.array([0, n]), rows, sign, np.zeros(n))
         steps = Steps(self.seed, 0, _EPOCHS, p.tol)
@@ -189,7 +214,7 @@ class GroupsJob:
             0, sets, rows, sample.x, RowOrder(n, n, 0), steps, penalty_of(p), sample.scratch, count, statistics
         )  # fmt: skip
         features, values = sample.scratch.w_features[:filled], sample.scratch.w_values[:filled]
-        kept = np.abs(values) >= np.float32(p.prune)
+        kept = np.abs(values) >= np.float32(self.prune)
         return Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]), float(statistics[0, 0])
 
 

@@ -12,6 +12,7 @@ from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
@@ -46,9 +47,14 @@ class PPDSparseMethod(Method):
             )
 
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one."""
+        """Train on a few rows, with a large class where there may be one, and groups of labels where there are."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(
+            task.parameters,
+            task.warm_start is not None,
+            task.dataset.n_samples > order.large,
+            guide_weight(task.parameters, task.dataset) > 0,
+        )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""

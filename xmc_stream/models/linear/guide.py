@@ -83,9 +83,7 @@ class Guide:
     def groups(self, first: int, last: int) -> NDArray[np.uint8]:
         """Of labels [first, last): the group in each clustering (clusterings, last - first)."""
         n, k = self.sizes.clusterings, self.model.n_labels
-        found = [
-            read_small(self.path, "groups", n * k, np.uint8, slice(r * k + first, r * k + last)) for r in range(n)
-        ]
+        found = [read_small(self.path, "groups", n * k, np.uint8, slice(r * k + first, r * k + last)) for r in range(n)]
         groups = np.stack(found)
         low = np.arange(n)[:, None] * self.sizes.groups
         if ((groups < low) | (groups >= low + self.sizes.groups)).any():

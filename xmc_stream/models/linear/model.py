@@ -93,7 +93,7 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
-        return LinearWarmUp(evaluate)
+        return LinearWarmUp(evaluate, Guide.of(self) is not None)
 
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False

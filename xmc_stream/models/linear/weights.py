@@ -74,7 +74,7 @@ def finalise_key(name: str) -> str:
 
 @dataclass
 class UnitWriter:
-    """weights: D x classes (csc), by class; bias (classes,); statistics: other arrays by name, as float64 (classes,), for reports."""
+    """weights: D x classes (csc), by class; bias (classes,); statistics: other arrays by name, those of reports float64."""
 
     weights: MatrixWriter
     bias: NDArray[np.float32]
