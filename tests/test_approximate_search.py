@@ -58,12 +58,12 @@ def multiply_adds(data: Path, model: xs.Model) -> int:
 @pytest.mark.slow
 def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
     # nothing is that small: every search is approximate in name, and takes what an exact one does
-    clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")
+    clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "m")
     assert clf.report_["search_work"] == clf.report_["search_work_exact"]
-    one = xs.PPDSparse(min_value=0.15, max_rounds=1, memory_limit="2GB").fit(small, model=tmp_path / "one")
+    one = xs.PPDSparse(min_value=0.15, max_rounds=1, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "one")
     assert one.report_["search_work"] == one.report_["search_work_exact"] == multiply_adds(small, one.model_)
     # nothing is that large: a search between rounds takes nothing, and the check all
-    none = xs.PPDSparse(min_value=1e30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "none")
+    none = xs.PPDSparse(min_value=1e30, max_rounds=2, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "none")
     last = multiply_adds(small, none.model_)
     assert none.report_["search_work"] == last < none.report_["search_work_exact"]
 

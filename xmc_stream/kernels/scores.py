@@ -56,13 +56,15 @@ class Tile(NamedTuple):
 class TileClasses(NamedTuple):
     """The classes first, first + 1, ... first + n - 1 of a tile, and what scoring them needs.
 
-    by: what the scores are calibrated by, see `kernels.calibration`. scores (width,): scratch.
+    by: what the scores are calibrated by, see `kernels.calibration`. groups (R, n): of each class, by clustering; (0, 0)
+    where no groups of labels are asked, see `kernels.guide`. scores (width,): scratch.
     """
 
     first: int
     n: int
     tile: Tile
     by: NDArray[np.float32]
+    groups: NDArray[np.uint8]
     scores: NDArray[np.float32]
 
 

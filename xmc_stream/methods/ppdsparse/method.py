@@ -12,11 +12,13 @@ from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Task
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -45,9 +47,14 @@ class PPDSparseMethod(Method):
             )
 
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one."""
+        """Train on a few rows, with a large class where there may be one, and groups of labels where there are."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(
+            task.parameters,
+            task.warm_start is not None,
+            task.dataset.n_samples > order.large,
+            guide_weight(task.parameters, task.dataset) > 0,
+        )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
@@ -66,8 +73,10 @@ class PPDSparseMethod(Method):
         return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """Units by finalise, state by searches and solves."""
+        """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
         kind, name = folder.parts[-2:]
+        if name == GUIDE:
+            return GUIDE
         if kind == "units":
             return finalise_key(name)
         found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)

@@ -21,6 +21,8 @@ _SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a roun
 _TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
+# Weights so small that, left out, all of them together rarely move the score of a row by a quarter; of large models.
+_MOVED, LARGE_MODEL = 0.25, 100_000
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
 # their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
 FAR, WORTH = 0.02, 0.005
@@ -86,11 +88,23 @@ class PPDSparseParameters(Parameters):
             "many. Without a cap on rounds: twice as many."
         ),
     )
-    prune: float = parameter(
-        0.0,
+    guide: float | None = parameter(
+        None,
+        Number(
+            "Weight w of what groups of labels say of a label that scores z: the score becomes 1 - (1 - z)_+^3 - w "
+            "mean_r (1 - z_r)_+^3, with z_r the score of the label's group in clustering r of eight. 0: no groups, the score "
+            "is z. none: 1.5 where 2,048 labels or more have training rows, else 0.",
+            none=True,
+            unsaid=True,
+        ),
+    )
+    prune: float | None = parameter(
+        None,
         Number(
             "The finished model leaves out weights with |w_j| below this, but never the bias. Objective and gap are those "
-            "of the weights before. 0: off.",
+            "of the weights before. 0: off. none: where there are 100,000 weights or more, those below 0.25 / (r sqrt(d)), r "
+            "being the mean length of a row and d its mean number of values.",
+            none=True,
             unsaid=True,
         ),
     )
@@ -210,6 +224,17 @@ class PPDSparseParameters(Parameters):
     def near(self) -> float:
         """How far short of -1 the score of a row may be that an exact search adds."""
         return _NEAR if self.max_rounds is None else -self.tol
+
+    def least_weight(self, row_entries: float, row_norm: float) -> float:
+        """Below what a weight is left out of a large model. row_entries, row_norm: means over the rows.
+
+        By Cauchy and Schwarz, a row of d values and length r has ||x||_1 <= r sqrt(d), and its score moves by ||x||_1 times
+        this at most.
+        """
+        if self.prune is not None:
+            return self.prune
+        moves = row_norm * math.sqrt(row_entries)
+        return _MOVED / moves if moves > 0 else 0.0
 
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""

@@ -56,13 +56,15 @@ from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
+SURE = 1e6  # the score of a class that every training row is positive for
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
-def set_empty(statistics: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
-    """The statistics of classes without positives: nothing is learned of them, and they score -inf."""
-    statistics[empty] = 0.0
-    statistics[empty, STATUS], statistics[empty, BIAS] = EMPTY, -np.inf
+def set_known(statistics: NDArray[np.float64], counts: NDArray[np.int64], n_samples: int) -> None:
+    """The statistics of classes of which nothing is to be learned: without positives they score -inf, with every row SURE."""
+    for known, score in ((counts == 0, -np.inf), (counts == n_samples, SURE)):
+        statistics[known] = 0.0
+        statistics[known, STATUS], statistics[known, BIAS] = EMPTY, score
 
 
 def update_statistics(
@@ -206,8 +208,8 @@ class _UnitSolve:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
                 counts = np.diff(self.Y.ends(self.first, self.last))
-                set_empty(writer.statistics, counts == 0)
-                self.n_active = counts + start_sizes(counts, self.n_samples)
+                set_known(writer.statistics, counts, self.n_samples)
+                self.n_active = np.where(counts < self.n_samples, counts + start_sizes(counts, self.n_samples), 0)
             else:
                 writer.statistics[:] = self.previous.statistics
                 n_found = update_statistics(
@@ -224,6 +226,7 @@ class _UnitSolve:
             self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
             kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
             kind[streamed] = _STREAMED
+            kind[writer.statistics[:, BIAS] == SURE] = _CARRIED
             # a row that was found takes a quarter of an active one while they are merged
             for low, high in self._batches(kind, self.n_active + n_found // 4):
                 if kind[low] == _STREAMED:
