@@ -47,7 +47,7 @@ class PPDSparseWarmUp(WarmUp):
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
             # and it wants more rows than an interval has
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
-            p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
+            p = replace(PPDSparseParameters(C=1.0), delta=self.parameters.delta, min_value=self.parameters.min_value)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
