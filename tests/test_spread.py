@@ -63,7 +63,7 @@ def test_one_row_and_equal_rows_have_a_C(tmp_path: Path) -> None:
     for n, C in ((1, 1.0), (5, 100.0)):
         X = sp.csr_matrix(np.tile(np.array([[0.6, 0.8]], np.float32), (n, 1)))
         data = xs.convert(X, tmp_path / f"{n}.xmc", labels=sp.csr_matrix(np.ones((n, 1), np.float32)))
-        assert settled(PPDSparseParameters(), data).C == pytest.approx(C)
+        assert pytest.approx(C) == settled(PPDSparseParameters(), data).C
         assert settled(PPDSparseParameters(C=3), data).C == 3.0
 
 

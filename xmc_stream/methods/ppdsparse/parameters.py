@@ -134,9 +134,9 @@ class PPDSparseParameters(Parameters):
         """C where it is not given, by the mean squared distance of the rows from their mean.
 
         Scaling all rows by s and w by 1/s leaves the scores, and the loss then weighs s^2 times as much. So C = 1 / spread
-        treats rows that spread little as rows of spread 1 with C = 1.
+        treats rows that spread little as rows of spread 1 with C = 1. Equal rows have nothing to learn from: 1.
         """
-        return max(1.0, _HALF / max(spread, _HALF / _MOST_C))
+        return max(1.0, _HALF / max(spread, _HALF / _MOST_C)) if spread > 0 else 1.0
 
     @property
     def h2(self) -> float:
