@@ -16,6 +16,7 @@ from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.models.linear.guide import GUIDE
@@ -30,7 +31,7 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C")
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, and as many features and labels."""
@@ -62,9 +63,10 @@ class PPDSparseMethod(Method):
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
-        sizes = solve_plan(plan, dataset, task.parameters, start is not None, cut_units(dataset))
-        probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
-        return PPDSparseForecaster(dataset, task.parameters, probe, start)
+        parameters = settled(task.parameters, dataset)
+        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset))
+        probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
+        return PPDSparseForecaster(dataset, parameters, probe, start)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""

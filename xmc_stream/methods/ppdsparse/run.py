@@ -29,6 +29,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_interval,
     search_ranges,
 )
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
@@ -152,6 +153,7 @@ class PPDSparseRun:
     blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self.parameters = settled(self.parameters, self.dataset)
         if self.warm_start:
             self.parameters = self.parameters.warm(
                 self._of_start, learned_from(LinearWeights(self.warm_start), self.dataset)
@@ -203,6 +205,7 @@ class PPDSparseRun:
         learned = sum(receipt["learned"] for receipt in receipts)
         return {
             "rounds": round_,
+            "C": p.C,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),

@@ -24,7 +24,10 @@ def weights_of_terms(model: LinearWeights) -> dict[str, float]:
     """lam, tau and C that a model was trained with, those that its method has."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
-        return {name: float(params[name]) for name in ("lam", "tau", "C") if params.get(name) is not None}
+        terms = {name: params.get(name) for name in ("lam", "tau", "C")}
+        if terms["C"] is None:
+            terms["C"] = model.attributes.get("C")  # which its training chose
+        return {name: float(value) for name, value in terms.items() if value is not None}
 
 
 def learned_from(model: LinearWeights, dataset: Dataset) -> bool:
