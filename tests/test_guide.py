@@ -176,7 +176,7 @@ def test_a_split_is_that_of_dense_vectors() -> None:
         bits = word_bits(len(labels))
         first, second = (int(labels[permuted(b, len(labels), bits, key)]) for b in range(2))
         direction, *halves = sample.split(labels, key)
-        expected, *wanted = twin.split(M, labels.tolist(), first, second, 12)
+        expected, *wanted = twin.split(M, labels.tolist(), first, second, module._MOST_STEPS)
         assert np.allclose(direction, expected, atol=1e-9)
         assert [half.tolist() for half in halves] == wanted
 

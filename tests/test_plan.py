@@ -181,9 +181,7 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
     forecaster = PPDSparseForecaster(dataset, parameters, probe)
-    learner = xs.PPDSparse(
-        max_rounds=1, epochs=2, last_epochs=2, prune=0, memory_limit="2GB", threads=1
-    ).fit(dataset)
+    learner = xs.PPDSparse(max_rounds=1, epochs=2, last_epochs=2, prune=0, memory_limit="2GB", threads=1).fit(dataset)
     model = learner.model_
     weights = np.concatenate([np.diff(model.classes(a, b).indptr) for a, b in ((0, 1024), (1024, 1100))])
     assert forecaster.weights.sum() == pytest.approx(weights.sum(), rel=0.1)

@@ -18,8 +18,8 @@ def compile_all() -> None:
     options = PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1)
     for job in (
         PPDSparseWarmUp(options, again=True, large=True, guided=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
-        LinearWarmUp(True, guided=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"), MEMOIRWarmUp("l2", "exact"),
-        MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
+        LinearWarmUp(True, guided=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"),
+        MEMOIRWarmUp("l2", "exact"), MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
     ):  # fmt: skip
         job.run()
 

@@ -100,7 +100,7 @@ def cut_small(indptr: NDArray[np.int64], features: NDArray[Any], values: NDArray
         total = 0.0
         for p in range(begin, end):
             square = np.float64(values[p]) * np.float64(values[p])
-            squares[min(largest - np.int64((bits[p] & _SIZE) >> _20), _BINS - 1)] += square
+            squares[min(int(largest) - int((bits[p] & _SIZE) >> _20), _BINS - 1)] += square
             total += square
         room = share * share * total
         last = _BINS - 1  # of the bins that are kept

@@ -12,7 +12,7 @@ side by all of its rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
-from xmc_stream.kernels.dcd import Steps, new_scratch, solve_classes
+from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.domains import LABEL_GROUPS
 from xmc_stream.kernels.groups import add_sides, add_to_labels, project, signs_of_group
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import penalty_of
+from xmc_stream.methods.ppdsparse.solver import Solver
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
@@ -43,7 +43,8 @@ LEAST_LABELS = 2048  # with positives: of fewer, groups have little to say that 
 WEIGHT = 1.5  # of what the groups say, where nothing else is asked for
 _SPLITS = GROUPS - 1  # of a clustering, each with a direction
 _EPOCHS = 2
-_MOST_STEPS = 12  # of a split
+_MOST_STEPS = 4  # of a split
+_PRUNED = 4  # times the least weight of a class: that of a group
 _SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
 _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
@@ -53,8 +54,12 @@ def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
     """Weight of what groups of labels say, 0 where there are none."""
     if parameters.guide is not None:
         return parameters.guide
-    learned = int(dataset.positives_of_ranges(UNIT)[0].sum())
-    return WEIGHT if learned >= LEAST_LABELS else 0.0
+    return WEIGHT if has_many_labels(dataset) else 0.0
+
+
+def has_many_labels(dataset: Dataset) -> bool:
+    """Whether so many labels have positives that groups of them are worth their while."""
+    return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS
 
 
 def guide_attributes(receipt: Receipt, weight: float) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def groups_work(dataset: Dataset) -> float:
     """Entries of all coordinate steps of the groups, and as many for clustering."""
     X = dataset.X_rows()
     entries = X.nnz * sample_rows(dataset) / max(X.n_lines, 1)
-    return entries * (N_GROUPS * _EPOCHS + CLUSTERINGS * _SPLITS * _MOST_STEPS / 2)
+    return float(entries * (N_GROUPS * _EPOCHS + CLUSTERINGS * _SPLITS * _MOST_STEPS / 2))
 
 
 def _together(plan: MemoryPlan, dataset: Dataset) -> int:
@@ -116,7 +121,7 @@ def _clustering_bytes(dataset: Dataset) -> int:
 class GroupsJob:
     """Cluster the labels, learn the groups, and write both into the folder `out` of a model.
 
-    prune: below what a weight is left out.
+    prune: below what a weight of a class is left out.
     """
 
     data: str
@@ -203,19 +208,20 @@ class GroupsJob:
 
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
         """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
-        n, p = sample.n_rows, self.parameters
+        n, p = sample.n_rows, replace(self.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
         sign = np.empty(n, np.int8)
         signs_of_group(sample.y, groups, g, sign)
         rows = np.arange(n)
         sets = ActiveSets(LABEL_GROUPS + g, np.array([0, n]), rows, sign, np.zeros(n))
-        steps = Steps(self.seed, 0, _EPOCHS, p.tol)
-        statistics, count = np.empty((1, 4)), np.zeros(1, np.int64)
-        _, filled = solve_classes(
-            0, sets, rows, sample.x, RowOrder(n, n, 0), steps, penalty_of(p), sample.scratch, count, statistics
-        )  # fmt: skip
-        features, values = sample.scratch.w_features[:filled], sample.scratch.w_values[:filled]
-        kept = np.abs(values) >= np.float32(self.prune)
-        return Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]), float(statistics[0, 0])
+        statistics = np.empty((1, 4))
+        solved: list[Block] = []
+
+        def sink(counts: NDArray[np.int64], features: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+            kept = np.abs(values) >= np.float32(_PRUNED * self.prune)
+            solved.append(Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]))
+
+        Solver(p, self.seed, RowOrder(n, n, 0)).solve(sets, rows, sample.x, 0, sample.scratch, statistics, sink)
+        return solved[0], float(statistics[0, 0])
 
 
 class _Sample:

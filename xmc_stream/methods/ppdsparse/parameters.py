@@ -21,8 +21,9 @@ _SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a roun
 _TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
-# Weights so small that, left out, all of them together rarely move the score of a row by a quarter; of large models.
-_MOVED, LARGE_MODEL = 0.25, 100_000
+# Weights so small that, left out, all of them together cannot move the score of a row by more; of many labels, of which only
+# the first few places count, by more than the second. Small models stay whole.
+_MOVED, _MOVED_OF_MANY, LARGE_MODEL = 0.25, 0.35, 100_000
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
 # their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
 FAR, WORTH = 0.02, 0.005
@@ -113,7 +114,8 @@ class PPDSparseParameters(Parameters):
         Number(
             "The finished model leaves out weights with |w_j| below this, but never the bias. Objective and gap are those "
             "of the weights before. 0: off. none: where there are 100,000 weights or more, those below 0.25 / (r sqrt(d)), r "
-            "being the mean length of a row and d its mean number of values.",
+            "being the mean length of a row and d its mean number of values; below 0.35 / (r sqrt(d)) where 2,048 labels or "
+            "more have training rows.",
             none=True,
             unsaid=True,
         ),
@@ -248,7 +250,7 @@ class PPDSparseParameters(Parameters):
         """How far short of -1 the score of a row may be that an exact search adds."""
         return _NEAR if self.max_rounds is None else -self.tol
 
-    def least_weight(self, row_entries: float, row_norm: float) -> float:
+    def least_weight(self, row_entries: float, row_norm: float, many_labels: bool) -> float:
         """Below what a weight is left out of a large model. row_entries, row_norm: means over the rows.
 
         By Cauchy and Schwarz, a row of d values and length r has ||x||_1 <= r sqrt(d), and its score moves by ||x||_1 times
@@ -257,7 +259,7 @@ class PPDSparseParameters(Parameters):
         if self.prune is not None:
             return self.prune
         moves = row_norm * math.sqrt(row_entries)
-        return _MOVED / moves if moves > 0 else 0.0
+        return (_MOVED_OF_MANY if many_labels else _MOVED) / moves if moves > 0 else 0.0
 
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""

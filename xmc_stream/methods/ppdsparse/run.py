@@ -19,7 +19,7 @@ import numpy as np
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
-from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight
+from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
 from xmc_stream.methods.ppdsparse.parameters import LARGE_MODEL, WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
@@ -256,7 +256,7 @@ class PPDSparseRun:
             float(d.row_norms(start, min(start + step, d.n_samples)).sum(dtype=np.float64))
             for start in range(0, d.n_samples, step)
         )
-        return self.parameters.least_weight(d.X_rows().nnz / d.n_samples, norms / d.n_samples)
+        return self.parameters.least_weight(d.X_rows().nnz / d.n_samples, norms / d.n_samples, has_many_labels(d))
 
     @cached_property
     def _of_start(self) -> dict[str, float]:
