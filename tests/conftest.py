@@ -42,23 +42,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """With `-n`, kernels are compiled here, once: not by every process at the same time."""
     compiles = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
     if compiles and getattr(session.config.option, "numprocesses", None):
-        from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
-        from xmc_stream.methods.lowrank.warm import LEMLWarmUp
-        from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
-        from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
-        from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-        from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
-        from xmc_stream.models.linear.warm import LinearWarmUp
-        from xmc_stream.models.lowrank.warm import ScoreWarmUp
-        from xmc_stream.models.rowsparse.warm import RowsWarmUp
+        from helpers.all_kernels import compile_all
 
-        options = PPDSparseParameters(delta=1.0, min_value=0.1)
-        for job in (
-            PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
-            LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"), MEMOIRWarmUp("l2", "exact"),
-            MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
-        ):  # fmt: skip
-            job.run()
+        compile_all()
 
 
 @pytest.fixture

@@ -102,10 +102,10 @@ def test_errors_are_one_line_and_say_what_to_do(
 
 
 @pytest.mark.slow
-def test_a_truncated_gzip_is_reported(texts: tuple[Path, Path], tmp_path: Path, cli: Callable[..., Any]) -> None:
+def test_a_truncated_gzip_is_reported(texts: tuple[Path, Path], tmp_path: Path, commands: Callable[..., Any]) -> None:
     broken = tmp_path / "broken.txt.gz"
     broken.write_bytes(gzip.compress(gzip.decompress(texts[0].read_bytes()))[:-200])
-    assert str(broken) in cli("convert", broken, tmp_path / "x.xmc", fails=True)
+    assert str(broken) in commands("convert", broken, tmp_path / "x.xmc", fails=True)
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def test_info_tells_how_a_training_went(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["bcd-ls", "fista"])
 def test_a_killed_training_goes_on_to_the_same_model(
-    algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]
+    algorithm: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
 ) -> None:
     settings = ["lam=[0.02,0.005,0.002,0.001]", f"algorithm={algorithm}", "tol=1e-4"]
     options = ["--solver", "group-lasso", *(part for name in settings for part in ("--set", name)), "--json"]
@@ -174,7 +174,7 @@ def test_a_killed_training_goes_on_to_the_same_model(
     with forked_command("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "600MB") as run:
         assert run.wait_until(lambda: ledger.exists() and '"segment/1/0"' in ledger.read_text())
     assert not (tmp_path / "killed").exists()
-    resumed = cli("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "1GB", "--threads", "1")
+    resumed = commands("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "1GB", "--threads", "1")
     assert resumed["resumed"]
     assert not whole["resumed"]
     assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.compiler import needs_compiler
+from helpers.forked import run_forked
 from helpers.tools import ROOT
 from scipy import sparse
 
@@ -430,16 +431,11 @@ def test_the_command_says_what_it_left_out(tmp_path: Path, commands: Callable[..
     path.write_bytes(b"4 9 4\n0 1:1\n1 2:nan\n1 2:2\n2,3 3:3 3:1\n")
     line = commands("convert", path, tmp_path / "d.xmc", fails=True)
     assert line == f"xmc-stream: {path}:3: value 'nan' of feature 2 is not a finite decimal number: correct the line"
-    command = [sys.executable, "-m", "xmc_stream.cli", "convert", path, tmp_path / "d.xmc"]
-    command += ["--on-error=skip", "--duplicates=sum"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "XMLRepo text, ids from 0, 3 rows" in done.stdout
-    assert "1 bad rows left out" in done.stdout
-    assert "1 values added to another" in done.stdout
-    shown = subprocess.run(
-        [*command[:3], "info", tmp_path / "d.xmc"], capture_output=True, text=True, check=True
-    ).stdout
-    assert f"{path}:3: value 'nan'" in shown
+    said = run_forked("convert", path, tmp_path / "d.xmc", "--on-error=skip", "--duplicates=sum")
+    assert "XMLRepo text, ids from 0, 3 rows" in said
+    assert "1 bad rows left out" in said
+    assert "1 values added to another" in said
+    assert f"{path}:3: value 'nan'" in run_forked("info", tmp_path / "d.xmc")
 
 
 def test_long_names_are_cut_in_messages(refused: Callable[..., str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.forked import run_forked
 
 from xmc_stream.datasets import summary
 from xmc_stream.store.dataset import Dataset, new_dataset
@@ -74,8 +75,7 @@ def test_the_command_prints_all_of_it(dataset: Dataset, commands: Callable[..., 
     told = commands("info", dataset.path)
     assert told["kind"] == "dataset"
     assert len(told["skipped_rows"]) == 12
-    command = [sys.executable, "-m", "xmc_stream.cli", "info", str(dataset.path)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = run_forked("info", dataset.path)
     for words in ("300", "a.txt:0: no", "and 2 more", "most frequent", "on disk", f"{told['nnz_labels']:,}"):
         assert words in text
 

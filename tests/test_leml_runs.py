@@ -243,7 +243,7 @@ def test_parameters_are_checked(values: dict[str, Any], said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "until"),
-    [(["rank=20", "tol=0"], '"h/3"'), (["rank=100", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
+    [(["rank=20", "tol=0"], '"h/3"'), (["rank=30", "loss=logistic", "alternations=2", "newton=2", "cg=5"], '"w/2"')],
     ids=["squared", "logistic"],
 )
 def test_a_killed_training_goes_on_to_the_same_model_within_its_limit(

@@ -115,7 +115,7 @@ def test_limits_and_reports(variant: str, some_rows: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["l1", "lsh"])
 def test_a_killed_training_goes_on_to_the_same_model(
-    variant: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any]
+    variant: str, some_rows: Path, tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
 ) -> None:
     settings = [f"variant={variant}", "rank=16", "batch=1500", "steps=60", "patience=20", "eta1=0.2"]
     options = ["--solver", "memoir", *(part for name in settings for part in ("--set", name)), "--json"]
@@ -124,7 +124,7 @@ def test_a_killed_training_goes_on_to_the_same_model(
     with forked_command("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "600MB") as run:
         assert run.wait_until(lambda: ledger.exists() and '"steps/2"' in ledger.read_text())
     assert not (tmp_path / "killed").exists()
-    resumed = cli("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "1GB", "--threads", "1")
+    resumed = commands("train", some_rows, tmp_path / "killed", *options, "--memory-limit", "1GB", "--threads", "1")
     assert resumed["resumed"]
     assert not whole["resumed"]
     assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()

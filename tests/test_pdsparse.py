@@ -287,18 +287,18 @@ def kill_in(data: Path, model: Path, ready: str, options: Sequence[str]) -> Path
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_model(
-    several_groups: Path, tmp_path: Path, cli: Callable[..., Any]
+    several_groups: Path, tmp_path: Path, cli: Callable[..., Any], commands: Callable[..., Any]
 ) -> None:
     options = ["--solver", "pdsparse", "--set", "lam=0.3", "--set", "max_passes=6", "--memory-limit", "600MB", "--json"]
     whole = cli("train", several_groups, tmp_path / "whole", *options)
     kill_in(several_groups, tmp_path / "killed", "pass/0/0", options)
     options[options.index("600MB")] = "1GB"
-    resumed = cli("train", several_groups, tmp_path / "killed", *options)
+    resumed = commands("train", several_groups, tmp_path / "killed", *options)
     assert resumed["resumed"]
     assert not whole["resumed"]
     assert xs.load_model(tmp_path / "killed").digest() == xs.load_model(tmp_path / "whole").digest()
     assert whole["peak_rss"] < 600e6
-    figures = cli("plan", "train", several_groups, "x", *options)
+    figures = commands("plan", "train", several_groups, "x", *options)
     assert figures["fits"]
     assert figures["peak_rss"] <= 10**9
 

@@ -146,7 +146,9 @@ except XmcStreamError as error:
 def test_one_line_whenever_it_dies(tmp_path: Path, when: str, book: str, number: signal.Signals) -> None:
     with cluster(tmp_path / "cluster") as (scheduler, address):
         arguments = [address, tmp_path, when, book, str(scheduler.pid), str(int(number))]
-        done = subprocess.run([sys.executable, "-c", ENGINE, *arguments], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", ENGINE, *arguments], capture_output=True, text=True, timeout=120, env={**os.environ, **SOON}
+        )  # fmt: skip
     goes_on = ", it goes on" if book == "ledger" else ""
     advice = f"start it again, with workers, and give the same command{goes_on}"
     assert done.stdout == f"JobError the dask scheduler at {address} is gone: {advice}\n", done.stderr

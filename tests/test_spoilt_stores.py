@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers import spoilt_stores
+from helpers.forked import forked_command, run_forked
 from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
@@ -30,12 +31,11 @@ def test_stores_spoilt_by_chance(tmp_path: Path) -> None:
 
 def refused(*arguments: Any) -> str:
     """The one line of ours that a command ends with, beside notes and plans."""
-    command = [sys.executable, "-m", "xmc_stream.cli", *map(str, arguments), "--memory-limit", "1GB"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("xmc-stream: "))
-    return line
+    with forked_command(*arguments, "--memory-limit", "1GB") as done:
+        assert done.wait() == 1, done.stderr
+        assert "Traceback" not in done.stderr
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("xmc-stream: "))
+        return line
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_values_that_no_text_has(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_weight_of_a_feature_that_is_not(data: Path, cli: Callable[..., Any]) -> None:
+def test_a_weight_of_a_feature_that_is_not(data: Path, commands: Callable[..., Any]) -> None:
     model = data.with_name("m")
-    cli("train", data, model, "--memory-limit", "1GB")
+    commands("train", data, model, "--memory-limit", "1GB")
     file = model / "units/00000/weights/indices/c/0"
     values = values_of(file)
     values[3] = 50
@@ -112,12 +112,10 @@ def test_a_weight_of_a_feature_that_is_not(data: Path, cli: Callable[..., Any]) 
 
 
 @pytest.mark.slow
-def test_a_model_of_low_rank_is_no_warm_start(data: Path, cli: Callable[..., Any]) -> None:
+def test_a_model_of_low_rank_is_no_warm_start(data: Path, commands: Callable[..., Any]) -> None:
     model = data.with_name("m")
-    cli("train", data, model, "--solver=leml", "--set", "rank=2", "--memory-limit", "1GB")
-    assert "alternation 1, objective" in subprocess.run(
-        [sys.executable, "-m", "xmc_stream.cli", "info", str(model)], capture_output=True, text=True, check=True
-    ).stdout  # fmt: skip
+    commands("train", data, model, "--solver=leml", "--set", "rank=2", "--memory-limit", "1GB")
+    assert "alternation 1, objective" in run_forked("info", model)
     assert "low-rank" in refused("train", data, data.with_name("n"), "--warm-start", model)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from helpers.damage import damage
+from helpers.forked import forked_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import check as twin
@@ -270,13 +269,12 @@ def test_the_command_ends_in_one_line_and_lists_all_in_json(tmp_path: Path, comm
     assert told["peak_rss"] < 512e6
     for name in ("X/rows/indices/c/0", "X/columns/data/c/0"):
         (path / name).write_bytes((path / name).read_bytes()[:-1])
-    command = [sys.executable, "-m", "xmc_stream.cli", "verify", str(path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    told = json.loads(done.stdout)
+    with forked_command("verify", path, "--json") as done:
+        assert done.wait() == 1
+        told = json.loads(done.stdout)
+        (line,) = done.stderr.splitlines()
     assert not told["sound"]
     assert told["n_damage"] == len(told["damage"]) == 2
-    (line,) = done.stderr.splitlines()
     assert "is damaged" in line
     assert "--json" in line
     with pytest.raises(StoreError, match="not a dataset"):

@@ -94,7 +94,7 @@ def test_bibtex_from_another_lam_takes_fewer_rounds(real: Callable[[str], tuple[
 def other(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model to begin from."""
     path = tmp_path_factory.mktemp("other") / "m"
-    xs.PPDSparse(C=0.5, max_rounds=1, memory_limit="2GB").fit(small, model=path)
+    xs.PPDSparse(C=0.5, max_rounds=1, prune=0, memory_limit="2GB").fit(small, model=path)
     return path
 
 

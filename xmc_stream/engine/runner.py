@@ -172,7 +172,7 @@ class Engine:
             self._client = distributed.Client(self._cluster)
         elif self._owned:
             try:
-                self._client = distributed.Client(str(self._scheduler), timeout=30)
+                self._client = distributed.Client(str(self._scheduler))
             except (OSError, ValueError) as error:
                 raise InputError(f"no dask scheduler answers at {self._scheduler} ({error}): start one there") from None
         else:

@@ -21,7 +21,7 @@ _RULE = "rule"
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is 0, which is off."""
+    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is the default."""
 
     help: str
     unsaid: bool = dataclasses.field(default=False, kw_only=True)
@@ -190,9 +190,9 @@ class Parameters:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; without what is off, so that a model without such options keeps its digest."""
-        values = {name: getattr(self, name) for name in self.rules()}
-        return {name: value for name, value in values.items() if value or not self.rules()[name].unsaid}
+        """Plain values, for JSON; without options that are not used, so that a model without them keeps its digest."""
+        values, rules, defaults = {name: getattr(self, name) for name in self.rules()}, self.rules(), self.defaults()
+        return {name: value for name, value in values.items() if not rules[name].unsaid or value != defaults[name]}
 
     @classmethod
     def described(cls) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
+from xmc_stream.methods.ppdsparse.groups import group_needs, groups_read, groups_work, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
@@ -118,6 +119,7 @@ class PPDSparseForecaster(Forecaster):
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
         self.order = row_order(n, self.X.nnz)
+        self.guided = guide_weight(parameters, dataset) > 0
         self.carried = carried  # a trial: one search, no check
         self.searches = self.rounds + (warm_start is not None) - carried
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
@@ -157,6 +159,9 @@ class PPDSparseForecaster(Forecaster):
         d, p = self.dataset, self.parameters
         solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
         phases, blocks = {}, []
+        if self.guided:
+            phases["groups of labels"] = group_needs(plan, d)
+            plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
         if self.warm_start is not None:
             cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
             blocks.append(len(cut))
@@ -321,7 +326,7 @@ class PPDSparseForecaster(Forecaster):
 
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
         """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
-        total = 0.0
+        total = float(groups_read(plan, self.dataset)) if self.guided else 0.0
         n = self.dataset.n_samples
         for round_ in range(self.rounds):
             streamed, passes, _ = self._streamed(sizes, round_)
@@ -340,6 +345,7 @@ class PPDSparseForecaster(Forecaster):
         steps = sum(
             float(active.sum()) * self.row_length * p.epochs_of(round_) for round_, active in enumerate(self.active)
         )
+        steps += groups_work(d) if self.guided else 0.0
         scores = float(d.n_samples) * int(self.learned.sum()) * self.searches
         work: float = steps * self.probe["step"] + scores * self.probe["score"] + n_bytes * self.probe["read"]
         sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))

@@ -13,12 +13,15 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Step, Task
 from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -30,7 +33,7 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C")
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, and as many features and labels."""
@@ -51,10 +54,14 @@ class PPDSparseMethod(Method):
         return path_of(settings)
 
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one."""
+        """Train on a few rows, with a large class where there may be one, and groups of labels where there are."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        warm = task.warm_start is not None and task.start_state is None
-        return PPDSparseWarmUp(task.parameters, warm, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(
+            task.parameters,
+            task.warm_start is not None and task.start_state is None,
+            task.dataset.n_samples > order.large,
+            guide_weight(task.parameters, task.dataset) > 0,
+        )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
@@ -64,8 +71,9 @@ class PPDSparseMethod(Method):
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
-        sizes = solve_plan(plan, dataset, task.parameters, start is not None, cut_units(dataset))
-        probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
+        parameters = settled(parameters, dataset)
+        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset))
+        probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
         return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
@@ -78,8 +86,10 @@ class PPDSparseMethod(Method):
         return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks, carried)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """Units by finalise, state by searches and solves."""
+        """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
         kind, name = folder.parts[-2:]
+        if name == GUIDE:
+            return GUIDE
         if kind == "units":
             return finalise_key(name)
         found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)

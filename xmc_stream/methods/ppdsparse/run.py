@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
-from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
+from xmc_stream.methods.ppdsparse.parameters import LARGE_MODEL, WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
     SolvePlan,
@@ -28,6 +30,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_interval,
     search_ranges,
 )
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
@@ -45,6 +48,7 @@ from xmc_stream.methods.ppdsparse.state import (
     UnitState,
 )
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
@@ -60,10 +64,11 @@ _USED_SHARE = 8  # approximate searches go on while one in so many of the rows t
 class FinaliseJob:
     """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
 
-    Objective and gap are those of the weights before small ones are left out.
+    prune: below what a weight is left out; objective and gap are those of the weights before.
     """
 
     parameters: PPDSparseParameters
+    prune: float
     round: int
     n_samples: int
     n_features: int
@@ -89,8 +94,8 @@ class FinaliseJob:
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
                 lengths, features, values = np.diff(block.indptr), block.indices, block.values
-                if self.parameters.prune > 0:
-                    kept = np.abs(values) >= np.float32(self.parameters.prune)
+                if self.prune > 0:
+                    kept = np.abs(values) >= np.float32(self.prune)
                     lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
                     features, values = features[kept], values[kept]
                 writer.weights.append(lengths, features, values)
@@ -152,6 +157,7 @@ class PPDSparseRun:
     carried: str = ""
 
     def __post_init__(self) -> None:
+        self.parameters = settled(self.parameters, self.dataset)
         if self.carried:
             self.parameters = self.parameters.carried()
         if self.warm_start:
@@ -167,6 +173,7 @@ class PPDSparseRun:
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
+        guide = yield from self._guide()
         solves = yield from self._first_solve()
         approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
@@ -198,11 +205,14 @@ class PPDSparseRun:
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
-        receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
+        large = p.prune is not None or sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
+        prune = self._least_weight if large else 0.0
+        receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune))
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
             "rounds": round_,
+            "C": p.C,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
@@ -211,13 +221,26 @@ class PPDSparseRun:
             "violation": max(receipt["violation"] for receipt in receipts),
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
+            "pruned_below": prune,
             **starts_of(self.units),
+            **guide,
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
 
     def _unchecked(self, round_: int) -> bool:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
+
+    def _guide(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """Learn groups of labels, where they are to have a say; returns what the model says of them."""
+        weight = guide_weight(self.parameters, self.dataset)
+        if not weight:
+            return {}
+        job = GroupsJob(
+            str(self.dataset.path), self.parameters, self.seed, self._least_weight, str(self.work / GUIDE), self.plan
+        )
+        receipts = yield Phase("groups of labels", [job], gathers=True)
+        return {GUIDE: guide_attributes(receipts[0], weight)}
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
@@ -236,6 +259,16 @@ class PPDSparseRun:
             known = {"worth": gap > WORTH * objective}
             self.ledger.add(note, known)
         return bool(known["worth"])
+
+    @cached_property
+    def _least_weight(self) -> float:
+        """Below what a weight is left out of a large model."""
+        d, step = self.dataset, MIB // 4
+        norms = sum(
+            float(d.row_norms(start, min(start + step, d.n_samples)).sum(dtype=np.float64))
+            for start in range(0, d.n_samples, step)
+        )
+        return self.parameters.least_weight(d.X_rows().nnz / d.n_samples, norms / d.n_samples, has_many_labels(d))
 
     @cached_property
     def _of_start(self) -> dict[str, float]:
@@ -304,10 +337,10 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _finalise_jobs(self, round_: int, files: list[CandidateFile]) -> list[FinaliseJob]:
+    def _finalise_jobs(self, round_: int, files: list[CandidateFile], prune: float = 0.0) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, round_, self.dataset.n_samples, self.dataset.n_features, unit,
+                self.parameters, prune, round_, self.dataset.n_samples, self.dataset.n_features, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
@@ -373,7 +406,7 @@ class PPDSparseRun:
         self, round_: int, check: bool, approximate: bool, solves: list[Receipt]
     ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
         """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
-        kind = "approximate_ranges" if approximate and self.parameters.delta > 0 else "tile_ranges"
+        kind = "approximate_ranges" if approximate and self.parameters.fewer_weights else "tile_ranges"
         units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[kind]] for receipt in solves]
         if check:
             units = [
