@@ -67,7 +67,7 @@ class CarryJob:
                 tiles.add(np.diff(w.indptr), w.indices)
         return {
             "open": int(open_.sum()),
-            "tile_ranges": search_sizes(tiles, first, heaps, sizes),
+            "tile_ranges": search_sizes(tiles.ranges, first, heaps, sizes),
             "inside": np.inf,
             "bytes_read": state.bytes_read,
         }
