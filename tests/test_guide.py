@@ -122,7 +122,7 @@ def test_all_metrics_are_those_of_guided_scores(
 
 
 @pytest.mark.parametrize("change", [
-    {"memory_limit": "600MB", "threads": 1}, {"threads": 2, "cuts": Cuts(classes=7, rows=13, solve_rows=40)},
+    {"threads": 1}, {"threads": 2, "cuts": Cuts(classes=7, rows=13, solve_rows=40)},
 ])  # fmt: skip
 def test_a_model_is_the_same_for_any_limit_threads_and_cuts(
     guided: LinearModel, data: tuple[Path, Any, Any], tmp_path: Path, change: dict[str, Any]

@@ -115,7 +115,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
     at = np.nonzero(X)
     block = Rows(np.concatenate([[0], np.cumsum(np.bincount(at[0], minlength=n))]), at[1].astype(np.int32), X[at])
     p = PPDSparseParameters(
-        lam=0.1, loss="hinge" if hinge else "squared_hinge", bias=bias, epochs=6, tol=0.05, max_rounds=5
+        C=1.0, lam=0.1, loss="hinge" if hinge else "squared_hinge", bias=bias, epochs=6, tol=0.05, max_rounds=5
     )
     active = [np.flatnonzero(rng.random(n) < 0.7) for _ in range(k)]
     ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in active])])
