@@ -221,8 +221,8 @@ def score_all(
         begin = start[j]
         n = start[j + 1] - begin
         if p + 1 < last:  # the next run's begin: within a run the processor sees by itself what comes
-            following = np.int64(start[indices[p + 1]])
-            count = min(np.int64(start[indices[p + 1] + 1]) - following, _AHEAD)
+            following = int(start[indices[p + 1]])
+            count = min(int(start[indices[p + 1] + 1]) - following, _AHEAD)
             for q in range(following, following + count, _LINE):
                 prefetch(weights, q)
             if count < _AHEAD:
