@@ -61,7 +61,7 @@ def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset,
     assert found <= found_intervals < 2 * found
 
 
-@pytest.mark.parametrize("change", [{"cut": 0.5}, {"delta": 3.0}], ids=["cut", "drawn"])
+@pytest.mark.parametrize("change", [{"cut": 0.5}, {"delta": 100.0}], ids=["cut", "drawn"])
 def test_a_tile_of_fewer_weights_is_planned_by_its_size_and_by_all_weights_read_for_it(
     heavy: Dataset, tmp_path: Path, change: dict[str, float]
 ) -> None:

@@ -95,19 +95,19 @@ def cut_small(indptr: NDArray[np.int64], features: NDArray[Any], values: NDArray
         top = np.uint32(0)
         for p in range(begin, end):
             top = max(top, bits[p] & _SIZE)
-        largest = np.int64(top >> _20)
+        largest = int(np.int64(top >> _20))
         squares[:] = 0.0
         total = 0.0
         for p in range(begin, end):
             square = np.float64(values[p]) * np.float64(values[p])
-            squares[min(int(largest) - int((bits[p] & _SIZE) >> _20), _BINS - 1)] += square
+            squares[min(largest - int(np.int64((bits[p] & _SIZE) >> _20)), _BINS - 1)] += square
             total += square
         room = share * share * total
         last = _BINS - 1  # of the bins that are kept
         while last > 0 and squares[last] <= room:
             room -= squares[last]
             last -= 1
-        least = largest - last if last < _BINS - 1 else np.int64(0)
+        least = largest - last if last < _BINS - 1 else 0
         for p in range(begin, end):
             if np.int64((bits[p] & _SIZE) >> _20) >= least:
                 features[filled], values[filled] = features[p], values[p]
