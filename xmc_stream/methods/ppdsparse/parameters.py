@@ -204,14 +204,16 @@ class PPDSparseParameters(Parameters):
             return self.last_epochs * max(1, round(self.C / (2 * self.tau)))
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
 
-    @property
-    def slack(self) -> float:
-        """Epochs end when one lowers a class's dual objective by less than this times the sum of its alpha, no row asleep.
+    def slack(self, round_: int) -> float:
+        """Epochs of a round end when one lowers a class's dual objective by less than this times the sum of its alpha, no row asleep.
 
         What an epoch gains falls with the square of what violates, hence the square of a small tol. Without a cap on
-        rounds a search is worth all epochs in between.
+        rounds a search is worth all epochs in between, and classes that go on after the rounds of all are far from their
+        optimum: neither ends so.
         """
-        return 0.0 if self.common_rounds is None else _SLACK * self.tol * min(1.0, self.tol / _TOL)
+        if self.common_rounds is None or round_ >= self.common_rounds:
+            return 0.0
+        return _SLACK * self.tol * min(1.0, self.tol / _TOL)
 
     def enough(self, round_: int) -> float:
         """A violation in the active set after a round that is as good as the largest one.

@@ -157,7 +157,7 @@ class StreamSolver:
                 worst, progress = np.zeros(n), np.zeros((n, 2))
                 self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst, progress))
                 bar[going] = worst[going]
-                ended = going & [settled(*of, p.tol, p.slack) for of in zip(worst, progress, strict=True)]
+                ended = going & [settled(*of, p.tol, p.slack(round_)) for of in zip(worst, progress, strict=True)]
                 sleeping = self.active.sleeping()
                 going &= ~ended | sleeping
                 if not going.any():
