@@ -18,16 +18,18 @@ import xmc_stream as xs
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 
-DELTA, MIN_VALUE = {"delta": 3.0}, {"min_value": 0.15}
+CUT, DELTA, MIN_VALUE = {"cut": 0.3}, {"delta": 3.0}, {"min_value": 0.15}
 BOTH = {**DELTA, **MIN_VALUE}
-EACH = pytest.mark.parametrize("change", [DELTA, MIN_VALUE, BOTH], ids=["delta", "min_value", "both"])
+EACH = pytest.mark.parametrize("change", [CUT, DELTA, MIN_VALUE, BOTH], ids=["cut", "delta", "min_value", "both"])
 
 
 @pytest.mark.slow
-def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path) -> None:
-    whole = xs.PPDSparse(threads=1, memory_limit="4GB", **BOTH).fit(small, model=tmp_path / "whole")
+@pytest.mark.parametrize("more", [{}, CUT], ids=["drawn", "cut and drawn"])
+def test_any_cut_gives_the_same_model_and_the_same_work(small: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    change = {**BOTH, **more}
+    whole = xs.PPDSparse(threads=1, memory_limit="4GB", **change).fit(small, model=tmp_path / "whole")
     cuts = Cuts(classes=300, rows=600, solve_rows=1600, interval=520)
-    pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **BOTH).fit(small, model=tmp_path / "pieces", cuts=cuts)
+    pieces = xs.PPDSparse(threads=2, memory_limit="1500MB", **change).fit(small, model=tmp_path / "pieces", cuts=cuts)
     assert pieces.report_["class_blocks"] >= 4
     assert pieces.model_.digest() == whole.model_.digest()
     for name in ("search_work", "search_work_exact"):
@@ -56,12 +58,12 @@ def multiply_adds(data: Path, model: xs.Model) -> int:
 @pytest.mark.slow
 def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Path) -> None:
     # nothing is that small: every search is approximate in name, and takes what an exact one does
-    clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "m")
+    clf = xs.PPDSparse(min_value=1e-30, max_rounds=2, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "m")
     assert clf.report_["search_work"] == clf.report_["search_work_exact"]
-    one = xs.PPDSparse(min_value=0.15, max_rounds=1, memory_limit="2GB").fit(small, model=tmp_path / "one")
+    one = xs.PPDSparse(min_value=0.15, max_rounds=1, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "one")
     assert one.report_["search_work"] == one.report_["search_work_exact"] == multiply_adds(small, one.model_)
     # nothing is that large: a search between rounds takes nothing, and the check all
-    none = xs.PPDSparse(min_value=1e30, max_rounds=2, memory_limit="2GB").fit(small, model=tmp_path / "none")
+    none = xs.PPDSparse(min_value=1e30, max_rounds=2, prune=0.0, memory_limit="2GB").fit(small, model=tmp_path / "none")
     last = multiply_adds(small, none.model_)
     assert none.report_["search_work"] == last < none.report_["search_work_exact"]
 
@@ -69,7 +71,7 @@ def test_the_work_that_is_told_is_that_of_the_weights(small: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_searches_that_leave_nothing_out_change_nothing(small: Path, tmp_path: Path) -> None:
     exact = xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "exact").model_
-    for n, change in enumerate([{"delta": 1e-6}, {"min_value": 1e-30}]):
+    for n, change in enumerate([{"cut": 1e-12}, {"delta": 1e-6}, {"min_value": 1e-30}]):
         same = xs.PPDSparse(memory_limit="2GB", **change).fit(small, model=tmp_path / str(n)).model_
         assert (same.to_scipy() != exact.to_scipy()).nnz == 0
         assert np.array_equal(same.bias(), exact.bias())
@@ -139,7 +141,7 @@ def test_rough_searches_that_bring_in_what_is_of_no_use_give_way_to_exact_ones()
     assert clf.report_["violation"] <= 0.2
 
 
-OPTIONS = ("--set", "delta=3", "--set", "min_value=0.15")
+OPTIONS = ("--set", "cut=0.1", "--set", "delta=3", "--set", "min_value=0.15")
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +186,15 @@ def test_accuracy_stays(real: Callable[[str], tuple[Path, Path]], tmp_path: Path
     assert clf.report_["search_work"] < 0.8 * clf.report_["search_work_exact"]
 
 
-@pytest.mark.parametrize("name", ["prune", "delta", "min_value"])
+@pytest.mark.parametrize("name", ["prune", "cut", "delta", "min_value"])
 def test_bad_options_are_named_and_options_at_zero_are_not_told(name: str) -> None:
     X, Y = problem()
-    for value in (-1, float("nan"), "a"):
+    for value in (-1, float("nan"), "a", *([1] if name == "cut" else [])):
         with pytest.raises(InputError, match=f"'{name}'"):
             xs.PPDSparse(**{name: value}).fit(X, Y)
-    assert name not in xs.PPDSparse(**{name: 0}).parameters().to_dict()
-    assert xs.PPDSparse(**{name: 1}).parameters().to_dict()[name] == 1.0
+    unused = None if name == "prune" else 0
+    assert name not in xs.PPDSparse(**{name: unused}).parameters().to_dict()
+    assert xs.PPDSparse(**{name: 0.5}).parameters().to_dict()[name] == 0.5
 
 
 @pytest.mark.slow

@@ -358,6 +358,5 @@ def test_rare_and_frequent_labels_of_real_data(real: Callable[[str], tuple[Path,
     after = xs.evaluate(tmp_path / "m", xs.open_dataset(test))
     xs.uncalibrate(tmp_path / "m")
     before = xs.evaluate(tmp_path / "m", xs.open_dataset(test))
-    assert after["P@1"] - before["P@1"] > 3
-    assert after["P@3"] - before["P@3"] > 2
-    assert after["P@5"] - before["P@5"] > 1
+    assert after["P@1"] == before["P@1"] == 100  # by the labels that every row has
+    assert after["P@5"] - before["P@5"] > 5

@@ -40,6 +40,7 @@ def test_domains_are_those_that_models_were_made_with() -> None:
         "PASSES": 2**42,
         "FEATURE_ORDER": 2**43,
         "ZERO_CLASSES": 2**44,
+        "LABEL_GROUPS": 2**45,
         "FIRST_FACTORS": 0x1E31,
         "STEPS": 0x3E01,
     }

@@ -1,4 +1,4 @@
-"""Draws of weights against their twin, their mean against the weights; entries and multiply-adds against plain counts."""
+"""Cut and drawn weights against their twins, their mean against the weights; entries and multiply-adds against plain counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import sample as twin
 
-from xmc_stream.kernels.sample import count_work, keep_large, sparsify
+from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.models.linear.tiles import make_tile, tile_width
 
 # uncompiled, numpy says so when a key wraps around
@@ -67,6 +67,51 @@ def test_the_mean_of_many_draws_is_the_weights() -> None:
     bound = np.abs(w) * (l1 - np.abs(w)) / R
     assert np.all(np.abs(draws.mean(1) - w) < 5 * np.sqrt(bound / n))
     assert draws.var(1).sum() < bound.sum()
+
+
+def cut(w: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    """Dense weights (D, K) after the kernel, which is given their non-zeros."""
+    W = sp.csc_matrix(w)
+    indptr, features, data = W.indptr.astype(np.int64), W.indices.copy(), W.data.copy()
+    n = cut_small(indptr, features, data, share)
+    assert n == indptr[-1]
+    return sp.csc_matrix((data[:n], features[:n], indptr), shape=W.shape).toarray()
+
+
+far_apart = st.one_of(values, st.floats(-(2.0**100), 2.0**100, width=32).filter(lambda w: abs(w) > 2.0**-100))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(far_apart, max_size=30), min_size=1, max_size=5), st.sampled_from([0.0, 0.01, 0.3, 0.99]))
+def test_what_is_cut_is_what_the_twin_cuts(lists: list[list[float]], share: float) -> None:
+    w = np.zeros((31, len(lists)), np.float32)
+    for c, column in enumerate(lists):
+        w[: len(column), c] = column
+    out = cut(w, share)
+    for c in range(len(lists)):
+        assert np.array_equal(out[:, c], twin.cut(w[:, c], share))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.7])
+def test_the_smallest_weights_are_cut_and_scores_err_by_their_norm_at_most(share: float) -> None:
+    rng = np.random.default_rng(3)
+    w = (rng.normal(size=(2000, 8)) * rng.exponential(size=(2000, 8)) * 10.0 ** np.arange(-4, 4)).astype(np.float32)
+    out = cut(w, share)
+    X = rng.normal(size=(300, 2000))
+    X /= np.linalg.norm(X, axis=1)[:, None]
+    for c in range(8):
+        kept, left = np.abs(w[out[:, c] != 0, c]), np.abs(w[out[:, c] == 0, c])
+        norm = np.linalg.norm(w[:, c].astype(np.float64))
+        assert np.array_equal(out[out[:, c] != 0, c], w[out[:, c] != 0, c])
+        assert left.max() < kept.min()
+        assert 0.7 * share * norm < np.linalg.norm(left.astype(np.float64)) <= share * norm
+        assert np.abs(X @ (w[:, c].astype(np.float64) - out[:, c])).max() <= share * norm
+
+
+def test_weights_of_one_size_are_all_kept() -> None:
+    w = np.full((9, 1), -0.5, np.float32)
+    assert np.array_equal(cut(w, 0.99), w)
+    assert not cut(np.zeros((9, 2), np.float32), 0.99).any()
 
 
 @settings(max_examples=60, deadline=None)

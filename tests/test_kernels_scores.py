@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from reference import calibration as calibration_twin
+from reference import guide as guide_twin
 from reference import scores as twin
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import (
     BINS,
@@ -58,15 +60,20 @@ def best(
     k: int,
     cuts: Sequence[int],
     by: NDArray[np.float32] = NOT_CALIBRATED,
+    terms: NDArray[np.float32] | None = None,
+    groups: NDArray[np.uint8] = NO_GROUPS,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Labels and scores of each row's best k, from one tile after another."""
+    terms = no_terms(len(X)) if terms is None else terms
     labels, scores = np.full((len(X), k), -1, np.int64), np.full((len(X), k), -np.inf, np.float32)
     for first, last in itertools.pairwise(cuts):
         tile = tile_of(W[:, first:last], bias[first:last])
         classes = TileClasses(
-            first, last - first, tile, np.ascontiguousarray(by[:, first:last]), np.empty(len(tile.bias), np.float32)
-        )
-        top_k(CSR(*csr(X)), classes, Ranking(labels, scores), Labels(np.empty(0, np.int64), np.empty(0, np.int32)))
+            first, last - first, tile, np.ascontiguousarray(by[:, first:last]), np.ascontiguousarray(groups[:, first:last]),
+            np.empty(len(tile.bias), np.float32),
+        )  # fmt: skip
+        none = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
+        top_k(CSR(*csr(X)), classes, terms, Ranking(labels, scores), none)
     return labels, scores
 
 
@@ -177,6 +184,30 @@ def test_top_k_where_rows_meet_few_weights(whole: bool) -> None:
 def test_top_k_ranks_by_calibrated_scores(problem: Any, k: int, data: st.DataObject) -> None:
     n = len(problem[2])
     check_top_k(*problem, k, cut(data.draw, n), data.draw(calibrations(n)))
+
+
+@given(matrices(SMALL), st.integers(1, 75), st.booleans(), st.data())
+@settings(deadline=None)
+def test_top_k_ranks_by_guided_scores(problem: Any, k: int, calibrated: bool, data: st.DataObject) -> None:
+    X, W, bias = problem
+    n = len(bias)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    check_guided(X, W, bias, k, cut(data.draw, n), rng, data.draw(calibrations(n)) if calibrated else NOT_CALIBRATED)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.4])
+def test_guided_top_k_over_many_classes(share: float) -> None:
+    X, W, bias = random_matrices(40, 300, 500, 6, share, False)
+    check_guided(X, W, bias - 1, 5, [0, 30, 250, 500], np.random.default_rng(0), NOT_CALIBRATED)
+
+
+def check_guided(X: Any, W: Any, bias: Any, k: int, cuts: Sequence[int], rng: np.random.Generator, by: Any) -> None:
+    groups = np.stack([rng.integers(0, 2, len(bias)), rng.integers(2, 4, len(bias))]).astype(np.uint8)
+    terms = guide_twin.terms_of(rng.normal(0, 1, (len(X), 4)).astype(np.float32), 0.5)
+    labels, scores = best(X, W, bias, k, cuts, by, terms, groups)
+    of_rows = guide_twin.guided_scores(twin.scores(rows_of(X), W, bias), terms, groups)
+    for i, of_row in enumerate(calibration_twin.calibrated(of_rows, by)):
+        assert list(zip(labels[i].tolist(), scores[i].tolist(), strict=True)) == twin.top_k(of_row, k)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -28,6 +28,7 @@ from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.kernels.scores import Tile, TileClasses
@@ -53,18 +54,23 @@ def problems(draw: st.DrawFn) -> Any:
 
 
 def counted(
-    X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[int], threshold: float, by: Any = NOT_CALIBRATED
+    X: Any, W: Any, bias: Any, true: Any, barred: Any, cuts: Sequence[int], threshold: float, by: Any = NOT_CALIBRATED,
+    terms: Any = None, groups: Any = NO_GROUPS,
 ) -> Any:  # fmt: skip
     """Scores of true labels, unsorted; counts above them; predicted rows of each label; the best three labels."""
+    terms = no_terms(len(X)) if terms is None else terms
     y_indptr, y_indices = pairs_csr(true)
     positives = np.full(len(y_indices), np.nan, np.float32)
 
     def classes(a: int, b: int, tile: Tile) -> TileClasses:
-        return TileClasses(a, b - a, tile, np.ascontiguousarray(by[:, a:b]), np.empty(len(tile.bias), np.float32))
+        return TileClasses(
+            a, b - a, tile, np.ascontiguousarray(by[:, a:b]), np.ascontiguousarray(groups[:, a:b]),
+            np.empty(len(tile.bias), np.float32),
+        )  # fmt: skip
 
     tiles = [(a, b, tile_of(W[:, a:b], bias[a:b])) for a, b in itertools.pairwise(cuts) if b > a]
     for a, b, tile in tiles:
-        score_positives(CSR(*csr(X)), Labels(y_indptr, y_indices), classes(a, b, tile), positives)
+        score_positives(CSR(*csr(X)), Labels(y_indptr, y_indices), classes(a, b, tile), terms, positives)
     ordered = positives.copy()
     sort_rows(y_indptr, ordered)
     above, predicted = np.zeros(len(X), np.int64), np.zeros(len(bias), np.int64)
@@ -72,7 +78,7 @@ def counted(
     left_out = Labels(*(pairs_csr(barred) if any(barred) else NO_PAIRS))
     for a, b, tile in tiles:
         count_above(
-            CSR(*csr(X)), classes(a, b, tile), Ranking(labels, scores), left_out,
+            CSR(*csr(X)), classes(a, b, tile), terms, Ranking(labels, scores), left_out,
             TrueScores(y_indptr, ordered), np.float32(threshold), predicted, above,
         )  # fmt: skip
     return positives, above, predicted, labels

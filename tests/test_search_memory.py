@@ -59,3 +59,19 @@ def test_what_a_search_holds_was_planned_and_legs_make_it_little(heavy: Dataset,
     assert in_intervals <= planned_intervals
     assert in_intervals < whole / 3
     assert found <= found_intervals < 2 * found
+
+
+@pytest.mark.parametrize("change", [{"cut": 0.5}, {"delta": 100.0}], ids=["cut", "drawn"])
+def test_a_tile_of_fewer_weights_is_planned_by_its_size_and_by_all_weights_read_for_it(
+    heavy: Dataset, tmp_path: Path, change: dict[str, float]
+) -> None:
+    begin_model(tmp_path / "m")
+    run = PPDSparseRun(
+        heavy, tmp_path / "m", PPDSparseParameters(**change), 0, MemoryPlan(2**33, 1024 * MIB, 1), Notes()
+    )
+    (solve,) = next(run.loop()).jobs
+    receipt = solve.run()
+    for few, of_all in zip(receipt["approximate_ranges"], receipt["tile_ranges"], strict=True):
+        assert few[:2] == of_all[:2]
+        assert few[2] < of_all[2]
+        assert few[3] == of_all[3] > 0

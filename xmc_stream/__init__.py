@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from xmc_stream.models import predict as predict
     from xmc_stream.store.dataset import Dataset as Dataset
     from xmc_stream.store.dataset import open_dataset as open_dataset
+    from xmc_stream.tuning import tune as tune
 
 _HOME = {
     "CPLST": "xmc_stream.estimators",
@@ -59,6 +60,7 @@ _HOME = {
     "export": "xmc_stream.datasets.export",
     "select_features": "xmc_stream.datasets.select",
     "split": "xmc_stream.datasets.split",
+    "tune": "xmc_stream.tuning",
     "verify": "xmc_stream.datasets.verify",
 }
 
@@ -82,6 +84,7 @@ __all__ = [
     "predict",
     "select_features",
     "split",
+    "tune",
     "uncalibrate",
     "verify",
 ]  # fmt: skip

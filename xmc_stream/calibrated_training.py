@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.calibration import calibrate, refuse_few
-from xmc_stream.datasets.split import split
-from xmc_stream.errors import InputError, StoreError
+from xmc_stream.datasets.split import split_once
+from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model
@@ -45,10 +45,11 @@ def train_calibrated(
         return model, {**report, CALIBRATION: done}
     work = path.with_name(f"{path.name}.calibration")
     part, held_out = work / "train.xmc", work / "held.xmc"
-    if overwrite or not _is_part(part, dataset, fraction, seed):
+    if overwrite:
         remove(work)
-        work.mkdir(parents=True)
-        split(dataset, part, held_out, fraction=fraction, seed=seed, memory_limit=execution.memory_limit)
+    if split_once(dataset, part, held_out, fraction, seed, execution.memory_limit):
+        remove(work / "model")  # of other parts
+        remove(work / "model.partial")
         try:
             refuse_few(open_dataset(held_out))
         except InputError:
@@ -64,16 +65,6 @@ def train_calibrated(
         "peak_rss": max(report["peak_rss"], before["peak_rss"]),
         CALIBRATION: about,
     }
-
-
-def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
-    """Whether the rows to train on lie there; what is held out is named before them."""
-    try:
-        made = open_dataset(part).attributes.get("split", {})
-    except StoreError:
-        return False
-    wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}
-    return {name: made.get(name) for name in wanted} == wanted
 
 
 __all__ = ["train_calibrated"]

@@ -17,7 +17,7 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.memory import available_threads, peak_resident
-from xmc_stream.methods.contract import Method, Task
+from xmc_stream.methods.contract import Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model, memory_plan
@@ -42,24 +42,25 @@ def train(
     force: bool = False,
     check: bool = True,
     warm_start: Model | None = None,
+    trial: bool = False,
 ) -> tuple[Model, dict[str, Any]]:
-    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run."""
+    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial: see `Task`."""
     with writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"):
-        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start)
+        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial)
 
 
 def _train(
     dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
-    force: bool, check: bool, warm_start: Model | None,
+    force: bool, check: bool, warm_start: Model | None, trial: bool,
 ) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
-    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start)
+    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, trial)
     method.check(task)
     limit = execution.limit()
     start = {} if warm_start is None else {"warm_start": warm_start.digest()}
-    identity = {**_identity(method, task), "warm_start": start.get("warm_start")}
+    identity = {**_identity(method, task), "warm_start": start.get("warm_start"), **({"trial": True} if trial else {})}
     work = path.with_name(path.name + ".partial")
     wait_for_interrupted()
     if path.exists():
@@ -76,6 +77,8 @@ def _train(
     begin_model(work)
     with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger:
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
+        if trial and not ledger.resumed:
+            remove(state_of_trial(path))
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
@@ -116,6 +119,8 @@ def _train(
             "peak_rss": peak,
             **method.totals(ledger.items(), parameters),
         }
+        if trial and (work / "state").exists() and not state_of_trial(path).exists():
+            (work / "state").rename(state_of_trial(path))
         for folder in ("state", "scratch"):
             shutil.rmtree(work / folder, ignore_errors=True)
         taken: dict[str, Any] = {
@@ -162,7 +167,6 @@ def _forget_damaged(
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:
     """What must be the same for a run to go on."""
-    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
     dataset, mask = task.dataset, {}
     if method.reads_mask(task.parameters):
         mask = {"observed": dataset.observed_rows().fingerprint}
@@ -172,8 +176,14 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
         "seed": task.seed,
         "data": dataset.fingerprint,
         **mask,
-        "environment": {"processor": _processor(), "python": platform.python_version(), **packages},
+        "environment": environment(),
     }
+
+
+def environment() -> dict[str, str]:
+    """What a run's last bits depend on beside data, parameters and seed: processor and package versions."""
+    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    return {"processor": _processor(), "python": platform.python_version(), **packages}
 
 
 def _processor() -> str:

@@ -15,11 +15,11 @@ from xmc_stream.models.rowsparse.warm import RowsWarmUp
 
 def compile_all() -> None:
     """Takes two minutes where nothing is compiled, else a second."""
-    options = PPDSparseParameters(delta=1.0, min_value=0.1)
+    options = PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1)
     for job in (
-        PPDSparseWarmUp(options, again=True, large=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
-        LinearWarmUp(True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"), MEMOIRWarmUp("l2", "exact"),
-        MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
+        PPDSparseWarmUp(options, again=True, large=True, guided=True), PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
+        LinearWarmUp(True, guided=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"),
+        MEMOIRWarmUp("l2", "exact"), MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
     ):  # fmt: skip
         job.run()
 

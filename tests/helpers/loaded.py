@@ -13,4 +13,4 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 
 PPDSparseWarmUp().run()
-PPDSparseWarmUp(PPDSparseParameters(delta=1.0, min_value=0.1), again=True).run()
+PPDSparseWarmUp(PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1), again=True).run()

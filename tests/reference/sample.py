@@ -30,6 +30,22 @@ def sparsified(w: NDArray[np.float32], delta: float, label: int, seed: int, roun
     return (np.sign(w) * np.bincount(hits, minlength=len(w)) * step).astype(np.float32)
 
 
+def cut(w: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    """w of one class without its bins of smallest weights: eight to a power of two, all from the 128th on in one."""
+    fraction, exponent = np.frexp(np.abs(w))
+    size = 8 * exponent.astype(np.int64) + np.floor(16 * fraction).astype(np.int64)
+    nonzero = w != 0
+    lowest = size[nonzero].max(initial=-(10**6)) - 127
+    size = np.maximum(size, lowest)
+    squares = w.astype(np.float64) ** 2
+    kept = nonzero
+    for bin_ in sorted(set(size[nonzero].tolist()))[:-1]:
+        if squares[nonzero & (size <= bin_)].sum() > share**2 * squares.sum():
+            break
+        kept = nonzero & (size > bin_)
+    return np.where(kept, w, np.float32(0))
+
+
 def large(row: list[tuple[int, float]], least: float) -> list[tuple[int, float]]:
     """Entries above a threshold."""
     return [(j, x) for j, x in row if abs(x) > least]

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli import data, datasets, learn
+from xmc_stream.cli import data, datasets, learn, tuning
 from xmc_stream.cli.signals import Signals
 from xmc_stream.errors import XmcStreamError
 
-_AGAIN = dict.fromkeys(("train", "convert"), "give the same command again, it goes on where it was")
+_AGAIN = dict.fromkeys(("train", "convert", "tune"), "give the same command again, it goes on where it was")
 _ANEW = "the same command begins anew"
 
 
@@ -48,6 +48,6 @@ def main() -> None:
 for _command in (
     data.convert, datasets.info, datasets.verify, datasets.split,
     datasets.select_features, datasets.compact, datasets.export,
-    learn.plan, learn.train, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
+    learn.plan, learn.train, tuning.tune, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)

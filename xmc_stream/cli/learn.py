@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, executed, show
+from xmc_stream.cli.options import PATH, Solver, checked, common, executed, setting_of, show
 from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
@@ -22,46 +21,10 @@ if TYPE_CHECKING:
 _NOT_PLANNED = ("sources", "target", "normalize", "columns", "observed", "overwrite", "scheduler", "as_json", "debug")
 
 
-def _checked(what: str) -> Callable[..., Any]:
-    return click.option(
-        "--check/--no-check", default=True, show_default=True, help=f"Compare {what} with its checksums first."
-    )
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--set {text}: write it as name=value, for instance --set lam=0.01")
-    try:
-        return name, json.loads({"none": "null", "inf": "Infinity"}.get(value.lower(), value.replace("True", "true")))
-    except ValueError:
-        return name, value
-
-
 def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
     from xmc_stream.methods.registry import parameters
 
-    return parameters(solver, dict(map(_setting, settings)))
-
-
-class _Solver(click.ParamType[str]):
-    """A method's name, of those that there are when the command runs."""
-
-    name = "solver"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """All of them."""
-        from xmc_stream.methods.registry import names
-
-        return f"[{'|'.join(names())}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """A usage error for a name that is none."""
-        from xmc_stream.methods.registry import names
-
-        if value not in names():
-            self.fail(f"{value!r} is not one of {', '.join(names())}.", param, ctx)
-        return str(value)
+    return parameters(solver, dict(map(setting_of, settings)))
 
 
 class _TrainCommand(click.Command):
@@ -91,7 +54,7 @@ class _TrainCommand(click.Command):
 @click.command(cls=_TrainCommand)
 @click.argument("data", type=PATH)
 @click.argument("model", type=PATH)
-@click.option("--solver", type=_Solver(), default="ppdsparse", show_default=True, help="The method.")
+@click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help="A parameter of the method, e.g. lam=0.01; none and true, false are words. All are listed below.",
@@ -104,7 +67,7 @@ class _TrainCommand(click.Command):
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
-@_checked("the data")
+@checked("the data")
 @executed
 @common
 def train(
@@ -163,7 +126,7 @@ def _of_calibration(about: dict[str, Any]) -> str:
 @click.argument("data", type=PATH, required=False)
 @click.option("--scores-of", type=PATH, metavar="MODEL", help="A model of the same parameters that has not seen DATA.")
 @click.option("--remove", is_flag=True, help="Drop the calibration instead; no DATA.")
-@_checked("the models")
+@checked("the models")
 @executed
 @common
 def calibrate(
@@ -203,7 +166,7 @@ def calibrate(
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-@_checked("the model")
+@checked("the model")
 @executed
 @common
 def predict(
@@ -241,7 +204,7 @@ def predict(
     "--threshold", type=float,
     help="Of a model: a label is predicted if it scores more. [default: 0.5 for leml with the squared loss, else 0]",
 )  # fmt: skip
-@_checked("a model")
+@checked("a model")
 @executed
 @common
 def evaluate(

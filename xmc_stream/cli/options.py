@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from xmc_stream.errors import InputError
+
 PATH = click.Path(path_type=Path)
 
 
@@ -44,6 +46,49 @@ def executed(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return limited(command)
+
+
+def checked(what: str) -> Callable[..., Any]:
+    """The option that leaves out comparing something with its checksums."""
+    return click.option(
+        "--check/--no-check", default=True, show_default=True, help=f"Compare {what} with its checksums first."
+    )
+
+
+def setting_of(text: str) -> tuple[str, Any]:
+    """Name and value behind `--set`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: write it as name=value, for instance --set lam=0.01")
+    return name, value_of(value)
+
+
+def value_of(word: str) -> Any:
+    """A parameter as it is written on the command line."""
+    try:
+        return json.loads({"none": "null", "inf": "Infinity"}.get(word.lower(), word.replace("True", "true")))
+    except ValueError:
+        return word
+
+
+class Solver(click.ParamType[str]):
+    """A method's name, of those that there are when the command runs."""
+
+    name = "solver"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """All of them."""
+        from xmc_stream.methods.registry import names
+
+        return f"[{'|'.join(names())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """A usage error for a name that is none."""
+        from xmc_stream.methods.registry import names
+
+        if value not in names():
+            self.fail(f"{value!r} is not one of {', '.join(names())}.", param, ctx)
+        return str(value)
 
 
 def show(report: dict[str, Any], as_json: bool, lines: list[str]) -> None:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from xmc_stream.datasets.listed import listed
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
 from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
+from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import copy_vocabulary
 
@@ -166,6 +167,28 @@ def split(
     }
 
 
+def split_once(
+    dataset: Dataset, train: Path, valid: Path, fraction: float, seed: int, memory_limit: str | float | None
+) -> bool:
+    """Split a dataset, unless the two parts lie there already; returns whether it was done."""
+    if _is_part(train, dataset, fraction, seed):  # valid has its name before it
+        return False
+    for part in (train, valid):
+        remove(part)
+    train.parent.mkdir(parents=True, exist_ok=True)
+    split(dataset, train, valid, fraction=fraction, seed=seed, memory_limit=memory_limit)
+    return True
+
+
+def _is_part(train: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
+    try:
+        made = open_dataset(train).attributes.get("split", {})
+    except StoreError:
+        return False
+    wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}
+    return {name: made.get(name) for name in wanted} == wanted
+
+
 def _load_kernels(dataset: Dataset) -> None:
     """What the run calls is loaded before it is planned."""
     from xmc_stream.kernels.csr import count_indices, row_norms
@@ -210,4 +233,4 @@ def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) 
     writer.append(*parts)
 
 
-__all__ = ["split"]
+__all__ = ["split", "split_once"]

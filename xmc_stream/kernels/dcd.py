@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.kernels.prefetch import prefetch
+
+_AHEAD = 4  # rows: memory is asked for so many before it is needed
+_SLEEPY = 0.1  # of the largest violation of an epoch: a larger gradient at 0 is not looked at again
 
 
 class Penalty(NamedTuple):
@@ -32,19 +36,25 @@ class Penalty(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How one round solves. seed, round_: of the visiting orders; tol: of the largest violation."""
+    """How one round solves.
+
+    seed, round_: of the visiting orders; tol: of the largest violation; slack: of an epoch's progress (`settled`). enough:
+    a violation above it is as good as the largest one (`violation`).
+    """
 
     seed: int
     round_: int
     epochs: int
     tol: float
+    slack: float
+    enough: float
 
 
 class Scratch(NamedTuple):
     """Work space of one thread, for one class at a time.
 
-    local_of (D,): number of a feature, -1; features (D,): the other way round. v (D,): 0. rows: the class's, with such
-    numbers. squares, order, ascending (0, 1, 2, ...), asleep: of its rows. w_features, w_values: weights of some classes.
+    local_of (D,): number of a feature, -1; features (D + 1,): the other way round. v (D,): 0. rows: the class's, with such
+    numbers. squares, order, asleep: of its rows. w_features, w_values: weights of some classes.
     """
 
     local_of: NDArray[np.int32]
@@ -53,7 +63,6 @@ class Scratch(NamedTuple):
     rows: CSR
     squares: NDArray[np.float64]
     order: NDArray[np.int64]
-    ascending: NDArray[np.int64]
     asleep: NDArray[np.bool_]
     w_features: NDArray[np.int32]
     w_values: NDArray[np.float32]
@@ -63,48 +72,79 @@ def new_scratch(n_features: int, max_rows: int, max_nnz: int) -> Scratch:
     """For classes of at most max_rows active rows and max_nnz entries."""
     max_weights = max(n_features, min(max_nnz, 1 << 20))
     return Scratch(
-        np.full(n_features, -1, np.int32), np.empty(n_features, np.int32), np.zeros(n_features),
+        np.full(n_features, -1, np.int32), np.empty(n_features + 1, np.int32), np.zeros(n_features),
         CSR(np.empty(max_rows + 1, np.int64), np.empty(max_nnz, np.int32), np.empty(max_nnz, np.float32)),
-        np.empty(max_rows), np.empty(max_rows, np.int64), np.arange(max_rows), np.empty(max_rows, np.bool_),
+        np.empty(max_rows), np.empty(max_rows, np.int64), np.empty(max_rows, np.bool_),
         np.empty(max_weights, np.int32), np.empty(max_weights, np.float32),
     )  # fmt: skip
+
+
+@inner_kernel
+def _fetch_row(row: int, indptr: NDArray[np.int64], indices: NDArray[np.int32], data: NDArray[np.float32]) -> None:
+    """Begin to bring a row into the cache: its first and last entry, as most rows lie in two lines of it at most."""
+    first, last = indptr[row], indptr[row + 1] - 1
+    if first <= last:
+        prefetch(indices, first)
+        prefetch(indices, last)
+        prefetch(data, first)
+        prefetch(data, last)
+
+
+@kernel
+def row_squares(
+    indptr: NDArray[np.int64], data: NDArray[np.float32], constant: float, squares: NDArray[np.float64]
+) -> None:
+    """squares = ||x_i||^2 of each row, `constant` (the bias feature's square) included."""
+    for r in range(len(indptr) - 1):
+        total = constant
+        for p in range(indptr[r], indptr[r + 1]):
+            total += np.float64(data[p]) * np.float64(data[p])
+        squares[r] = total
 
 
 @kernel
 def localise(
     at: NDArray[np.int64],
     x: CSR,
+    sign: NDArray[np.int8],
+    alpha: NDArray[np.float64],
     local_of: NDArray[np.int32],
     features: NDArray[np.int32],
-    n_local: int,
-    constant: float,
+    v: NDArray[np.float64],
     out: CSR,
-    squares: NDArray[np.float64],
-) -> int:
-    """Copy rows `at` of a block into a compact matrix whose features are numbered as they are met.
+) -> tuple[int, float]:
+    """Copy rows `at` of a block into a compact matrix whose features are numbered as they are met, and `add_rows` to v.
 
-    local_of (D,): number of a feature, -1 before it is met; features (D,): the other way round; both are added to.
-    squares (n,): squared norm of each row, `constant` (the bias feature's square) included. Returns the new n_local.
+    local_of (D,): number of a feature, -1 before it is met; features (D + 1,): the other way round. Returns how many
+    features there are, and v_0, bias feature counted.
     """
     indptr, indices, data = x
     out_indptr, out_indices, out_data = out
-    filled = 0
+    n_local, filled, v0 = 0, np.uint64(0), 0.0
+    one = np.uint64(1)
     out_indptr[0] = 0
     for r in range(len(at)):
-        total = constant
-        for p in range(indptr[at[r]], indptr[at[r] + 1]):
-            j = indices[p]
-            if local_of[j] < 0:
-                local_of[j] = n_local
-                features[n_local] = j
-                n_local += 1
-            out_indices[filled] = local_of[j]
+        _fetch_row(at[min(r + _AHEAD, len(at) - 1)], indptr, indices, data)
+        start = filled
+        for p in range(np.uint64(indptr[at[r]]), np.uint64(indptr[at[r] + 1])):
+            j = np.uint32(indices[p])
+            number = local_of[j]
+            fresh = number < 0
+            number = n_local if fresh else number
+            # written whether new or not: to foresee which is which takes longer than to write
+            local_of[j] = number
+            features[n_local] = j
+            n_local += int(fresh)
+            out_indices[filled] = number
             out_data[filled] = data[p]
-            total += np.float64(data[p]) * np.float64(data[p])
-            filled += 1
-        out_indptr[r + 1] = filled
-        squares[r] = total
-    return n_local
+            filled += one
+        out_indptr[r + 1] = np.int64(filled)
+        if alpha[r] != 0.0:
+            d = alpha[r] * sign[r]
+            v0 += d
+            for p in range(start, filled):
+                v[np.uint32(out_indices[p])] += d * out_data[p]
+    return n_local, v0
 
 
 @kernel
@@ -184,20 +224,20 @@ def start_alpha(
             dense[w_features[p]] = 0.0
 
 
-@kernel
+@inner_kernel
 def _margin(
-    row: int,
-    indptr: NDArray[np.int64],
+    begin: np.uint64,
+    end: np.uint64,
     indices: NDArray[np.int32],
     data: NDArray[np.float32],
     v: NDArray[np.float64],
     v0: float,
     lam: float,
 ) -> float:
-    """tau w.x of a row: soft() is applied as v is read."""
+    """tau w.x of a row with the entries [begin, end): soft() is applied as v is read."""
     z = v0
-    for p in range(indptr[row], indptr[row + 1]):
-        x = v[indices[p]]
+    for p in range(begin, end):
+        x = v[np.uint32(indices[p])]
         z += data[p] * (x - min(max(x, -lam), lam))
     return z
 
@@ -215,37 +255,55 @@ def descend(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    progress: NDArray[np.float64],
 ) -> tuple[float, float]:
-    """Visit coordinates `visit` (rows `local` of the local matrix) in turn; alpha, v and asleep are updated.
+    """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
-    A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep and is
-    skipped from then on. Returns v_0 and the largest projected gradient met.
+    A coordinate at 0 whose gradient is above a tenth of `bar` (the largest violation of the epoch before) falls asleep: it
+    is not to be visited from then on. progress (2,): how far G has fallen, at least, and the sum of alpha, are added to.
+    Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
     lam, tau, h2, upper, use_bias = penalty
-    worst = 0.0
+    bar *= _SLEEPY
+    worst, fallen, mass = 0.0, progress[0], progress[1]
     for t in range(len(visit)):
+        soon = min(t + _AHEAD, len(visit) - 1)
+        _fetch_row(local[soon], indptr, indices, data)
+        prefetch(alpha, visit[soon])
+        prefetch(sign, visit[soon])
+        prefetch(squares, local[soon])
+        prefetch(indptr, local[min(t + 2 * _AHEAD, len(visit) - 1)])
         i, r = visit[t], local[t]
-        if asleep[i]:
-            continue
+        begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
-        g = sign[i] * (_margin(r, indptr, indices, data, v, v0, lam) / tau) - 1.0 + a * h2
+        g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
-            if g > bar:
-                asleep[i] = True
+            asleep[i] = g > bar
             continue
         if a >= upper and g <= 0.0:
             continue
         worst = max(worst, abs(g))
-        a_new = min(max(a - g / (squares[r] / tau + h2), 0.0), upper)
-        d = (a_new - a) * sign[i]
+        slope = squares[r] / tau + h2
+        a_new = min(max(a - g / slope, 0.0), upper)
+        step = a_new - a
+        fallen -= (g + 0.5 * slope * step) * step
+        mass += a_new
+        d = step * sign[i]
         if d != 0.0:
             alpha[i] = a_new
             if use_bias:
                 v0 += d
-            for p in range(indptr[r], indptr[r + 1]):
-                v[indices[p]] += d * data[p]
+            for p in range(begin, end):
+                v[np.uint32(indices[p])] += d * data[p]
+    progress[0], progress[1] = fallen, mass
     return v0, worst
+
+
+@kernel
+def settled(worst: float, progress: NDArray[np.float64], tol: float, slack: float) -> bool:
+    """Whether an epoch was the last one with these asleep: none violates by more than tol, or G fell by < slack sum_i a_i."""
+    return worst <= tol or progress[0] < slack * progress[1]
 
 
 @kernel
@@ -257,18 +315,22 @@ def violation(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    enough: float,
 ) -> float:
-    """The largest |projected gradient| over rows `local` of a local matrix, nothing moving."""
+    """The largest |projected gradient| over rows `local` of a local matrix, nothing moving; or the first above `enough`."""
     indptr, indices, data = x
     lam, tau, h2, upper, _ = penalty
     worst = 0.0
     for i in range(len(alpha)):
-        g = sign[i] * (_margin(local[i], indptr, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
+        begin, end = np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])
+        g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
             g = min(g, 0.0)
         elif alpha[i] >= upper:
             g = max(g, 0.0)
         worst = max(worst, abs(g))
+        if worst > enough:
+            break
     return worst
 
 
@@ -299,9 +361,8 @@ def take_weights(
     """
     n = 0
     for j in range(n_local):
-        if abs(v[j]) > lam:
-            out_features[n] = features[j]
-            n += 1
+        out_features[n] = features[j]
+        n += int(abs(v[j]) > lam)
     sort_numbers(out_features[:n], len(local_of))
     w0 = v0 / tau
     kept0 = np.float64(np.float32(w0))
@@ -329,6 +390,7 @@ def solve_classes(
     sets: ActiveSets,
     at: NDArray[np.int64],
     x: CSR,
+    norms: NDArray[np.float64],
     row_order: RowOrder,
     steps: Steps,
     penalty: Penalty,
@@ -338,45 +400,54 @@ def solve_classes(
 ) -> tuple[int, int]:
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
-    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. One with more than `row_order.large`
-    visits them in the order of `stream_order`.
+    Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. norms: see `row_squares`. One with more than
+    `row_order.large` visits them in the order of `stream_order`.
     statistics (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
     class and how many weights were filled in. scratch: what the largest class needs.
     """
     first_label, ptr, rows, sign, alpha = sets
     n_samples, large, strip_bits = row_order
-    seed, round_, epochs, tol = steps
+    seed, round_, epochs, tol, slack, enough = steps
     lam, tau, h2, _, use_bias = penalty
-    local_of, features, v, mine, squares, order, ascending, asleep, w_features, w_values = scratch
+    local_of, features, v, mine, squares, order, asleep, w_features, w_values = scratch
+    progress = np.empty(2)
     filled = 0
     for c in range(first, len(ptr) - 1):
         begin, end = ptr[c], ptr[c + 1]
         n = end - begin
-        constant = 1.0 if use_bias else 0.0
-        n_local = localise(at[begin:end], x, local_of, features, 0, constant, mine, squares)
+        signs, alphas = sign[begin:end], alpha[begin:end]
+        n_local, v0 = localise(at[begin:end], x, signs, alphas, local_of, features, v, mine)
         if filled + n_local > len(w_values):
             for j in range(n_local):
-                local_of[features[j]] = -1
+                local_of[features[j]], v[j] = -1, 0.0
             return c, filled
-        signs, alphas = sign[begin:end], alpha[begin:end]
-        v0 = add_rows(ascending[:n], mine, signs, alphas, v, 0.0)
         if not use_bias:
             v0 = 0.0
-        asleep[:n] = False
+        for q in range(n):
+            squares[q], asleep[q] = norms[at[begin + q]], False
         bar = np.inf
         for epoch in range(epochs):
             if n > large:
                 stream_order(rows[begin:end], n_samples, strip_bits, seed, round_, epoch, order[:n])
             else:
                 visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
-            v0, worst = descend(order[:n], order[:n], mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
+            n_awake = 0
+            for t in range(n):
+                i = order[t]
+                order[n_awake] = i
+                n_awake += int(not asleep[i])
+            visit = order[:n_awake]
+            progress[:] = 0.0
+            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty, progress)
             bar = worst
-            if worst <= tol:
+            if settled(worst, progress, tol, slack):
                 if not asleep[:n].any():
                     break
                 asleep[:n] = False
                 bar = np.inf
-        statistics[c, 3] = violation(ascending[:n], mine, signs, alphas, v, v0, penalty)
+        for q in range(n):
+            order[q] = q
+        statistics[c, 3] = violation(order[:n], mine, signs, alphas, v, v0, penalty, enough)
         count, square, kept, bias = take_weights(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_values[filled:]
         )

@@ -27,6 +27,7 @@ HELD_OUT_ROWS = 1 << 41  # PD-Sparse: the rows that are held out
 PASSES = 1 << 42  # PD-Sparse: orders and draws of passes
 FEATURE_ORDER = 1 << 43  # group lasso: orders and draws of features
 ZERO_CLASSES = 1 << 44  # inner-product search: the zero class that answers a row
+LABEL_GROUPS = 1 << 45  # PPDSparse: rows and labels that a clustering of the labels begins from
 
 # in a list that seeds numpy's generator: seed, this, the first label of a unit
 STEPS = 0x3E01  # MEMOIR: the draws of a step, whose number stands in the place of the label

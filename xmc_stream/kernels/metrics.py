@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_row, calibrated
+from xmc_stream.kernels.guide import guide_row, guided
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.ranking import Ranking, bar, insert_all
 from xmc_stream.kernels.scores import TileClasses, score_all
@@ -22,14 +23,16 @@ class TrueScores(NamedTuple):
 
 
 @kernel
-def score_positives(x: CSR, y: Labels, classes: TileClasses, positives: NDArray[np.float32]) -> None:
+def score_positives(
+    x: CSR, y: Labels, classes: TileClasses, terms: NDArray[np.float32], positives: NDArray[np.float32]
+) -> None:
     """The scores of the true labels that one tile holds: positives[p] is that of y.indices[p].
 
-    Rows without true labels in the tile are not scored.
+    Rows without true labels in the tile are not scored. terms: as `top_k` has them.
     """
     indptr, indices, data = x
     y_indptr, y_indices = y
-    first_class, n_classes, tile, by, scores = classes
+    first_class, n_classes, tile, by, groups, scores = classes
     start, slots, weights, bias = tile
     for i in range(len(indptr) - 1):
         p, end = y_indptr[i], y_indptr[i + 1]
@@ -40,7 +43,8 @@ def score_positives(x: CSR, y: Labels, classes: TileClasses, positives: NDArray[
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         while p < end and y_indices[p] < first_class + n_classes:
             c = y_indices[p] - first_class
-            positives[p] = calibrated(scores[c], c, by) if by.shape[1] else scores[c]
+            score = guided(scores[c], c, i, terms, groups) if groups.shape[0] else scores[c]
+            positives[p] = calibrated(score, c, by) if by.shape[1] else score
             p += 1
 
 
@@ -55,6 +59,7 @@ def sort_rows(indptr: NDArray[np.int64], values: NDArray[np.float32]) -> None:
 def count_above(
     x: CSR,
     classes: TileClasses,
+    terms: NDArray[np.float32],
     best: Ranking,
     barred: Labels,
     true: TrueScores,
@@ -68,12 +73,13 @@ def count_above(
     row.
     """
     indptr, indices, data = x
-    first_class, n_classes, tile, by, scores = classes
+    first_class, n_classes, tile, by, groups, scores = classes
     start, slots, weights, bias = tile
     best_labels, best_scores = best
     y_indptr, positives = true
     for i in range(len(indptr) - 1):
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        guide_row(scores, i, terms, groups)
         calibrate_row(scores, by)
         bar(i, first_class, n_classes, barred, scores)
         insert_all(scores, first_class, n_classes, best_labels[i], best_scores[i])

@@ -8,11 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 
 _A = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _B = np.uint64(0xBF58476D1CE4E5B9)  # the two multipliers of the splitmix64 finaliser
 _C = np.uint64(0x94D049BB133111EB)
+_TOGETHER = 512  # items
 _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
@@ -42,31 +43,55 @@ def word_bits(n: int) -> int:
     return bits
 
 
-@kernel
-def permuted(t: int, n: int, bits: int, key: np.uint64) -> int:
-    """Item t of the key's permutation of 0 .. n - 1, for bits = word_bits(n)."""
+@inner_kernel
+def _scrambled(x: np.uint64, bits: int, key: np.uint64) -> np.uint64:
+    """One pass through the network: a permutation of the words of so many bits."""
     right_bits = np.uint64(bits - bits // 2)
     right_mask = (np.uint64(1) << right_bits) - np.uint64(1)
     left_mask = (np.uint64(1) << np.uint64(bits // 2)) - np.uint64(1)
-    x = np.uint64(t)
-    while True:
-        left, right = x >> right_bits, x & right_mask
-        k = np.uint64(key)
-        for _ in range(2):
-            h = (right + k) * _B
-            left ^= ((h ^ (h >> _32)) * _A >> _32) & left_mask
-            k += _C
-            h = (left + k) * _B
-            right ^= ((h ^ (h >> _32)) * _A >> _32) & right_mask
-            k += _C
-        x = (left << right_bits) | right
-        if x < np.uint64(n):
-            return int(np.int64(x))
+    left, right = x >> right_bits, x & right_mask
+    k = np.uint64(key)
+    for _ in range(2):
+        h = (right + k) * _B
+        left ^= ((h ^ (h >> _32)) * _A >> _32) & left_mask
+        k += _C
+        h = (left + k) * _B
+        right ^= ((h ^ (h >> _32)) * _A >> _32) & right_mask
+        k += _C
+    return (left << right_bits) | right
+
+
+@kernel
+def permuted(t: int, n: int, bits: int, key: np.uint64) -> int:
+    """Item t of the key's permutation of 0 .. n - 1, for bits = word_bits(n)."""
+    x = _scrambled(np.uint64(t), bits, key)
+    while x >= np.uint64(n):
+        x = _scrambled(x, bits, key)
+    return int(np.int64(x))
 
 
 @kernel
 def visiting_order(begin: int, n: int, key: np.uint64, out: NDArray[np.int64]) -> None:
-    """out[t - begin] = item t of the key's permutation of n, for len(out) items from t = begin on."""
+    """out[t - begin] = item t of the key's permutation of n, for len(out) items from t = begin on.
+
+    Some items go through the network together, and those that fall outside go through it again: no branch is guessed.
+    """
     bits = word_bits(n)
-    for t in range(len(out)):
-        out[t] = permuted(begin + t, n, bits, key)
+    outside = np.empty(_TOGETHER, np.int32)
+    for first in range(0, len(out), _TOGETHER):
+        some = out[first : first + _TOGETHER]
+        for t in range(len(some)):
+            some[t] = np.int64(_scrambled(np.uint64(begin + first + t), bits, key))
+        n_outside = 0
+        for t in range(len(some)):
+            outside[n_outside] = t
+            n_outside += int(some[t] >= n)
+        while n_outside:
+            still = 0
+            for q in range(n_outside):
+                t = outside[q]
+                item = np.int64(_scrambled(np.uint64(some[t]), bits, key))
+                some[t] = item
+                outside[still] = t
+                still += int(item >= n)
+            n_outside = still

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_row, calibrated
+from xmc_stream.kernels.guide import guide_row, guided, least_score, sureness
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import FEW, LANES, TileClasses, met, score_all, score_few
 
@@ -62,6 +63,35 @@ def insert_all(
 
 
 @kernel
+def insert_guided(
+    scores: NDArray[np.float32],
+    first_class: int,
+    i: int,
+    terms: NDArray[np.float32],
+    groups: NDArray[np.uint8],
+    best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+) -> None:
+    """`insert_all` for the guided scores of row i; only classes whose own scores let them be among the best are looked at."""
+    k, n_classes = len(best_scores), groups.shape[1]
+    n_lanes = len(scores) // LANES
+    by_lane = scores[: n_lanes * LANES].reshape(n_lanes, LANES)
+    least = least_score(best_scores[k - 1], i, terms, groups.shape[0])
+    for lane in range(-(-n_classes // LANES)):
+        hits = np.int32(0)
+        for c in range(LANES):
+            hits += np.int32(by_lane[lane, c] > least)
+        if not hits:
+            continue
+        for c in range(lane * LANES, min((lane + 1) * LANES, n_classes)):
+            if scores[c] > least:
+                score = guided(scores[c], c, i, terms, groups)
+                if score > best_scores[k - 1]:
+                    insert(first_class + c, score, best_labels, best_scores)
+                    least = least_score(best_scores[k - 1], i, terms, groups.shape[0])
+
+
+@kernel
 def bar(
     i: int,
     first_class: int,
@@ -78,20 +108,24 @@ def bar(
 
 
 @kernel
-def top_k(x: CSR, classes: TileClasses, best: Ranking, barred: Labels) -> None:
+def top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Ranking, barred: Labels) -> None:
     """Fold the scores of one tile into each row's best k.
 
-    Tiles must come in ascending order of classes: a later label then loses every tie. barred: labels of each row that score
-    -inf, if there are any.
+    Tiles must come in ascending order of classes: a later label then loses every tie. terms: what groups of labels say of
+    each row, see `kernels.guide`. barred: labels of each row that score -inf, if there are any.
     """
     indptr, indices, data = x
-    first_class, n_classes, tile, by, scores = classes
+    first_class, n_classes, tile, by, groups, scores = classes
     start, slots, weights, bias = tile
     best_labels, best_scores = best
     width, k = len(scores), best_scores.shape[1]
     most = width // FEW if len(barred.indptr) == 0 else -1
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
-    unmet = bias.copy()  # what a class scores that is not met
+    is_guided = groups.shape[0] > 0
+    unmet = bias.copy()  # what a class scores at most that is not met
+    if is_guided:  # groups add nothing that is above 0
+        for c in range(width):
+            unmet[c] = sureness(unmet[c])
     calibrate_row(unmet, by)
     highest = unmet.max() if width else np.float32(0.0)
     for i in range(len(indptr) - 1):
@@ -103,10 +137,17 @@ def top_k(x: CSR, classes: TileClasses, best: Ranking, barred: Labels) -> None:
             )
             for t in range(n):
                 s = int(touched[t])
-                score = calibrated(scores[s], s, by) if by.shape[1] else scores[s]
+                score = guided(scores[s], s, i, terms, groups) if is_guided else scores[s]
+                if by.shape[1]:
+                    score = calibrated(score, s, by)
                 insert(first_class + s, score, labels_i, scores_i)
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        if is_guided and not by.shape[1]:
+            bar(i, first_class, n_classes, barred, scores)
+            insert_guided(scores, first_class, i, terms, groups, labels_i, scores_i)
+            continue
+        guide_row(scores, i, terms, groups)
         calibrate_row(scores, by)
         bar(i, first_class, n_classes, barred, scores)
         insert_all(scores, first_class, n_classes, labels_i, scores_i)

@@ -1,4 +1,4 @@
-"""What approximate searches score with: fewer weights, drawn at random (Yen et al. 2017, Algorithm 3), or fewer entries."""
+"""What approximate searches score with: large weights, weights drawn (Yen et al. 2017, Algorithm 3), or large entries."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from xmc_stream.kernels.permutation import key_of, mix
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _11 = np.uint64(11)
+_BINS = 128  # of weights by size: eight of each power of two
+_SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 but the sign: ordered as the absolute values are
+_20 = np.uint32(20)  # of these, those that a bin does not look at
 
 
 @kernel
@@ -69,6 +72,46 @@ def sparsify(
                     w = np.float32(count * step)
                     features[filled], values[filled] = features[p], w if values[p] > 0 else -w
                     filled += 1
+        begin = end
+        indptr[c + 1] = filled
+    return filled
+
+
+@kernel
+def cut_small(indptr: NDArray[np.int64], features: NDArray[Any], values: NDArray[np.float32], share: float) -> int:
+    """Leave out each class's smallest weights, whose norm is at most share (< 1) times that of all; returns what remains.
+
+    In place. Weights are binned by size, eight bins to a power of two, and the bins of the smallest left out. So a class
+    keeps those of its largest bin, and what it keeps depends on its own weights alone.
+
+    indptr (n + 1,) from 0, features, values: a CSC triple, all closed up.
+    """
+    bits = values.view(np.uint32)
+    squares = np.zeros(_BINS)
+    filled = 0
+    begin = indptr[0]
+    for c in range(len(indptr) - 1):
+        end = indptr[c + 1]
+        top = np.uint32(0)
+        for p in range(begin, end):
+            top = max(top, bits[p] & _SIZE)
+        largest = int(np.int64(top >> _20))
+        squares[:] = 0.0
+        total = 0.0
+        for p in range(begin, end):
+            square = np.float64(values[p]) * np.float64(values[p])
+            squares[min(largest - int(np.int64((bits[p] & _SIZE) >> _20)), _BINS - 1)] += square
+            total += square
+        room = share * share * total
+        last = _BINS - 1  # of the bins that are kept
+        while last > 0 and squares[last] <= room:
+            room -= squares[last]
+            last -= 1
+        least = largest - last if last < _BINS - 1 else 0
+        for p in range(begin, end):
+            if np.int64((bits[p] & _SIZE) >> _20) >= least:
+                features[filled], values[filled] = features[p], values[p]
+                filled += 1
         begin = end
         indptr[c + 1] = filled
     return filled

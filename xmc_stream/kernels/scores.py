@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.prefetch import prefetch
 
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
 DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's classes have it: see docs/architecture.md
@@ -32,6 +33,9 @@ BINS = 256  # of the scores that were flushed, see begin_anew
 SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
 
 _HIGHEST = np.finfo(np.float32).max
+_NO_ROW = np.iinfo(np.int64).max
+_AHEAD = 256  # weights of the next feature that are fetched while those of one are added
+_LINE = 16  # of them in a cache line
 _SPARE_SHARE = 4  # of the places that a sift frees at most, this part may stay taken
 
 
@@ -52,13 +56,15 @@ class Tile(NamedTuple):
 class TileClasses(NamedTuple):
     """The classes first, first + 1, ... first + n - 1 of a tile, and what scoring them needs.
 
-    by: what the scores are calibrated by, see `kernels.calibration`. scores (width,): scratch.
+    by: what the scores are calibrated by, see `kernels.calibration`. groups (R, n): of each class, by clustering; (0, 0)
+    where no groups of labels are asked, see `kernels.guide`. scores (width,): scratch.
     """
 
     first: int
     n: int
     tile: Tile
     by: NDArray[np.float32]
+    groups: NDArray[np.uint8]
     scores: NDArray[np.float32]
 
 
@@ -207,7 +213,7 @@ def score_all(
     bias: NDArray[np.float32],
     scores: NDArray[np.float32],
 ) -> None:
-    """scores (width,) of the row with entries [first, last)."""
+    """scores (width,) of the row with entries [first, last). The next run is fetched while one is added."""
     width = len(scores)
     for c in range(width):
         scores[c] = bias[c]
@@ -216,6 +222,14 @@ def score_all(
         x = data[p]
         begin = start[j]
         n = start[j + 1] - begin
+        if p + 1 < last:  # the next run's begin: within a run the processor sees by itself what comes
+            following = int(start[indices[p + 1]])
+            count = min(int(start[indices[p + 1] + 1]) - following, _AHEAD)
+            for q in range(following, following + count, _LINE):
+                prefetch(weights, q)
+            if count < _AHEAD:
+                for q in range(following, following + count, 2 * _LINE):
+                    prefetch(slots, q)
         run = weights[begin : begin + n]
         if n == width:
             for c in range(width):
@@ -297,27 +311,44 @@ def bias_losses(bias: NDArray[np.float32], loss: int, grid: float) -> NDArray[np
 
 @inner_kernel
 def _take(
-    hits: NDArray[np.uint16], n: int, row: int, scores: NDArray[np.float32], ahead: ActiveAhead, best: BestRows
+    hits: NDArray[np.uint16],
+    n: int,
+    row: int,
+    scores: NDArray[np.float32],
+    ahead: ActiveAhead,
+    next_row: NDArray[np.int64],
+    best: BestRows,
+    at: NDArray[np.int64],
 ) -> None:
-    """Take a row for the slots hits[:n], where it scores above the threshold, unless it is active there."""
+    """Take a row for the slots hits[:n], unless it is active there.
+
+    next_row: of each slot the first active row that was not behind the last one looked at. at: the place after those used.
+    Most hits look at these two and at `best.end` only: a hit costs what it touches.
+    """
     active_next, active_end, active = ahead
-    capacity, best_begin, best_end, best_size, best_scores, best_rows, threshold = best
+    capacity, best_begin, best_end, _, best_scores, best_rows, threshold = best
     for t in range(n):
         s = hits[t]
-        q, end = active_next[s], active_end[s]
-        while q < end and active[q] < row:
-            q += 1
-        active_next[s] = q
-        if q < end and active[q] == row:
-            continue
-        begin, size = best_begin[s], best_size[s]
-        best_scores[begin + size], best_rows[begin + size] = scores[s], row
-        size += 1
-        spare = size - capacity[s]
-        if spare > 0 and begin + size == best_end[s]:  # all that is too much at once: cheaper than a heap
-            most = capacity[s] + spare // _SPARE_SHARE
-            size, threshold[s] = keep_best(best_scores, best_rows, begin, size, capacity[s], most, threshold[s])
-        best_size[s] = size
+        if next_row[s] <= row:
+            q, end = active_next[s], active_end[s]
+            while q < end and active[q] < row:
+                q += 1
+            active_next[s] = q
+            next_row[s] = active[q] if q < end else _NO_ROW
+            if next_row[s] == row:
+                continue
+        place = at[s]
+        best_scores[place], best_rows[place] = scores[s], row
+        place += 1
+        at[s] = place
+        if place == best_end[s]:
+            begin = best_begin[s]
+            size = place - begin
+            spare = size - capacity[s]
+            if spare > 0:  # all that is too much at once: cheaper than a heap
+                most = capacity[s] + spare // _SPARE_SHARE
+                size, threshold[s] = keep_best(best_scores, best_rows, begin, size, capacity[s], most, threshold[s])
+                at[s] = begin + size
 
 
 @kernel
@@ -345,9 +376,12 @@ def search(
     loss, grid, bias_loss, loss_sums = losses
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
-    shape = (width // LANES, LANES)
-    by_lane, bounds = scores.reshape(shape), threshold.reshape(shape)
-    sums, bases = loss_sums.reshape(shape), bias_loss.reshape(shape)
+    at, next_row = best.begin + best.size, np.full(width, _NO_ROW)
+    for s in range(width):
+        if ahead.next[s] < ahead.end[s]:
+            next_row[s] = ahead.rows[ahead.next[s]]
+    above = np.zeros(width, np.uint8)  # whether a slot's score is above its threshold
+    some_above = above.view(np.uint64).reshape((width // LANES, LANES // 8))
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
     hits = np.empty(width + 1, np.uint16)  # slots that a row scores above the threshold of
     waiting = np.flatnonzero(bias > threshold)  # slots that take any row
@@ -396,30 +430,29 @@ def search(
                         hits[n_hits] = s
                         n_hits += 1
             n_waiting = left
-            _take(hits, n_hits, row, scores, ahead, best)
+            _take(hits, n_hits, row, scores, ahead, next_row, best, at)
             continue
+        if loss == SQUARED_HINGE:
+            for c in range(width):
+                m = np.float64(max(one + scores[c], zero))
+                loss_sums[c] += ((0.5 * m * m + grid) - grid) - bias_loss[c]
+        elif loss == HINGE:
+            for c in range(width):
+                m = np.float64(max(one + scores[c], zero))
+                loss_sums[c] += ((m + grid) - grid) - bias_loss[c]
+        for c in range(width):
+            above[c] = scores[c] > threshold[c]
         for lane in range(width // LANES):
-            above = np.int32(0)
-            if loss == SQUARED_HINGE:
-                for c in range(LANES):
-                    score = by_lane[lane, c]
-                    m = np.float64(max(one + score, zero))
-                    sums[lane, c] += ((0.5 * m * m + grid) - grid) - bases[lane, c]
-                    above += np.int32(score > bounds[lane, c])
-            elif loss == NO_LOSS:
-                for c in range(LANES):
-                    above += np.int32(by_lane[lane, c] > bounds[lane, c])
-            else:
-                for c in range(LANES):
-                    score = by_lane[lane, c]
-                    m = np.float64(max(one + score, zero))
-                    sums[lane, c] += ((m + grid) - grid) - bases[lane, c]
-                    above += np.int32(score > bounds[lane, c])
-            if above:
-                for s in range(lane * LANES, (lane + 1) * LANES):
-                    hits[n_hits] = s
-                    n_hits += int(scores[s] > threshold[s])
-        _take(hits, n_hits, row, scores, ahead, best)
+            any_above = np.uint64(0)
+            for word in range(LANES // 8):
+                any_above |= some_above[lane, word]
+            if any_above:
+                for c in range(lane * LANES, (lane + 1) * LANES):
+                    hits[n_hits] = c
+                    n_hits += int(above[c])
+        _take(hits, n_hits, row, scores, ahead, next_row, best, at)
+    for s in range(width):
+        best.size[s] = at[s] - best.begin[s]
 
 
 @kernel

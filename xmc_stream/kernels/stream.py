@@ -51,11 +51,13 @@ class RowsAtHand(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """Of each class in an epoch: whether it takes part (going), the bar of `dcd.descend`, the largest violation met."""
+    """Of each class in an epoch: whether it takes part (going), the bar and the progress (n, 2) of `dcd.descend`, the
+    largest violation met."""
 
     going: NDArray[np.bool_]
     bar: NDArray[np.float64]
     worst: NDArray[np.float64]
+    progress: NDArray[np.float64]
 
 
 class GroupScratch(NamedTuple):
@@ -172,18 +174,6 @@ def list_needed(
 
 
 @kernel
-def row_squares(
-    indptr: NDArray[np.int64], data: NDArray[np.float32], constant: float, squares: NDArray[np.float64]
-) -> None:
-    """squares = ||x_i||^2 of each row, `constant` (the bias feature's square) included, summed as `dcd.localise` does."""
-    for r in range(len(indptr) - 1):
-        total = constant
-        for p in range(indptr[r], indptr[r + 1]):
-            total += np.float64(data[p]) * np.float64(data[p])
-        squares[r] = total
-
-
-@kernel
 def descend_group(
     first: int,
     last: int,
@@ -203,7 +193,7 @@ def descend_group(
     ptr, rows, sign, alpha, asleep, starts = active
     strips, slots, strip_bits, key, low, high = group
     local_of, x, squares = at_hand
-    going, bar, worst = epoch
+    going, bar, worst, progress = epoch
     places, of_place, visit, local = scratch
     fetched = 0.0
     for c in range(first, last):
@@ -227,7 +217,7 @@ def descend_group(
             places[i] = local[order[i]]
         fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
-            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty
+            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty, progress[c]
         )  # fmt: skip
         worst[c] = max(worst[c], met)
     return fetched
@@ -300,9 +290,12 @@ def violation_range(
     v0: NDArray[np.float64],
     inside: NDArray[np.float64],
     penalty: Penalty,
+    enough: float,
     local: NDArray[np.int64],
 ) -> float:
     """Classes [first, last): inside = the larger of itself and the largest violation in the rows in [start, stop).
+
+    Ranges come ascending. A class whose `inside` is above `enough` is left alone.
 
     Returns what `_fetch` does.
     """
@@ -310,10 +303,12 @@ def violation_range(
     local_of, x, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
+        if inside[c] > enough:
+            continue
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
         fetched += _fetch(v[c], end - begin, x.indptr)
-        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty)
+        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty, enough)
         inside[c] = max(inside[c], met)
     return fetched

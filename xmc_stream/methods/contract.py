@@ -18,14 +18,40 @@ from xmc_stream.store.dataset import Dataset
 Forecast = dict[str, Any]
 
 
+def state_of_trial(model: Path) -> Path:
+    """Where the state of a trial lies when it has ended: beside its model."""
+    return model.with_name(f"{model.name}.state")
+
+
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned. warm_start: the model to begin from, if there is one."""
+    """What is to be learned.
+
+    warm_start: the model to begin from, if there is one. trial: the model is compared with others on held-out rows and
+    not kept: a method may leave out what its figures do not need, and so the report may lack what it else has.
+    """
 
     dataset: Dataset
     parameters: Any
     seed: int
     warm_start: Model | None = None
+    trial: bool = False
+
+    @property
+    def start_state(self) -> Path | None:
+        """Of a trial, the state that the run of its warm start, a trial too, left; None where there is none."""
+        if not self.trial or self.warm_start is None:
+            return None
+        state = state_of_trial(self.warm_start.path)
+        return state if state.exists() else None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training of several whose models are compared: of which setting, and the one whose model it begins from."""
+
+    setting: int
+    start: int | None = None
 
 
 class Run(Protocol):
@@ -77,6 +103,13 @@ class Method(ABC):
     def reads_mask(self, parameters: Any) -> bool:
         """Whether a training reads the mask of known pairs."""
         return False
+
+    def path(self, settings: Sequence[Any]) -> list[Step]:
+        """The order in which settings are tried, one after another, on the same rows, and which model each begins from.
+
+        Each setting comes once, after the one that it begins from. Every one by itself, unless a method knows better.
+        """
+        return [Step(i) for i in range(len(settings))]
 
     @abstractmethod
     def warm_up(self, task: Task) -> Job:

@@ -21,7 +21,7 @@ _RULE = "rule"
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is 0, which is off."""
+    """What a parameter may be, and what it does. unsaid: it is left out of the JSON while it is the default."""
 
     help: str
     unsaid: bool = dataclasses.field(default=False, kw_only=True)
@@ -146,13 +146,15 @@ class Parameters:
     """Parameters of a method, checked once, stored beside a model; nothing here depends on the machine.
 
     solver: the method's name, behind `--solver` and in models. label: its estimator's, for messages. title: one line of
-    help. presets: names under which the method is offered with other defaults.
+    help. presets: names under which the method is offered with other defaults. grids: by the name of the method or preset,
+    values of some parameters that are worth trying where nobody says which (`tuning.tune`).
     """
 
     solver: ClassVar[str]
     label: ClassVar[str]
     title: ClassVar[str]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {}
 
     def __post_init__(self) -> None:
         for name, rule in self.rules().items():
@@ -188,9 +190,9 @@ class Parameters:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; without what is off, so that a model without such options keeps its digest."""
-        values = {name: getattr(self, name) for name in self.rules()}
-        return {name: value for name, value in values.items() if value or not self.rules()[name].unsaid}
+        """Plain values, for JSON; without options that are not used, so that a model without them keeps its digest."""
+        values, rules, defaults = {name: getattr(self, name) for name in self.rules()}, self.rules(), self.defaults()
+        return {name: value for name, value in values.items() if not rules[name].unsaid or value != defaults[name]}
 
     @classmethod
     def described(cls) -> str:

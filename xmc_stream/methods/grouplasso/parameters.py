@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
@@ -18,6 +20,7 @@ class GroupLassoParameters(Parameters):
     solver = "group-lasso"
     label = "GroupLasso"
     title = "Group lasso: features that all classes share"
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"group-lasso": {"lam": (3e-3, 1e-3, 3e-4, 1e-4)}}
 
     lam: float | tuple[float, ...] = parameter(
         1e-3,

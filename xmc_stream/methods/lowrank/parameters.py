@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
@@ -21,6 +23,7 @@ class LEMLParameters(Parameters):
     solver = "leml"
     label = "LEML"
     title = "LEML: two factors of a low rank"
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"leml": {"rank": (50, 100, 200)}}
 
     rank: int = parameter(100, Whole("Columns of W and H."))
     lam: float | None = parameter(
@@ -112,6 +115,7 @@ class CPLSTParameters(Parameters):
     solver = "cplst"
     label = "CPLST"
     title = "CPLST: the closed form of LEML's squared loss without lam"
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"cplst": {"rank": (50, 100, 200)}}
 
     rank: int = parameter(100, Whole("Columns of W and H."))
     iterations: int = parameter(4, Whole("Iterations of the subspace method. More: closer to the closed form."))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
@@ -24,6 +25,9 @@ class MEMOIRParameters(Parameters):
     solver = "memoir"
     label = "MEMOIR"
     title = "MEMOIR: multi-class SVM whose best wrong class is found by an index"
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+        "memoir": {"gamma": (0.005, 0.02, 0.08), "sampling": ("row", "class")}
+    }
 
     variant: str = parameter(
         "l1",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Flag, Number, Parameters, Whole, parameter
@@ -16,6 +18,9 @@ class PDSparseParameters(Parameters):
     solver = "pdsparse"
     label = "PDSparse"
     title = "PD-Sparse: max-margin learning of all classes at once"
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+        "pdsparse": {"lam": (0.001, 0.01, 0.1), "C": (0.3, 1.0, 3.0)}
+    }
 
     lam: float | tuple[float, ...] = parameter(
         0.01,

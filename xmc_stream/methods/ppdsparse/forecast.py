@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
+from xmc_stream.methods.ppdsparse.groups import group_needs, groups_read, groups_work, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
@@ -81,8 +82,9 @@ class PPDSparseForecaster(Forecaster):
     """Spreads a probe over all classes once, then forecasts for any memory plan."""
 
     def __init__(
-        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None
-    ) -> None:
+        self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
+        carried: bool = False,
+    ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
             parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
@@ -117,7 +119,9 @@ class PPDSparseForecaster(Forecaster):
             self.kept.append(self.active[-1] * _KEPT)
         self.learned = counts > 0
         self.order = row_order(n, self.X.nnz)
-        self.searches = self.rounds + (warm_start is not None)
+        self.guided = guide_weight(parameters, dataset) > 0
+        self.carried = carried  # a trial: one search, no check
+        self.searches = self.rounds + (warm_start is not None) - carried
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def check(self, plan: MemoryPlan) -> None:
@@ -155,12 +159,17 @@ class PPDSparseForecaster(Forecaster):
         d, p = self.dataset, self.parameters
         solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
         phases, blocks = {}, []
+        if self.guided:
+            phases["groups of labels"] = group_needs(plan, d)
+            plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
         if self.warm_start is not None:
             cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
             blocks.append(len(cut))
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
             phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
+            if self.carried and round_ + 1 == self.rounds:
+                break
             cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
             blocks.append(len(cut))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
@@ -317,7 +326,7 @@ class PPDSparseForecaster(Forecaster):
 
     def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
         """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
-        total = 0.0
+        total = float(groups_read(plan, self.dataset)) if self.guided else 0.0
         n = self.dataset.n_samples
         for round_ in range(self.rounds):
             streamed, passes, _ = self._streamed(sizes, round_)
@@ -336,6 +345,7 @@ class PPDSparseForecaster(Forecaster):
         steps = sum(
             float(active.sum()) * self.row_length * p.epochs_of(round_) for round_, active in enumerate(self.active)
         )
+        steps += groups_work(d) if self.guided else 0.0
         scores = float(d.n_samples) * int(self.learned.sum()) * self.searches
         work: float = steps * self.probe["step"] + scores * self.probe["score"] + n_bytes * self.probe["read"]
         sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
-from xmc_stream.methods.contract import Forecast, Method, Task
+from xmc_stream.methods.contract import Forecast, Method, Step, Task
+from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.solver import row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -28,7 +33,7 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C")
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, and as many features and labels."""
@@ -44,30 +49,47 @@ class PPDSparseMethod(Method):
                 "of both"
             )
 
+    def path(self, settings: Sequence[PPDSparseParameters]) -> list[Step]:
+        """Warm starts between neighbours."""
+        return path_of(settings)
+
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one."""
+        """Train on a few rows, with a large class where there may be one, and groups of labels where there are."""
         order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
-        return PPDSparseWarmUp(task.parameters, task.warm_start is not None, task.dataset.n_samples > order.large)
+        return PPDSparseWarmUp(
+            task.parameters,
+            task.warm_start is not None and task.start_state is None,
+            task.dataset.n_samples > order.large,
+            guide_weight(task.parameters, task.dataset) > 0,
+        )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
-        dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        dataset, start, parameters = task.dataset, cast("LinearModel | None", task.warm_start), task.parameters
+        if task.start_state is not None:
+            start, parameters = None, parameters.carried()
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
-        sizes = solve_plan(plan, dataset, task.parameters, start is not None, cut_units(dataset))
-        probe = once(ProbeJob(str(dataset.path), task.parameters, task.seed, plan, sizes))
-        return PPDSparseForecaster(dataset, task.parameters, probe, start)
+        parameters = settled(parameters, dataset)
+        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset))
+        probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
+        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""
         start = "" if task.warm_start is None else str(task.warm_start.path.absolute())
+        carried = ""
+        if task.start_state is not None:
+            start, carried = "", str(last_solve(task.start_state).absolute())
         blocks = tuple(foreseen["class_blocks"])
-        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks)
+        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks, carried)
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
-        """Units by finalise, state by searches and solves."""
+        """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
         kind, name = folder.parts[-2:]
+        if name == GUIDE:
+            return GUIDE
         if kind == "units":
             return finalise_key(name)
         found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,12 +17,19 @@ LOSSES = ("squared_hinge", "hinge")
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
+_SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a round
+_TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
+# Weights so small that, left out, all of them together cannot move the score of a row by more; of many labels, of which only
+# the first few places count, by more than the second. Small models stay whole.
+_MOVED, _MOVED_OF_MANY, LARGE_MODEL = 0.25, 0.35, 100_000
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
 # their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
 FAR, WORTH = 0.02, 0.005
 _FAR_GROWTH = 4
+# Where C is not given it is _HALF / spread, from 1 to _MOST_C: text spreads by nearly 1, few dense features by much less.
+_HALF, _MOST_C = 0.5, 100.0
 # Without a cap, a class whose gap has not halved in so many rounds is left as it is.
 PATIENCE = 5
 
@@ -35,15 +42,23 @@ class PPDSparseParameters(Parameters):
     label = "PPDSparse"
     title = "PPDSparse: a vector of weights for each class, with l1 and l2 terms"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dismec": DISMEC}
+    grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {
+        "ppdsparse": {"lam": (0.01, 0.1), "C": (0.5, 1.0, 2.0)},
+        "dismec": {"C": (1.0, 2.0, 4.0, 8.0)},
+    }
 
     lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
     tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
+    # a number wherever something is solved: `methods.ppdsparse.scale.settled` puts it in the place of None
     C: float = parameter(
-        1.0,
+        None,
         Number(
             "Weight of the loss. Larger: the training rows are fitted more closely. 2 here is 1 in LIBLINEAR, DiSMEC and "
-            "the authors' program, whose squared hinge has no factor 1/2.",
+            "the authors' program, whose squared hinge has no factor 1/2. none: 1, and more where the rows spread by less "
+            "than half of a unit about their mean: 1 / (2 spread), 100 at most. The spread is the mean of ||x_i - m||^2, "
+            "from 256 random pairs of rows.",
             open_least=True,
+            none=True,
         ),
     )
     loss: str = parameter(
@@ -52,7 +67,7 @@ class PPDSparseParameters(Parameters):
     )
     bias: bool = parameter(True, Flag("Whether each class has a bias. The l1 term leaves it out."))
     tol: float = parameter(
-        0.01,
+        _TOL,
         Number(
             "A class is done when no row violates optimality by more: |dG/da_i| <= tol, G being the dual objective. Scores "
             "are float32, so 1e-5 is the least.",
@@ -75,7 +90,11 @@ class PPDSparseParameters(Parameters):
         2, Whole("Passes over the active set in a round. Without a cap on rounds: five times as many.")
     )
     last_epochs: int = parameter(
-        6, Whole("Passes over the active set in the last of `rounds` and in all rounds after it.")
+        6,
+        Whole(
+            "Passes over the active set in the last of `rounds`, and in each round after it; there C / (2 tau) times as "
+            "many where that is more than one."
+        ),
     )
     added: int = parameter(
         50,
@@ -84,11 +103,33 @@ class PPDSparseParameters(Parameters):
             "many. Without a cap on rounds: twice as many."
         ),
     )
-    prune: float = parameter(
-        0.0,
+    guide: float | None = parameter(
+        None,
+        Number(
+            "Weight w of what groups of labels say of a label that scores z: the score becomes 1 - (1 - z)_+^3 - w "
+            "mean_r (1 - z_r)_+^3, with z_r the score of the label's group in clustering r of eight. 0: no groups, the score "
+            "is z. none: 1.5 where 2,048 labels or more have training rows, else 0.",
+            none=True,
+            unsaid=True,
+        ),
+    )
+    prune: float | None = parameter(
+        None,
         Number(
             "The finished model leaves out weights with |w_j| below this, but never the bias. Objective and gap are those "
-            "of the weights before. 0: off.",
+            "of the weights before. 0: off. none: where there are 100,000 weights or more, those below 0.25 / (r sqrt(d)), r "
+            "being the mean length of a row and d its mean number of values; below 0.35 / (r sqrt(d)) where 2,048 labels or "
+            "more have training rows.",
+            none=True,
+            unsaid=True,
+        ),
+    )
+    cut: float = parameter(
+        0.0,
+        Number(
+            "Searches between the first `rounds` rounds leave out a class's smallest weights, as many as have a norm of at "
+            "most this share of ||w||. Larger: faster and less exact; try 0.2. The last search is exact. 0: off.",
+            most=1.0,
             unsaid=True,
         ),
     )
@@ -112,12 +153,26 @@ class PPDSparseParameters(Parameters):
     @property
     def approximate(self) -> bool:
         """Whether searches between rounds may be approximate."""
-        return self.delta > 0 or self.min_value > 0
+        return self.fewer_weights or self.min_value > 0
+
+    @property
+    def fewer_weights(self) -> bool:
+        """Whether approximate searches leave out weights, so have tiles of their own."""
+        return self.cut > 0 or self.delta > 0
 
     @property
     def loss_code(self) -> int:
         """The kernels' number of the loss."""
         return LOSSES.index(self.loss)
+
+    @staticmethod
+    def C_for(spread: float) -> float:
+        """C where it is not given, by the mean squared distance of the rows from their mean.
+
+        Scaling all rows by s and w by 1/s leaves the scores, and the loss then weighs s^2 times as much. So C = 1 / spread
+        treats rows that spread little as rows of spread 1 with C = 1. Equal rows have nothing to learn from: 1.
+        """
+        return max(1.0, _HALF / max(spread, _HALF / _MOST_C)) if spread > 0 else 1.0
 
     @property
     def h2(self) -> float:
@@ -140,10 +195,33 @@ class PPDSparseParameters(Parameters):
         return min(C, self.C) * (1.0 if self.loss == "squared_hinge" else 10.0)
 
     def epochs_of(self, round_: int) -> int:
-        """Passes over the active set in a round (the first round is 0), at most."""
+        """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C
+        is large, as these classes are far from their optimum.
+        """
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
-        return self.last_epochs if round_ + 1 >= self.common_rounds else self.epochs
+        if round_ >= self.common_rounds:  # a coordinate step does little where C is large
+            return self.last_epochs * max(1, round(self.C / (2 * self.tau)))
+        return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
+
+    def slack(self, round_: int) -> float:
+        """Epochs of a round end when one lowers a class's dual objective by less than this times the sum of its alpha, no row asleep.
+
+        What an epoch gains falls with the square of what violates, hence the square of a small tol. Without a cap on
+        rounds a search is worth all epochs in between, and classes that go on after the rounds of all are far from their
+        optimum: neither ends so.
+        """
+        if self.common_rounds is None or round_ >= self.common_rounds:
+            return 0.0
+        return _SLACK * self.tol * min(1.0, self.tol / _TOL)
+
+    def enough(self, round_: int) -> float:
+        """A violation in the active set after a round that is as good as the largest one.
+
+        Every class goes on after a round that is not the last of all, unless it is within tol.
+        """
+        goes_on = self.common_rounds is not None and round_ + 1 < self.common_rounds
+        return self.tol if goes_on else math.inf
 
     @property
     def common_rounds(self) -> int | None:
@@ -173,10 +251,29 @@ class PPDSparseParameters(Parameters):
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
+    def carried(self) -> PPDSparseParameters:
+        """Those of a trial that goes on from the state of another run: its rounds stand for the first one.
+
+        The second has the epochs of all rounds of a cold run: with fewer, rows of few dense features stay far behind.
+        """
+        common = self.common_rounds or self.rounds
+        return replace(self, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
+
     @property
     def near(self) -> float:
         """How far short of -1 the score of a row may be that an exact search adds."""
         return _NEAR if self.max_rounds is None else -self.tol
+
+    def least_weight(self, row_entries: float, row_norm: float, many_labels: bool) -> float:
+        """Below what a weight is left out of a large model. row_entries, row_norm: means over the rows.
+
+        By Cauchy and Schwarz, a row of d values and length r has ||x||_1 <= r sqrt(d), and its score moves by ||x||_1 times
+        this at most.
+        """
+        if self.prune is not None:
+            return self.prune
+        moves = row_norm * math.sqrt(row_entries)
+        return (_MOVED_OF_MANY if many_labels else _MOVED) / moves if moves > 0 else 0.0
 
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""

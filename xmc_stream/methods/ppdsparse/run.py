@@ -12,13 +12,16 @@ from collections.abc import Generator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
-from xmc_stream.methods.ppdsparse.parameters import WORTH, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.carry import CarryJob
+from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
+from xmc_stream.methods.ppdsparse.parameters import LARGE_MODEL, WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
     SolvePlan,
@@ -27,6 +30,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_interval,
     search_ranges,
 )
+from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
@@ -44,6 +48,7 @@ from xmc_stream.methods.ppdsparse.state import (
     UnitState,
 )
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
@@ -59,10 +64,11 @@ _USED_SHARE = 8  # approximate searches go on while one in so many of the rows t
 class FinaliseJob:
     """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
 
-    Objective and gap are those of the weights before small ones are left out.
+    prune: below what a weight is left out; objective and gap are those of the weights before.
     """
 
     parameters: PPDSparseParameters
+    prune: float
     round: int
     n_samples: int
     n_features: int
@@ -82,13 +88,14 @@ class FinaliseJob:
         first, last = self.unit
         state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
         statistics = state.statistics
-        update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
+        if self.candidates:  # else no class is open, or it is a trial and nobody asks
+            update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
             for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
                 lengths, features, values = np.diff(block.indptr), block.indices, block.values
-                if self.parameters.prune > 0:
-                    kept = np.abs(values) >= np.float32(self.parameters.prune)
+                if self.prune > 0:
+                    kept = np.abs(values) >= np.float32(self.prune)
                     lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
                     features, values = features[kept], values[kept]
                 writer.weights.append(lengths, features, values)
@@ -135,7 +142,8 @@ class PPDSparseRun:
 
     work: folder of the unfinished model; what jobs leave for each other lies in its `state`. warm_start: path of the
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
-    search has more only where its tiles turn out larger than foreseen.
+    search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
+    from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation.
     """
 
     dataset: Dataset
@@ -146,8 +154,12 @@ class PPDSparseRun:
     ledger: Ledger
     warm_start: str = ""
     blocks: tuple[int, ...] = ()
+    carried: str = ""
 
     def __post_init__(self) -> None:
+        self.parameters = settled(self.parameters, self.dataset)
+        if self.carried:
+            self.parameters = self.parameters.carried()
         if self.warm_start:
             self.parameters = self.parameters.warm(
                 self._of_start, learned_from(LinearWeights(self.warm_start), self.dataset)
@@ -161,15 +173,16 @@ class PPDSparseRun:
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
+        guide = yield from self._guide()
         solves = yield from self._first_solve()
-        approximate = p.approximate
+        approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
             approximate = approximate and (p.common_rounds is None or round_ < p.common_rounds)
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
                 files: list[CandidateFile] = []  # searched and solved in an earlier session
-            elif finished or not any(receipt["open"] for receipt in solves):
+            elif finished or self._unchecked(round_) or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
                 files, n_found = yield from self._search(round_, approximate, solves)
@@ -192,10 +205,14 @@ class PPDSparseRun:
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
-        receipts = yield Phase("finalise", self._finalise_jobs(round_, files))
+        large = p.prune is not None or sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
+        prune = self._least_weight if large else 0.0
+        receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune))
         learned = sum(receipt["learned"] for receipt in receipts)
+        unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
             "rounds": round_,
+            "C": p.C,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
@@ -204,8 +221,26 @@ class PPDSparseRun:
             "violation": max(receipt["violation"] for receipt in receipts),
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
+            "pruned_below": prune,
             **starts_of(self.units),
+            **guide,
+            **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
+
+    def _unchecked(self, round_: int) -> bool:
+        """Whether a trial ends here, without a last search."""
+        return bool(self.carried) and round_ == self.parameters.common_rounds
+
+    def _guide(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """Learn groups of labels, where they are to have a say; returns what the model says of them."""
+        weight = guide_weight(self.parameters, self.dataset)
+        if not weight:
+            return {}
+        job = GroupsJob(
+            str(self.dataset.path), self.parameters, self.seed, self._least_weight, str(self.work / GUIDE), self.plan
+        )
+        receipts = yield Phase("groups of labels", [job], gathers=True)
+        return {GUIDE: guide_attributes(receipts[0], weight)}
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
@@ -226,6 +261,16 @@ class PPDSparseRun:
         return bool(known["worth"])
 
     @cached_property
+    def _least_weight(self) -> float:
+        """Below what a weight is left out of a large model."""
+        d, step = self.dataset, MIB // 4
+        norms = sum(
+            float(d.row_norms(start, min(start + step, d.n_samples)).sum(dtype=np.float64))
+            for start in range(0, d.n_samples, step)
+        )
+        return self.parameters.least_weight(d.X_rows().nnz / d.n_samples, norms / d.n_samples, has_many_labels(d))
+
+    @cached_property
     def _of_start(self) -> dict[str, float]:
         return weights_of_terms(LinearWeights(self.warm_start))
 
@@ -237,6 +282,9 @@ class PPDSparseRun:
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
         files: list[CandidateFile] = []
+        if self.carried:
+            make_folder(self._state("solve-0"))
+            return (yield Phase("go on from another setting", self._carry_jobs(), gathers=True))
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
             starts = yield Phase("warm start: weights", self._start_jobs(), gathers=True)
@@ -267,6 +315,15 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
+    def _carry_jobs(self) -> list[CarryJob]:
+        return [
+            CarryJob(
+                str(self.dataset.path), self.parameters, unit, str(Path(self.carried) / unit.name),
+                str(self._state("solve-0", unit.name)),
+            )
+            for unit in self.units
+        ]  # fmt: skip
+
     def _solve_jobs(self, round_: int, files: list[CandidateFile], approximate: bool = False) -> list[SolveJob]:
         d = self.dataset
         sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start), self.units)
@@ -280,10 +337,10 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _finalise_jobs(self, round_: int, files: list[CandidateFile]) -> list[FinaliseJob]:
+    def _finalise_jobs(self, round_: int, files: list[CandidateFile], prune: float = 0.0) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, round_, self.dataset.n_samples, self.dataset.n_features, unit,
+                self.parameters, prune, round_, self.dataset.n_samples, self.dataset.n_features, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
@@ -349,7 +406,7 @@ class PPDSparseRun:
         self, round_: int, check: bool, approximate: bool, solves: list[Receipt]
     ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
         """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
-        kind = "approximate_ranges" if approximate and self.parameters.delta > 0 else "tile_ranges"
+        kind = "approximate_ranges" if approximate and self.parameters.fewer_weights else "tile_ranges"
         units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[kind]] for receipt in solves]
         if check:
             units = [

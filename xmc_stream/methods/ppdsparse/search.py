@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.sample import count_work, keep_large, sparsify
+from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.kernels.scores import (
     BINS,
     NO_LOSS,
@@ -42,6 +43,19 @@ from xmc_stream.store.encoding import LineWriter
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 
 _WINDOW = 1 << 19  # entries of active sets read at a time
+
+
+def fewer_weights(
+    indptr: NDArray[np.int64], features: NDArray[Any], values: NDArray[np.float32], labels: NDArray[np.int64],
+    parameters: PPDSparseParameters, seed: int, round_: int,
+) -> int:  # fmt: skip
+    """Make classes' weights, a CSC triple, those that an approximate search scores with; returns how many remain."""
+    n = len(features)
+    if parameters.cut > 0:
+        n = cut_small(indptr, features, values, parameters.cut)
+    if parameters.delta > 0:
+        n = sparsify(indptr, features[:n], values[:n], labels, seed, round_, parameters.delta)
+    return n
 
 
 @dataclass(frozen=True)
@@ -179,17 +193,15 @@ class _SpanSearch:
         return scores
 
     def make_tile(self, n_features: int) -> Tile:
-        """Weights of the open classes, by feature; an approximate search draws some of them."""
+        """Weights of the open classes, by feature; of an approximate search some of them."""
         weights = SparseMatrix(Path(self.span.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
         low, job = self.span.first - self.span.unit.first, self.job
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)
-        if job.approximate and job.parameters.delta > 0:
+        if job.approximate:
             labels = self.span.first + classes
-            n = sparsify(
-                block.indptr, block.indices, block.values, labels, job.seed, job.round, job.parameters.delta
-            )  # fmt: skip
+            n = fewer_weights(block.indptr, block.indices, block.values, labels, job.parameters, job.seed, job.round)
         return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features)
 
     @contextmanager
@@ -216,7 +228,7 @@ class SearchJob:
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
     -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
-    over the rows. check: no round follows, so the highest one is enough. approximate: with the parameters' delta and
+    over the rows. check: no round follows, so the highest one is enough. approximate: with the parameters' cut, delta and
     min_value, so that losses are no losses and only the rows count; else exact. interval: rows after which what a class
     found is written where it wants more than so many; its active rows are read as many at a time.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from xmc_stream.kernels.active import (
 )
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import new_scratch, start_alpha
-from xmc_stream.kernels.sample import sparsify
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
+from xmc_stream.methods.ppdsparse.search import fewer_weights
 from xmc_stream.methods.ppdsparse.solver import Sink, Solver, added_sizes, row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
@@ -51,18 +51,20 @@ from xmc_stream.methods.ppdsparse.state import (
 )
 from xmc_stream.methods.ppdsparse.streaming import Weights
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.tiles import EIGHTH, TileSizes
+from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
+SURE = 1e6  # the score of a class that every training row is positive for
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
-def set_empty(statistics: NDArray[np.float64], empty: NDArray[np.bool_]) -> None:
-    """The statistics of classes without positives: nothing is learned of them, and they score -inf."""
-    statistics[empty] = 0.0
-    statistics[empty, STATUS], statistics[empty, BIAS] = EMPTY, -np.inf
+def set_known(statistics: NDArray[np.float64], counts: NDArray[np.int64], n_samples: int) -> None:
+    """The statistics of classes of which nothing is to be learned: without positives they score -inf, with every row SURE."""
+    for known, score in ((counts == 0, -np.inf), (counts == n_samples, SURE)):
+        statistics[known] = 0.0
+        statistics[known, STATUS], statistics[known, BIAS] = EMPTY, score
 
 
 def update_statistics(
@@ -119,10 +121,12 @@ def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | N
     return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
 
 
-def search_sizes(tiles: TileSizes, first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[list[Any]]:
+def search_sizes(
+    spans: list[TileRange], first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> list[list[Any]]:
     """For a receipt: what a search needs for each range of classes. heaps, sizes: of first, first + 1, ..."""
     needs = []
-    for span in tiles.ranges:
+    for span in spans:
         mine = slice(span.first - first, span.last - first)
         needs.append([*astuple(span), held_rows(heaps[mine]), held_rows(sizes[mine])])
     return needs
@@ -185,8 +189,8 @@ class _UnitSolve:
         p, d = job.parameters, self.dataset.n_features
         occurrences = self.dataset.feature_counts() if p.approximate else None
         self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
-        self.approximate_tiles = None  # of the weights that the next search draws, if there is one
-        if p.delta > 0 and (p.common_rounds is None or job.round + 1 < p.common_rounds):
+        self.approximate_tiles = None  # of the weights that the next search scores with, if it leaves some out
+        if p.fewer_weights and (p.common_rounds is None or job.round + 1 < p.common_rounds):
             self.approximate_tiles = search_tiles(job.unit, d)
         # negatives that an approximate search brought in, and those with alpha > 0 in the end
         self.fresh = self.used = 0
@@ -204,8 +208,8 @@ class _UnitSolve:
             n_found = np.zeros(n, np.int64)
             if self.previous is None:
                 counts = np.diff(self.Y.ends(self.first, self.last))
-                set_empty(writer.statistics, counts == 0)
-                self.n_active = counts + start_sizes(counts, self.n_samples)
+                set_known(writer.statistics, counts, self.n_samples)
+                self.n_active = np.where(counts < self.n_samples, counts + start_sizes(counts, self.n_samples), 0)
             else:
                 writer.statistics[:] = self.previous.statistics
                 n_found = update_statistics(
@@ -222,6 +226,7 @@ class _UnitSolve:
             self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
             kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
             kind[streamed] = _STREAMED
+            kind[writer.statistics[:, BIAS] == SURE] = _CARRIED
             # a row that was found takes a quarter of an active one while they are merged
             for low, high in self._batches(kind, self.n_active + n_found // 4):
                 if kind[low] == _STREAMED:
@@ -238,10 +243,13 @@ class _UnitSolve:
         if job.parameters.approximate:
             options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
         if self.approximate_tiles is not None:
-            options["approximate_ranges"] = search_sizes(self.approximate_tiles, self.first, heaps, self.sizes)
+            # fewer weights make the tile, but all of them are read for it
+            pairs = zip(self.approximate_tiles.ranges, self.tiles.ranges, strict=True)
+            spans = [replace(few, weights=of_all.weights) for few, of_all in pairs]
+            options["approximate_ranges"] = search_sizes(spans, self.first, heaps, self.sizes)
         return {
             "open": int(open_.sum()),
-            "tile_ranges": search_sizes(self.tiles, self.first, heaps, self.sizes),
+            "tile_ranges": search_sizes(self.tiles.ranges, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
             "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
@@ -321,9 +329,7 @@ class _UnitSolve:
         if data is not None:
             indptr = np.concatenate([[0], np.cumsum(counts)])
             labels = np.arange(first, first + len(counts))
-            n = sparsify(
-                indptr, features, data, labels, self.job.seed, self.job.round + 1, self.job.parameters.delta
-            )  # fmt: skip
+            n = fewer_weights(indptr, features, data, labels, self.job.parameters, self.job.seed, self.job.round + 1)
             counts, features = np.diff(indptr), features[:n]
         self.approximate_tiles.add(counts, features)
 

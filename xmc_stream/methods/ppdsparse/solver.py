@@ -28,6 +28,8 @@ from xmc_stream.kernels.dcd import (
     descend,
     dual_terms,
     renumber,
+    row_squares,
+    settled,
     solve_classes,
     take_weights,
     violation,
@@ -109,12 +111,14 @@ class Solver:
         p = self.parameters
         n = len(sets.ptr) - 1
         x, penalty = CSR.of(block), penalty_of(p)
-        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol))
+        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.slack(round_)), float(p.enough(round_)))
+        norms = np.empty(len(x.indptr) - 1)
+        row_squares(x.indptr, x.values, 1.0 if p.bias else 0.0, norms)
         counts = np.zeros(n, np.int64)
         done = 0
         while done < n:
             end, filled = solve_classes(
-                done, sets, at, x, self.order, steps, penalty, scratch, counts, statistics
+                done, sets, at, x, norms, self.order, steps, penalty, scratch, counts, statistics
             )  # fmt: skip
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
@@ -179,22 +183,26 @@ class Solver:
                 )  # fmt: skip
             else:
                 visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
-            worst = 0.0
+            worst, progress = 0.0, np.zeros(2)
             for visit, at, x, squares in stretches(order[~asleep[order]]):
                 v0, met = descend(
-                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty
+                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty,
+                    progress,
                 )  # fmt: skip
                 worst = max(worst, met)
             bar = worst
-            if worst <= p.tol:
+            if settled(worst, progress, p.tol, p.slack(round_)):
                 if not asleep.any():
                     break
                 asleep[:] = False
                 bar = math.inf
         inside = 0.0
+        enough = float(p.enough(round_))
         for visit, at, x, _ in stretches(np.arange(n)):
-            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty)
+            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty, enough)
             inside = max(inside, found)
+            if inside > enough:
+                break
         count, square, kept, bias = take_weights(
             n_local,
             scratch.features,

@@ -11,7 +11,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.solve import search_sizes, search_tiles, set_empty
+from xmc_stream.methods.ppdsparse.solve import search_sizes, search_tiles, set_known
 from xmc_stream.methods.ppdsparse.solver import warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, INSIDE, ROOM, new_unit_state
 from xmc_stream.models.cache import drop_tiles
@@ -24,7 +24,10 @@ def weights_of_terms(model: LinearWeights) -> dict[str, float]:
     """lam, tau and C that a model was trained with, those that its method has."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
-        return {name: float(params[name]) for name in ("lam", "tau", "C") if params.get(name) is not None}
+        terms = {name: params.get(name) for name in ("lam", "tau", "C")}
+        if terms["C"] is None:
+            terms["C"] = model.attributes.get("C")  # which its training chose
+        return {name: float(value) for name, value in terms.items() if value is not None}
 
 
 def learned_from(model: LinearWeights, dataset: Dataset) -> bool:
@@ -61,13 +64,14 @@ class StartJob:
         Y, n_bytes = dataset.Y_columns(), 0
         counts = np.diff(Y.ends(first, last))
         tiles = search_tiles(self.unit, n_features)
-        tiles.in_tiles[:] = counts > 0
+        learned = (counts > 0) & (counts < n_samples)
+        tiles.in_tiles[:] = learned
         with new_unit_state(Path(self.out), last - first, n_samples, n_features) as writer:
             biases = [model.unit_array(unit)[low:high] for unit, low, high in model.parts(first, last)]
             writer.statistics[:, BIAS] = np.concatenate(biases)
             writer.statistics[:, INSIDE] = np.inf  # unknown: no class is done
             writer.statistics[:, ROOM] = heaps = warm_sizes(counts, self.parameters.added, n_samples)
-            set_empty(writer.statistics, counts == 0)
+            set_known(writer.statistics, counts, n_samples)
             nothing = np.zeros(0, np.int64)
             writer.active.append(counts, nothing, np.zeros(0))
             for rows in Y.index_windows(first, last, MIB // 16):
@@ -77,12 +81,12 @@ class StartJob:
                 for w in weights.blocks(max(4 * MIB, 16 * n_features), low, high):
                     at = unit.first + w.start - first
                     lengths = np.diff(w.indptr)
-                    learned = counts[at : at + w.n] > 0
-                    kept = np.repeat(learned, lengths)
-                    writer.weights.append(lengths * learned, w.indices[kept], w.values[kept])
-                    tiles.add(lengths * learned, w.indices[kept])
+                    taken = learned[at : at + w.n]
+                    kept = np.repeat(taken, lengths)
+                    writer.weights.append(lengths * taken, w.indices[kept], w.values[kept])
+                    tiles.add(lengths * taken, w.indices[kept])
                 n_bytes += weights.bytes_read
         return {
-            "tile_ranges": search_sizes(tiles, first, heaps, counts),
+            "tile_ranges": search_sizes(tiles.ranges, first, heaps, counts),
             "bytes_read": Y.bytes_read + n_bytes,
         }

@@ -24,7 +24,7 @@ _WINDOW = 1 << 17  # entries of one class read at a time
 
 # columns of a state's statistics, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
 BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_STATISTICS = range(10)
-OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; without positives
+OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; nothing to be learned
 WRITER_BYTES = 12 * 2**20  # of a state and one of large classes: a chunk of each array, copies of what is appended
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock
+from xmc_stream.kernels.dcd import row_squares, settled
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.kernels.stream import (
     ActiveRows,
@@ -33,7 +34,6 @@ from xmc_stream.kernels.stream import (
     list_needed,
     mark_group,
     mark_range,
-    row_squares,
     start_range,
     violation_range,
 )
@@ -154,14 +154,15 @@ class StreamSolver:
                 self.v0[:] = 0.0
             going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
             for epoch in range(p.epochs_of(round_)):
-                worst = np.zeros(n)
-                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
+                worst, progress = np.zeros(n), np.zeros((n, 2))
+                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst, progress))
                 bar[going] = worst[going]
-                settled, sleeping = going & (worst <= p.tol), self.active.sleeping()
-                going &= ~settled | sleeping
+                ended = going & [settled(*of, p.tol, p.slack(round_)) for of in zip(worst, progress, strict=True)]
+                sleeping = self.active.sleeping()
+                going &= ~ended | sleeping
                 if not going.any():
                     break
-                woken = settled & sleeping
+                woken = ended & sleeping
                 self.active.wake(woken)
                 bar[woken] = np.inf
             inside = np.zeros(n)
@@ -169,7 +170,7 @@ class StreamSolver:
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
-                    scratch.local,
+                    p.enough(round_), scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +27,19 @@ from xmc_stream.store.model import begin_model, finish_model, model_attributes
 class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
-    parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by.
+    parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
+    groups of labels.
     """
 
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
     again: bool = False
     large: bool = False
+    guided: bool = False
 
     @property
     def loads(self) -> str:
         p = self.parameters
-        return f"ppdsparse {self.again, self.large, p.delta > 0, p.min_value > 0}"
+        return f"ppdsparse {self.again, self.large, self.guided, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
         with a_few_rows() as dataset:
@@ -47,7 +49,8 @@ class PPDSparseWarmUp(WarmUp):
             # class 0 has more active rows than a batch may have, class 1 fewer: both ways of solving are loaded;
             # and it wants more rows than an interval has
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
-            p = replace(PPDSparseParameters(), delta=self.parameters.delta, min_value=self.parameters.min_value)
+            of = self.parameters
+            p = PPDSparseParameters(C=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided))
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)

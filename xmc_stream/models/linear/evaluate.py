@@ -20,6 +20,7 @@ from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, float32_below, metrics_of, write_counts
+from xmc_stream.models.linear.guide import Guide, terms_of
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
@@ -78,10 +79,14 @@ class EvaluateJob:
         if filters:
             y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, *filter_pairs(filters))
         rows = CSR.of(x)
+        guide = Guide.of(model)
+        terms = terms_of(guide, x, self.sizes.cache_bytes)
         positives = np.empty(len(y_indices), np.float32)
         for run in reversed(self.sizes.tiles):  # so that a cache that is too small holds what comes first below
             with use_tile(model, run, self.sizes) as tile:
-                score_positives(rows, Labels(y_indptr, y_indices), classes_of(model, run, tile), positives)
+                score_positives(
+                    rows, Labels(y_indptr, y_indices), classes_of(model, run, tile, guide), terms, positives
+                )
             del tile  # or it would stay beside the next one, uncounted
         threshold = float32_below(self.threshold)
         count_indices(y_indices, counts[TRUE])
@@ -91,7 +96,7 @@ class EvaluateJob:
         for run in self.sizes.tiles:
             with use_tile(model, run, self.sizes) as tile:
                 count_above(
-                    rows, classes_of(model, run, tile), Ranking(labels, scores), filter_pairs(filters),
+                    rows, classes_of(model, run, tile, guide), terms, Ranking(labels, scores), filter_pairs(filters),
                     TrueScores(y_indptr, positives), threshold, counts[PREDICTED], above,
                 )  # fmt: skip
             del tile

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.check import CHECKED_BYTES, common_model_jobs
+from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.forecast import PredictForecaster
+from xmc_stream.models.linear.guide import GUIDE, Guide
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -71,6 +73,8 @@ class LinearModel(LinearWeights, Model):
             for block in matrix.blocks(max(1 << 24, 16 * self.n_features), low, high):  # a class always fits
                 update(block.indices.astype("<i8").data)
                 update(block.values.data)
+        if (guide := Guide.of(self)) is not None:
+            guide.hash(update)
 
     def bias(self) -> NDArray[np.float32]:
         """The bias w_0 of each class: float32 array (K,). It is -inf for a class without training rows."""
@@ -89,7 +93,7 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
-        return LinearWarmUp(evaluate)
+        return LinearWarmUp(evaluate, Guide.of(self) is not None)
 
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
@@ -112,7 +116,8 @@ class LinearModel(LinearWeights, Model):
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, weights."""
         parts = even_ranges(len(self.units), min(len(self.units), max(1, 12 * self.nnz // CHECKED_BYTES)))
-        return [*common_model_jobs(self), *(CheckWeightsJob(str(self.path), a, b) for a, b in parts)]
+        guide = array_jobs(self.path, plain_arrays(self.path / GUIDE))
+        return [*common_model_jobs(self), *guide, *(CheckWeightsJob(str(self.path), a, b) for a, b in parts)]
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """Every unit's weights as a matrix, every bias a number."""
@@ -134,6 +139,8 @@ class LinearModel(LinearWeights, Model):
                         f"{folder / 'bias'} is not a number, or -inf, for each of {n_classes} classes"
                     )
         yield from checker.lines(matrices)
+        if (guide := Guide.of(self)) is not None:
+            yield from guide.verify(checker)
         if len(matrices) == len(self.units):
             checker.expect("the attribute nnz", self.attributes.get("nnz"), nnz)
 

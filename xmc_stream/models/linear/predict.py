@@ -18,6 +18,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
 from xmc_stream.models.cache import drop_tiles, shared_cache
+from xmc_stream.models.linear.guide import Guide, GuideSizes, groups_of, terms_of
 from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import (
@@ -39,19 +40,20 @@ _PROBE_ROWS = 1024
 @dataclass(frozen=True)
 class PredictPlan(CutIntoJobs):
     """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
-    tiles, and bytes for them.
+    tiles, that of groups of labels, and bytes for them.
     """
 
     row_bytes: int
     pair_bytes: int
     rows_per_job: int
     tiles: tuple[TileRange, ...]
+    guide_bytes: int
     cache_bytes: int
 
     @property
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
-        return sum(span.tile for span in self.tiles) <= self.cache_bytes
+        return sum(span.tile for span in self.tiles) + self.guide_bytes <= self.cache_bytes
 
     def row_blocks(self, dataset: Dataset) -> int:
         """How many row blocks there are, about."""
@@ -74,8 +76,10 @@ def plan_predict(
     pairs beside X. counts: bytes that each thread keeps for itself.
     """
     t = plan.threads
+    guide = GuideSizes.of(model)
+    of_row = k * RESULT_BYTES + (guide.row_bytes if guide else 0)
     fixed = {
-        "results": t * CHUNK_ROWS * k * RESULT_BYTES,
+        "results": t * CHUNK_ROWS * of_row,
         "windows": t * 4 * MIB + t * 4 * model.n_features,
         "counts": t * counts,
     }
@@ -85,8 +89,9 @@ def plan_predict(
     tiles = [
         span for ranges in units for span in widest(ranges, lambda span: span.tile + t * 8 * span.weights <= left // 2)
     ]
-    making = t * 8 * max(span.weights for span in tiles)
-    largest, total = max(span.tile for span in tiles), sum(span.tile for span in tiles)
+    making = t * 8 * max(guide.weights if guide else 0, *(span.weights for span in tiles))
+    guide_bytes = guide.tile if guide else 0
+    largest, total = max(span.tile for span in tiles) + guide_bytes, sum(span.tile for span in tiles) + guide_bytes
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
     plan.refuse_unless(need, f"predicting on {t} threads")
@@ -94,12 +99,12 @@ def plan_predict(
     cache = total if total <= left * 3 // 4 else max(largest, left // 2)
     row_bytes = min(64 * MIB, (left - cache) // t // shares)
     # results of a job stay in memory until it ends
-    most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * k * RESULT_BYTES))
+    most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * of_row))
     n_chunks = -(-n_samples // CHUNK_ROWS)
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
     rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
-    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), cache)
+    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), guide_bytes, cache)
 
 
 def predict_needs(
@@ -109,9 +114,10 @@ def predict_needs(
     t, n, X = plan.threads, dataset.n_samples, dataset.X_rows()
     rows = min(sizes.rows_per_job, n)
     of_rows = (X.nnz * X.entry_bytes / max(n, 1) + 8) * rows
+    guide = GuideSizes.of(model)
     return {
-        "results": min(t * rows, n) * k * RESULT_BYTES,
-        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles)),
+        "results": min(t * rows, n) * (k * RESULT_BYTES + (guide.row_bytes if guide else 0)),
+        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles) + sizes.guide_bytes),
         "making tiles": t * (8 * max(span.weights for span in sizes.tiles) + 4 * model.n_features),
         "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
     }
@@ -139,6 +145,7 @@ class PredictProbe:
     def run(self) -> Receipt:
         """Make and score."""
         model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
+        guide = Guide.of(model)
         began = time.perf_counter()
         block = X.block(0, min(_PROBE_ROWS, X.n_lines))
         read = time.perf_counter() - began
@@ -149,7 +156,8 @@ class PredictProbe:
             began = time.perf_counter()
             tile = _make_tile(model, span)
             made = time.perf_counter()
-            top_k(CSR.of(block), classes_of(model, span, tile), Ranking(labels, scores), filter_pairs([]))
+            terms = terms_of(guide, block, self.sizes.cache_bytes)
+            top_k(CSR.of(block), classes_of(model, span, tile, guide), terms, Ranking(labels, scores), filter_pairs([]))
             rate["make"] += (made - began) / max(span.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (span.last - span.first) / len(chosen)
         drop_tiles()
@@ -166,17 +174,19 @@ class PredictJob(RankingJob):
     def run(self) -> Receipt:
         """Predict."""
         model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
+        guide = Guide.of(model)
         labels, scores = no_predictions(self.stop - self.start, self.k)
         n_blocks = 0
         matrices = [X, *filter_matrix(self.filtered)]
         most = [self.sizes.row_bytes] + [self.sizes.pair_bytes] * (len(matrices) - 1)
         for x, *filters in stream(matrices, most, self.start, self.stop, self.max_rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
+            terms = terms_of(guide, x, self.sizes.cache_bytes)
             for span in self.sizes.tiles:  # in ascending order of classes
                 with use_tile(model, span, self.sizes) as tile:
                     top_k(
-                        CSR.of(x), classes_of(model, span, tile, self.raw), Ranking(labels[mine], scores[mine]),
-                        filter_pairs(filters),
+                        CSR.of(x), classes_of(model, span, tile, guide, self.raw), terms,
+                        Ranking(labels[mine], scores[mine]), filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
             n_blocks += 1
@@ -192,10 +202,13 @@ def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan) -> Itera
         yield tile
 
 
-def classes_of(model: LinearWeights, span: TileRange, tile: Tile, raw: bool = False) -> TileClasses:
+def classes_of(
+    model: LinearWeights, span: TileRange, tile: Tile, guide: Guide | None, raw: bool = False
+) -> TileClasses:
     """The classes of a range, as kernels score them; raw: without calibration."""
     by = calibration_of(model, span.first, span.last, raw)
-    return TileClasses(span.first, span.last - span.first, tile, by, np.empty(len(tile.bias), np.float32))
+    groups = groups_of(guide, span.first, span.last)
+    return TileClasses(span.first, span.last - span.first, tile, by, groups, np.empty(len(tile.bias), np.float32))
 
 
 def _make_tile(model: LinearWeights, span: TileRange) -> Tile:

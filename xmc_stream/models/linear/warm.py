@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,23 +12,26 @@ from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.models.linear.evaluate import EvaluateRun
+from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.units import tiles_of
 from xmc_stream.models.linear.weights import LinearWeights, new_unit, plain_units, unit_path
+from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 
 
 @dataclass(frozen=True)
 class LinearWarmUp(WarmUp):
-    """Predict a few rows, or evaluate a model on them, which predicts them too."""
+    """Predict a few rows, or evaluate a model on them, which predicts them too. guided: by a model with groups of labels."""
 
     evaluate: bool
+    guided: bool = False
 
     @property
     def loads(self) -> str:
-        return f"linear prediction {self.evaluate}"
+        return f"linear prediction {self.evaluate, self.guided}"
 
     def load(self) -> None:
         with a_few_rows() as dataset:
@@ -41,7 +45,12 @@ class LinearWarmUp(WarmUp):
                 writer.weights.append(counts, features, np.ones(len(features), np.float32))
                 sizes.add(counts, features)
             ranges = [astuple(span) for span in sizes.ranges]
-            made = {"nnz": len(features), "tiles": tiles_of([{"tile_ranges": ranges}])}
+            made: dict[str, Any] = {"nnz": len(features), "tiles": tiles_of([{"tile_ranges": ranges}])}
+            if self.guided:
+                none = Block(0, np.zeros(2, np.int64), features[:0], np.empty(0, np.float32))
+                groups = np.zeros((1, dataset.n_labels), np.uint8)
+                write_guide(path / "model.partial" / GUIDE, dataset.n_features, [none], np.ones(1, np.float32), groups)
+                made[GUIDE] = {"weight": 1.0, "clusterings": 1, "groups": 1, "tile": MIB, "weights": 0}
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model, plan = LinearWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             out = begin_predictions(path / "predictions", dataset.n_samples, dataset.n_labels, 2)

@@ -74,11 +74,11 @@ def finalise_key(name: str) -> str:
 
 @dataclass
 class UnitWriter:
-    """weights: D x classes (csc), by class; bias (classes,); statistics: named float64 arrays (classes,), for reports."""
+    """weights: D x classes (csc), by class; bias (classes,); statistics: other arrays by name, those of reports float64."""
 
     weights: MatrixWriter
     bias: NDArray[np.float32]
-    statistics: dict[str, NDArray[np.float64]]
+    statistics: dict[str, NDArray[Any]]
 
 
 @contextmanager

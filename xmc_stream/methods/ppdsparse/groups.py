@@ -1,0 +1,285 @@
+"""Groups of labels, and classifiers of the groups: what a label that few rows have learns from labels like it.
+
+A clustering cuts the labels into GROUPS groups of equal size: it splits them in two, and each half again. A label l is the
+sum m_l of its rows over the square root of their number. A split is balanced 2-means: the half of the labels whose m_l.d is
+highest stands against the others, d being the difference of the unit vectors of both halves' sums, until the halves stay.
+There are CLUSTERINGS of them, each from other labels to begin with. A row is positive for a group if it has one of the
+group's labels; the groups are solved as classes are, every row active.
+
+Directions d and classifiers are learned on a sample of the rows, all of them where they are few. Every label is put on its
+side by all of its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
+from xmc_stream.kernels.dcd import new_scratch
+from xmc_stream.kernels.domains import LABEL_GROUPS
+from xmc_stream.kernels.groups import add_sides, add_to_labels, project, signs_of_group
+from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.solver import Solver
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.guide import GUIDE, write_guide
+from xmc_stream.models.linear.tiles import TileSizes
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
+from xmc_stream.store.model import UNIT
+
+CLUSTERINGS, LEVELS = 8, 2
+GROUPS = 1 << LEVELS
+N_GROUPS = CLUSTERINGS * GROUPS
+LEAST_LABELS = 2048  # with positives: of fewer, groups have little to say that the labels' own weights do not
+WEIGHT = 1.5  # of what the groups say, where nothing else is asked for
+_SPLITS = GROUPS - 1  # of a clustering, each with a direction
+_EPOCHS = 2
+_MOST_STEPS = 4  # of a split
+_PRUNED = 4  # times the least weight of a class: that of a group
+_SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
+_ROW_BYTES = 96  # of a row of the sample in a solve
+_LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
+
+
+def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
+    """Weight of what groups of labels say, 0 where there are none."""
+    if parameters.guide is not None:
+        return parameters.guide
+    return WEIGHT if has_many_labels(dataset) else 0.0
+
+
+def has_many_labels(dataset: Dataset) -> bool:
+    """Whether so many labels have positives that groups of them are worth their while."""
+    return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS
+
+
+def guide_attributes(receipt: Receipt, weight: float) -> dict[str, Any]:
+    """What a model says of its groups."""
+    return {"weight": weight, **{name: receipt[name] for name in ("clusterings", "groups", "tile", "weights")}}
+
+
+def sample_rows(dataset: Dataset) -> int:
+    """Rows that directions and groups are learned on."""
+    n = dataset.n_samples
+    of_x = _SAMPLE_ENTRIES * n // max(dataset.X_rows().nnz, 1)
+    of_y = _SAMPLE_PAIRS * n // max(dataset.Y_rows().nnz, 1)
+    return max(1, min(n, of_x, of_y, _SAMPLE_ROWS))
+
+
+def group_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
+    """Bytes by component that clustering the labels and solving the groups takes."""
+    X, Y, rows = dataset.X_rows(), dataset.Y_rows(), sample_rows(dataset)
+    entries, pairs = (1.2 * rows * matrix.nnz / max(matrix.n_lines, 1) for matrix in (X, Y))
+    return {
+        "sample of rows": int(2 * 8 * entries + 2 * 4 * pairs) + _ROW_BYTES * rows,
+        "features": (40 + 8 * N_GROUPS) * dataset.n_features,
+        "labels": _LABEL_BYTES * dataset.n_labels,
+        "splits of a clustering": _clustering_bytes(dataset),
+        "row blocks": 3 * plan.row_block_bytes + 4 * MIB,
+    }
+
+
+def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:
+    """Bytes that learning the groups reads: a sample, and all rows for some clusterings at a time."""
+    share = sample_rows(dataset) / dataset.n_samples
+    passes = share + -(-CLUSTERINGS // _together(plan, dataset))
+    return int(
+        passes
+        * sum(matrix.nnz * matrix.entry_bytes + 8 * matrix.n_lines for matrix in (dataset.X_rows(), dataset.Y_rows()))
+    )
+
+
+def groups_work(dataset: Dataset) -> float:
+    """Entries of all coordinate steps of the groups, and as many for clustering."""
+    X = dataset.X_rows()
+    entries = X.nnz * sample_rows(dataset) / max(X.n_lines, 1)
+    return float(entries * (N_GROUPS * _EPOCHS + CLUSTERINGS * _SPLITS * _MOST_STEPS / 2))
+
+
+def _together(plan: MemoryPlan, dataset: Dataset) -> int:
+    """Clusterings that share a pass over the rows: as many as what is left of the budget lets be."""
+    needs = group_needs(plan, dataset)
+    spare = plan.budget - sum(needs.values())
+    return min(CLUSTERINGS, 1 + max(0, spare) // max(1, needs["splits of a clustering"]))
+
+
+def _clustering_bytes(dataset: Dataset) -> int:
+    """Of the directions of a clustering, and the sums along them."""
+    return 8 * _SPLITS * (dataset.n_features + dataset.n_labels)
+
+
+@dataclass(frozen=True)
+class GroupsJob:
+    """Cluster the labels, learn the groups, and write both into the folder `out` of a model.
+
+    prune: below what a weight of a class is left out.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    prune: float
+    out: str
+    plan: MemoryPlan
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return GUIDE
+
+    def run(self) -> Receipt:
+        """Cluster, solve, write; the receipt has the numbers of clusterings and groups, and the sizes of their tile."""
+        drop_tiles()
+        dataset = Dataset(self.data)
+        self.plan.refuse_unless(group_needs(self.plan, dataset), "learning groups of labels")
+        X, Y = dataset.X_rows(), dataset.Y_rows()
+        rows = np.empty(sample_rows(dataset), np.int64)
+        visiting_order(0, dataset.n_samples, np.uint64(key_of(self.seed, LABEL_GROUPS, 0, 0)), rows)
+        rows.sort()
+        x, y = X.gather(rows), Y.gather(rows)
+        counts = dataset.label_counts()
+        sample = _Sample(CSR.of(x), Labels.of(y), 1.0 / np.sqrt(np.maximum(counts, 1)), dataset.n_features)
+        groups = self._cluster(dataset, (X, Y), sample, counts)
+        solved = groups.copy()
+        solved[:, counts == dataset.n_samples] = N_GROUPS  # a label of every row would make its groups so too
+        blocks, biases = [], np.empty(N_GROUPS, np.float32)
+        tiles = TileSizes(0, N_GROUPS, dataset.n_features)
+        for g in range(N_GROUPS):
+            block, biases[g] = self._solve(sample, solved[g // GROUPS], g)
+            tiles.add(np.diff(block.indptr), block.indices)
+            blocks.append(block)
+        write_guide(Path(self.out), dataset.n_features, blocks, biases, groups)
+        return {
+            "clusterings": CLUSTERINGS,
+            "groups": GROUPS,
+            "tile": tiles.ranges[-1].tile,
+            "weights": tiles.ranges[-1].weights,
+            "bytes_read": X.bytes_read + Y.bytes_read,
+        }
+
+    def _cluster(
+        self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], sample: _Sample,
+        counts: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:  # fmt: skip
+        """Of each label the group in each clustering (CLUSTERINGS, K); labels without positives are in the first one."""
+        together = _together(self.plan, dataset)
+        groups = np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], dataset.n_labels, axis=1)
+        for first in range(0, CLUSTERINGS, together):
+            some = range(first, min(first + together, CLUSTERINGS))
+            directions = np.empty((dataset.n_features, len(some) * _SPLITS))
+            for at, r in enumerate(some):
+                halves = [sample.labels]
+                for split in range(_SPLITS):
+                    key = np.uint64(key_of(self.seed, LABEL_GROUPS, 1 + r, split))
+                    directions[:, at * _SPLITS + split], *parts = sample.split(halves[split], key)
+                    halves += parts
+            sums = self._sums(dataset, matrices, directions)
+            for at, r in enumerate(some):
+                halves = [np.flatnonzero(counts)]
+                for split in range(_SPLITS):
+                    halves += _halves(halves[split], sums[:, at * _SPLITS + split] * sample.scale)
+                for g, labels in enumerate(halves[_SPLITS:]):
+                    groups[r, labels] += np.uint8(g)
+        return groups
+
+    def _sums(
+        self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], directions: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Of each label, over its rows: x_i . d for each direction d (K, directions). One pass over the rows."""
+        n_directions, most = directions.shape[1], self.plan.row_block_bytes
+        sums = np.zeros((dataset.n_labels, n_directions))
+        step = max(1, most // (8 * n_directions))
+        for x, y in stream(matrices, [most, most], 0, dataset.n_samples, self.plan.cuts.rows):
+            for low in range(0, x.n, step):
+                high = min(low + step, x.n)
+                projected = np.empty((high - low, n_directions))
+                project(CSR(x.indptr[low : high + 1], x.indices, x.values), directions, projected)
+                add_to_labels(Labels(y.indptr[low : high + 1], y.indices), projected, sums)
+        return sums
+
+    def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
+        """Weights and bias of a group, every row of the sample active. groups (K,): in the group's clustering."""
+        n, p = sample.n_rows, replace(self.parameters, rounds=2, max_rounds=2, epochs=_EPOCHS)
+        sign = np.empty(n, np.int8)
+        signs_of_group(sample.y, groups, g, sign)
+        rows = np.arange(n)
+        sets = ActiveSets(LABEL_GROUPS + g, np.array([0, n]), rows, sign, np.zeros(n))
+        statistics = np.empty((1, 4))
+        solved: list[Block] = []
+
+        def sink(counts: NDArray[np.int64], features: NDArray[np.int32], values: NDArray[np.float32]) -> None:
+            kept = np.abs(values) >= np.float32(_PRUNED * self.prune)
+            solved.append(Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]))
+
+        Solver(p, self.seed, RowOrder(n, n, 0)).solve(sets, rows, sample.x, 0, sample.scratch, statistics, sink)
+        return solved[0], float(statistics[0, 0])
+
+
+class _Sample:
+    """The rows that directions and groups are learned on.
+
+    labels: those that any of them has; scale (K,): of the sums m_l; scratch: for solving a group.
+    """
+
+    def __init__(self, x: CSR, y: Labels, scale: NDArray[np.float64], n_features: int) -> None:
+        self.x, self.y, self.scale, self._n_features = x, y, scale, n_features
+        self.n_rows = len(x.indptr) - 1
+        seen = np.zeros(len(scale), np.bool_)
+        seen[y.indices] = True
+        self.labels = np.flatnonzero(seen)
+        self.scratch = new_scratch(n_features, self.n_rows, len(x.indices))
+
+    def split(
+        self, labels: NDArray[np.int64], key: np.uint64
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+        """The direction (D,) that parts some labels, and both halves, ascending."""
+        side = np.full(len(self.scale), -1, np.int8)
+        n = len(labels)
+        if n < 2:
+            return np.zeros(self._n_features), labels, labels[n:]
+        bits = word_bits(n)
+        for b in range(2):
+            side[labels[permuted(b, n, bits, key)]] = b
+        direction = self._direction(side)
+        projected = np.empty((self.n_rows, 1))
+        halves = labels, labels
+        for _ in range(_MOST_STEPS):
+            sums = np.zeros((len(side), 1))
+            project(self.x, direction[:, None], projected)
+            add_to_labels(self.y, projected, sums)
+            halves = _halves(labels, sums[:, 0] * self.scale)
+            before = side[labels]
+            for b, half in enumerate(halves):
+                side[half] = b
+            if (side[labels] == before).all():
+                break
+            direction = self._direction(side)
+        return direction, *halves
+
+    def _direction(self, side: NDArray[np.int8]) -> NDArray[np.float64]:
+        """The difference of the unit vectors of the sums of both sides."""
+        sums = np.zeros((self._n_features, 2))
+        add_sides(self.x, self.y, side, self.scale, sums)
+        first, second = (_unit(sums[:, b]) for b in range(2))
+        return first - second
+
+
+def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Labels whose values are highest, and the others, as many or one fewer; ascending. Ties go to the lower label."""
+    order = np.argsort(-along[labels], kind="stable")
+    middle = -(-len(labels) // 2)
+    return np.sort(labels[order[:middle]]), np.sort(labels[order[middle:]])
+
+
+def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    length = float(np.sqrt(np.square(vector).sum()))
+    return vector / length if length > 0.0 else np.asarray(vector)

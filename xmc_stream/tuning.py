@@ -1,0 +1,388 @@
+"""Choosing parameters: settings of a method compared on rows held out of the training set."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.datasets.split import split_once
+from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
+from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.evaluation import evaluate
+from xmc_stream.memory import peak_resident
+from xmc_stream.methods import registry
+from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
+from xmc_stream.methods.parameters import Parameters, spelled
+from xmc_stream.models import Execution, load_model
+from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.encoding import remove, writing
+from xmc_stream.training import environment, train
+
+RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
+OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
+FALLING = ("hamming_loss",)  # the lower, the better
+_KS = (1, 3, 5)
+_LEAST_ROWS = 100
+
+
+def tune(
+    data: Dataset | str | Path,
+    solver: str = "ppdsparse",
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    metric: str = "P@1",
+    held_out: float = 0.1,
+    seed: int = 0,
+    out: str | Path | None = None,
+    work: str | Path | None = None,
+    model: str | Path | None = None,
+    execution: Execution | None = None,
+    overwrite: bool = False,
+    force: bool = False,
+    check: bool = True,
+) -> dict[str, Any]:
+    """Train a method with each setting of a grid on a part of the rows, and compare the models on the rest.
+
+    The rows are split as `split` does it: every label keeps its share. All combinations of the values in `grid` are
+    tried, on the same rows, one after another. Where the method can, a setting begins from the model of another one and
+    takes a part of a training's work: PPDSparse does, for lam, tau and C. A run that was killed goes on when the same
+    call is made again, with every setting that was finished. docs/tuning.md says more.
+
+    Parameters
+    ----------
+    data : Dataset, str or Path
+        The training set, or its path.
+    solver : str, default "ppdsparse"
+        The method, by its name behind `--solver`.
+    grid : dict of str to sequence, or None, default None
+        Values to try, by the names of parameters. None: those that the method names, see docs/tuning.md.
+    fixed : dict or None, default None
+        Other parameters, the same in all settings.
+    metric : str, default "P@1"
+        What is compared: P@k, nDCG@k, R@k, PSP@k or PSnDCG@k for a k from 1 on, average_auc, hamming_loss (the lowest is
+        best), macro_F1 or macro_F1_present. `evaluate` has their formulas.
+    held_out : float in (0, 1), default 0.1
+        The share of the rows that no model is trained on: 100 rows at least.
+    seed : int in [0, inf), default 0
+        For the split and all trainings.
+    out : str, Path or None, default None
+        A file for what is returned, as JSON. The same call then returns it without work, also by another metric.
+    work : str, Path or None, default None
+        The folder of the parts, the models and the ledger while it runs; it is removed at the end. None: `out` with
+        .partial behind it, or without `out` a temporary folder, so that a run cannot go on after a kill.
+    model : str, Path or None, default None
+        Train the best setting on all rows in the end, into this model: the one that `fit` makes with these parameters.
+    execution : Execution or None, default None
+        Memory limit, threads, cluster. None: `Execution()`. On a cluster, `work` and the folder for temporary files must
+        be shared ones.
+    overwrite : bool, default False
+        Replace `out`, `model` and an unfinished run.
+    force : bool, default False
+        Go on with a run that began on another type of processor or with other package versions.
+    check : bool, default True
+        Compare the data with their checksums before the first training.
+
+    Returns
+    -------
+    dict
+        solver, metric, fixed, seed, held_out, n_train and n_held_out (rows), settings, best (an index of settings),
+        parameters (of the best, with the fixed ones), set (these, as options of `train`), seconds and peak_rss (bytes) of
+        this session, memory_limit, resumed, and model (the path, or None). settings has a dict for each, in the order of
+        the grid: parameters (those of the grid), figures (all metrics), nnz, model_bytes, seconds, passes, bytes_streamed,
+        bytes_gathered, and start (the setting whose model it began from, or None).
+
+    Raises
+    ------
+    InputError
+        A parameter or value that the method does not take, a metric that does not exist, or too few rows to hold out:
+        before any work.
+    ResumeError
+        At `out` or `work` there is another tuning, or another process writes there.
+    StoreError
+        The data are damaged, or a file cannot be written.
+    MemoryLimitError
+        The memory limit cannot work, or was nearly reached.
+    JobError
+        A job failed on a worker of a cluster.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(4, dtype=np.float32), 250, axis=0))  # row i has label i // 250
+    >>> data = xs.convert(X, "tune.xmc", labels=X)
+    >>> report = xs.tune(data, grid={"lam": [0.01, 1000.0]}, metric="P@1")
+    >>> report["n_held_out"], report["parameters"], report["set"]
+    (100, {'lam': 0.01}, '--solver ppdsparse --set lam=0.01')
+    >>> [setting["figures"]["P@1"] for setting in report["settings"]]
+    [100.0, 25.0]
+    """
+    began = time.perf_counter()
+    dataset = data if isinstance(data, Dataset) else open_dataset(data)
+    execution = execution or Execution()
+    limit = execution.limit()
+    tried = _tried(solver, grid, dict(fixed or {}))
+    kept = Path(out).absolute() if out is not None else None
+    asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
+    asked.refuse_unfit()
+    with _folder(work, kept) as folder:
+        if kept is not None and kept.exists() and not overwrite:
+            found, resumed = _stored(kept, asked.identity, force), True
+        else:
+            found, resumed = asked.run(folder, overwrite)
+        best = _best(found, metric)
+        chosen = {**tried.fixed, **tried.values[best]}
+        words = " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items())))
+        report = {
+            "solver": solver,
+            "metric": metric,
+            "fixed": tried.fixed,
+            "seed": seed,
+            "held_out": held_out,
+            **found,
+            "best": best,
+            "parameters": chosen,
+            "set": words,
+        }
+        if model is not None:
+            path = Path(model).absolute()
+            _say(execution, f"training {path.name} on all rows: {words}")
+            _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)
+            report["model_report"] = about
+        if kept is not None and not (resumed and kept.exists()):
+            _store(kept, {**report, "identity": asked.identity})
+        remove(folder)
+    return {
+        **report,
+        "model": None if model is None else str(model),
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_rss": peak_resident(),
+        "memory_limit": limit.limit,
+        "resumed": resumed,
+    }
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """The settings: parameters of the grid by name, and all of them, checked. fixed: those that are the same in all."""
+
+    fixed: dict[str, Any]
+    values: list[dict[str, Any]]
+    settings: list[Parameters]
+
+
+def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[str, Any]) -> _Tried:
+    """All combinations of a grid, the first parameter slowest. Raises InputError for one that the method does not take."""
+    declared = registry.declared(solver)
+    if grid is None:
+        grid = {name: values for name, values in declared.grids.get(solver, {}).items() if name not in fixed}
+    if not grid:
+        raise InputError(
+            f"there is nothing to choose: give values of {declared.label}'s parameters, as --grid lam=0.01,0.1"
+        )
+    for name, values in grid.items():
+        if name in fixed:
+            raise InputError(f"{name} is given as one value and in the grid: leave one of them out")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise InputError(f"the grid's {name} must be a list of values. Got {values!r}.")
+    tried = _Tried(fixed, [], [])
+    for combination in itertools.product(*grid.values()):
+        setting = registry.parameters(solver, {**fixed, **dict(zip(grid, combination, strict=True))})
+        if setting not in tried.settings:
+            tried.settings.append(setting)
+            tried.values.append({name: getattr(setting, name) for name in grid})
+    return tried
+
+
+def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
+    """The k of all figures, that of the metric among them. Raises InputError for a metric that is none."""
+    named = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", metric)
+    if named is None and metric not in OF_LABELS:
+        ranked = ", ".join(f"{name}@k" for name in RANKED)
+        raise InputError(f"there is no metric {metric!r}: there are {ranked} and {', '.join(OF_LABELS)}")
+    mine = (int(named[2]),) if named else ()
+    if max(mine, default=1) > dataset.n_labels:
+        raise InputError(
+            f"{metric} asks for more labels than the {dataset.n_labels} of {dataset.path}: take a smaller k"
+        )
+    return tuple(sorted({*mine, *(k for k in _KS if k <= dataset.n_labels)}))
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """What is compared, on which rows, and how the work is done."""
+
+    tried: _Tried
+    dataset: Dataset
+    seed: int
+    held_out: float
+    ks: tuple[int, ...]
+    execution: Execution
+    force: bool
+    check: bool
+
+    @property
+    def method(self) -> Method:
+        """Of all settings."""
+        return registry.method_of(self.tried.settings[0])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a run to go on. The metric is not in it."""
+        return {
+            "solver": self.method.name,
+            "settings": [setting.to_dict() for setting in self.tried.settings],
+            "seed": self.seed,
+            "held_out": self.held_out,
+            "data": self.dataset.fingerprint,
+            "ks": list(self.ks),
+            "environment": environment(),
+        }
+
+    def refuse_unfit(self) -> None:
+        """Raise InputError for what would fail later, or tell nothing."""
+        if not 0 < self.held_out < 1:
+            raise InputError(f"held_out must be between 0 and 1. Got {self.held_out}.")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InputError(f"seed must be an int, 0 or more. Got {self.seed!r}.")
+        self._refuse_few(int(self.held_out * self.dataset.n_samples))
+        for setting in self.tried.settings:
+            self.method.check(Task(self.dataset, setting, self.seed))
+            if self.method.reads_mask(setting):
+                raise InputError(
+                    "tuning needs all labels of the rows held out, and with observed=given some are not known"
+                )
+
+    def _refuse_few(self, n_rows: int) -> None:
+        if n_rows < _LEAST_ROWS:
+            raise InputError(
+                f"{n_rows} rows of {self.dataset.path} would be held out, and fewer than {_LEAST_ROWS} tell nothing: hold "
+                "out a larger share, or tune on a larger set"
+            )
+
+    def run(self, work: Path, overwrite: bool) -> tuple[dict[str, Any], bool]:
+        """Train and evaluate what is not done yet: what was found, and whether an earlier session had begun."""
+        if overwrite:
+            refuse_in_progress(work / "ledger.jsonl")
+            remove(work)
+        work.mkdir(parents=True, exist_ok=True)
+        with (
+            writing(work, "give the same command again, it goes on"),
+            Ledger(work / "ledger.jsonl", self.identity, self.force) as ledger,
+        ):
+            part, held = work / "train.xmc", work / "held.xmc"
+            split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit)
+            rows, others = open_dataset(part), open_dataset(held)
+            self._refuse_few(others.n_samples)
+            steps = self.method.path(self.tried.settings)
+            todo = [step for step in steps if ledger.get(_key(step)) is None]
+            for step in todo:
+                number = len(steps) - len(todo) + todo.index(step) + 1
+                start = None if step.start is None else load_model(_model(work, step.start))
+                _say(self.execution, f"setting {number} of {len(steps)}: {self._words(step)}")
+                about = self._learn(step, rows, others, work, start, self.check and step is todo[0])
+                ledger.add(_key(step), about)
+                needed = {later.start for later in todo[todo.index(step) + 1 :]}
+                for old in {before.setting for before in steps} - needed:
+                    remove(_model(work, old))
+                    remove(state_of_trial(_model(work, old)))
+            settings = [ledger.get(f"setting/{i}") for i in range(len(steps))]
+            return {"n_train": rows.n_samples, "n_held_out": others.n_samples, "settings": settings}, ledger.resumed
+
+    def _words(self, step: Step) -> str:
+        mine = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.setting].items())
+        if step.start is None:
+            return mine
+        start = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.start].items())
+        return f"{mine}, from {start}"
+
+    def _learn(self, step: Step, rows: Dataset, others: Dataset, work: Path, start: Any, check: bool) -> dict[str, Any]:
+        """One setting: a model of the rows, and its figures on the others."""
+        began, execution = time.perf_counter(), self.execution
+        path = _model(work, step.setting)
+        model, about = train(
+            rows, path, self.tried.settings[step.setting], self.seed, execution, force=self.force, check=check,
+            warm_start=start, trial=True,
+        )  # fmt: skip
+        figures = evaluate(model.path, others, rows, self.ks, execution=execution, check=False)
+        figures.pop("n_samples")
+        return {
+            "parameters": self.tried.values[step.setting],
+            "figures": figures,
+            **{name: about[name] for name in ("nnz", "model_bytes", "passes", "bytes_streamed", "bytes_gathered")},
+            "seconds": round(time.perf_counter() - began, 3),
+            "start": step.start,
+        }
+
+
+def _key(step: Step) -> str:
+    return f"setting/{step.setting}"
+
+
+def _model(work: Path, setting: int) -> Path:
+    return work / f"{setting}.model"
+
+
+def _best(found: Mapping[str, Any], metric: str) -> int:
+    """The setting with the best metric; of equal ones that with the smallest model, then the first."""
+    sign = 1 if metric in FALLING else -1
+    settings = found["settings"]
+    return min(range(len(settings)), key=lambda i: (sign * settings[i]["figures"][metric], settings[i]["nnz"], i))
+
+
+def _word(value: Any) -> str:
+    """A value as `--set` takes it, without loss."""
+    return json.dumps(value) if isinstance(value, float | tuple | list) else spelled(value)
+
+
+def _say(execution: Execution, line: str) -> None:
+    if execution.progress:
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _folder(work: str | Path | None, out: Path | None) -> Iterator[Path]:
+    """Where parts and models lie while the run lasts."""
+    if work is not None or out is not None:
+        yield Path(work).absolute() if work is not None else out.with_name(f"{out.name}.partial")  # type: ignore[union-attr]
+        return
+    with tempfile.TemporaryDirectory(prefix="xmc_stream-", ignore_cleanup_errors=True) as scratch:
+        yield Path(scratch) / "tuning"
+
+
+def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any]:
+    """What an earlier run found, of a file that it wrote. Raises ResumeError where it was another one."""
+    try:
+        kept = json.loads(out.read_bytes())
+        before = kept["identity"]
+        found = {name: kept[name] for name in ("n_train", "n_held_out", "settings")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"{out} exists and is not what `tune` writes: give another name, or remove it yourself"
+        ) from None
+    try:
+        check_identity(out, before, identity, force)
+    except ResumeError as error:
+        raise ResumeError(str(error).replace(str(out.parent), str(out), 1)) from None
+    return found
+
+
+def _store(out: Path, report: Mapping[str, Any]) -> None:
+    """Write the file, under its name when it is whole."""
+    with writing(out, "give the same command again, it goes on"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = out.with_name(f"{out.name}.new")
+        new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        new.replace(out)
+
+
+__all__ = ["tune"]
