@@ -100,7 +100,7 @@ def descend(
 ) -> tuple[Vector, int]:
     """The a that `epochs` passes lead to, each in its keyed order; and how many passes it took.
 
-    A coordinate at 0 whose gradient is above a tenth of the largest violation of the pass before is left alone from then
+    A coordinate at 0 whose gradient is above half the largest violation of the pass before is left alone from then
     on. When nothing met in a pass violates by more than tol, or its steps lower G by less than slack times the sum of the
     alpha met: the end, or another pass over all if some were left alone. A step counts with -(g + H s / 2) s, H being the
     curvature where no w_j is thresholded.
@@ -118,7 +118,7 @@ def descend(
             if i in asleep:
                 continue
             g = p.y[i] * float(Z[i] @ weights(p, a)) - 1.0 + p.h2 * a[i]
-            if a[i] == 0.0 and g > bar / 10:
+            if a[i] == 0.0 and g > bar / 2:
                 asleep.add(i)
             if (a[i] == 0.0 and g >= 0.0) or (a[i] == p.upper and g <= 0.0):
                 continue

@@ -22,7 +22,7 @@ from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed
-_SLEEPY = 0.1  # of the largest violation of an epoch: a larger gradient at 0 is not looked at again
+_SLEEPY = 0.5  # of the largest violation of an epoch: a larger gradient at 0 is not looked at again
 
 
 class Penalty(NamedTuple):
@@ -259,7 +259,7 @@ def descend(
 ) -> tuple[float, float]:
     """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
-    A coordinate at 0 whose gradient is above a tenth of `bar` (the largest violation of the epoch before) falls asleep: it
+    A coordinate at 0 whose gradient is above half of `bar` (the largest violation of the epoch before) falls asleep: it
     is not to be visited from then on. progress (2,): how far G has fallen, at least, and the sum of alpha, are added to.
     Returns v_0 and the largest projected gradient met.
     """
