@@ -205,7 +205,9 @@ class PPDSparseParameters(Parameters):
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
 
     def slack(self, round_: int) -> float:
-        """Epochs of a round end when one lowers a class's dual objective by less than this times the sum of its alpha, no row asleep.
+        """Epochs of a round end when one lowers a class's dual objective by less than this times the sum of its alpha.
+
+        That is, while no row is asleep.
 
         What an epoch gains falls with the square of what violates, hence the square of a small tol. Without a cap on
         rounds a search is worth all epochs in between, and classes that go on after the rounds of all are far from their
