@@ -111,7 +111,9 @@ class Solver:
         p = self.parameters
         n = len(sets.ptr) - 1
         x, penalty = CSR.of(block), penalty_of(p)
-        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.slack(round_)), float(p.enough(round_)))
+        steps = Steps(
+            self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.slack(round_)), float(p.enough(round_))
+        )
         norms = np.empty(len(x.indptr) - 1)
         row_squares(x.indptr, x.values, 1.0 if p.bias else 0.0, norms)
         counts = np.zeros(n, np.int64)
