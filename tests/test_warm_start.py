@@ -114,7 +114,7 @@ def test_any_cut_gives_the_same_model_and_the_start_is_told(
     cold = xs.load_model(trained)
     assert "warm_start" not in cold.attributes
     assert cold.digest() != whole.model_.digest()
-    assert whole.report_["passes"] <= cold.attributes["run"]["passes"] + 1  # epochs end by progress: rounds may follow
+    assert whole.report_["passes"] < cold.attributes["run"]["passes"]
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_dismec_on_the_command_line(
 ) -> None:
     data, test = real("bibtex")
     figures = commands("train", data, tmp_path / "m", "--solver", "dismec", "--set", "prune=0.02")
-    wanted = {"lam": 0.0, "tau": 1.0, "C": 2.0, "prune": 0.02}
+    wanted = {"lam": 0.0, "tau": 1.0, "C": 2.0, "guide": 0.0, "prune": 0.02}
     assert {name: figures["params"][name] for name in wanted} == wanted
     assert xs.evaluate(tmp_path / "m", xs.open_dataset(test))["P@1"] == pytest.approx(63.7, abs=0.3)
 
@@ -235,7 +235,7 @@ def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
     cold = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "cold").report_
     warm = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
     assert warm["rounds"] == rounds
-    assert warm["objective"] <= 1.0005 * cold["objective"]
+    assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["duality_gap_mean"] <= cold["duality_gap_mean"] + 1e-4
     assert warm["passes"] <= cold["passes"]
     assert warm["bytes_gathered"] < cold["bytes_gathered"]
@@ -252,5 +252,5 @@ def test_a_start_from_fewer_rows_is_as_good_as_a_cold_one(
     cold = xs.PPDSparse(**options).fit(data, model=tmp_path / "cold").report_
     warm = xs.PPDSparse(**options).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
     assert warm["rounds"] == 2
-    assert warm["objective"] <= 1.0005 * cold["objective"]
+    assert warm["objective"] <= 1.0002 * cold["objective"]
     assert warm["bytes_gathered"] < cold["bytes_gathered"]

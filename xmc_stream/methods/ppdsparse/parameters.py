@@ -14,7 +14,7 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
-DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "prune": 0.01}
+DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "guide": 0.0, "prune": 0.01}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
 _SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a round
