@@ -127,12 +127,23 @@ def peak_resident() -> int:
     return resident()
 
 
-def return_freed_memory() -> None:
+_spare: list[Callable[[], None]] = []  # each lets go of what is kept for speed alone
+
+
+def when_room_is_needed(let_go: Callable[[], None]) -> None:
+    """Have `let_go` called before a plan is made: it frees what the process keeps for speed alone."""
+    _spare.append(let_go)
+
+
+def return_freed_memory(spare: bool = True) -> None:
     """Make the C library give freed buffers of 256 KiB and more back to the system at once (glibc only).
 
     By default glibc raises that bound to 32 MiB as a program frees large blocks, after which freed buffers stay
-    resident and a planned peak is exceeded by what was planned, and freed, before.
+    resident and a planned peak is exceeded by what was planned, and freed, before. spare: also let go of what is kept for
+    speed alone, see `when_room_is_needed`.
     """
+    for let_go in _spare if spare else ():
+        let_go()
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
