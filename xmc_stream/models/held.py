@@ -46,7 +46,7 @@ class _Kept:
 
 
 _kept: WeakKeyDictionary[Model, _Kept] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is done to hold a model may call for room
 
 
 def _let_go() -> None:

@@ -45,7 +45,6 @@ class Block:
             raise StoreError("a matrix of ones was opened where values are needed: X and Y are mixed up")
         return self.data
 
-
     def lines(self, first: int, last: int) -> Block:
         """Lines [first, last) of the block, in the same memory but for indptr."""
         a, b = int(self.indptr[first]), int(self.indptr[last])

@@ -247,16 +247,13 @@ class HeldTiles:
     """All tiles of a model in memory, and what goes with their classes."""
 
     def __init__(self, model: LinearWeights) -> None:
-        self._guide = Guide.of(model)
-        self._groups = None if self._guide is None else self._guide.make_tile()
-        self._classes = [classes_of(model, span, _make_tile(model, span), self._guide) for span in held_spans(model)]
+        guide = Guide.of(model)
+        self._groups = None if guide is None else partial(guide.terms_by, guide.make_tile())
+        self._classes = [classes_of(model, span, _make_tile(model, span), guide) for span in held_spans(model)]
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
-        if self._guide is None or self._groups is None:
-            terms = no_terms(x.n)
-        else:
-            terms = self._guide.terms_by(self._groups, x)
+        terms = no_terms(x.n) if self._groups is None else self._groups(x)
         for classes in self._classes:
             own = classes._replace(scores=np.empty_like(classes.scores))  # other threads rank too
             top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))

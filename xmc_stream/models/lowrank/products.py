@@ -176,8 +176,8 @@ _NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that ar
 class Lines(Protocol):
     """Lines of a dense matrix, on disk or in memory: how many, and lines [first, last)."""
 
-    n: int
-
+    @property
+    def n(self) -> int: ...
     def read(self, first: int, last: int) -> NDArray[np.float32]: ...
 
 
