@@ -154,6 +154,9 @@ class Model(StoredModel, ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample, and their scores, in memory.
 
+        Few samples are ranked in the calling thread, and the model stays in memory for the next call where it takes at
+        most half of what the memory limit leaves. If its files change, they are read again.
+
         Parameters
         ----------
         data : Dataset, scipy sparse matrix (n x D), or list of str
