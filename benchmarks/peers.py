@@ -49,9 +49,9 @@ reading its text file); of xmc_stream the whole `train` command but for the inte
 disk, checks them, and writes the model. peak MB: VmHWM of the process that fits, interpreter, packages and data included.
 model MB: as saved. P@k, PSP@1: by xmc_stream.metrics from each program's best five labels of each test row. ms/row: the
 call that predicts the whole test set, model and data loaded before, divided by its rows (Omikuji and scikit-learn as
-their Python interfaces allow); of xmc_stream a second `predict_topk` in one process, which has
-the model in memory and reads the data from the page cache. Times and memory: {take} of {repeats} runs; load: the highest at a start;
-accuracy: the first run's. napkinXC one-vs-rest is its BR, or OVR where every row has one label."""
+their Python interfaces allow); of xmc_stream a second `predict_topk` in one process, which has the model in memory and reads
+the data from the page cache. Times and memory: {take} of {repeats} runs; load: the highest at a start; accuracy: the first
+run's. napkinXC one-vs-rest is its BR, or OVR where every row has one label."""
 
 
 # of a model and a test set: predict twice, and say what the second time took
