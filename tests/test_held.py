@@ -19,7 +19,6 @@ import xmc_stream as xs
 from xmc_stream import Execution
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.memory import return_freed_memory
 from xmc_stream.models import held
 
 HERE, ENGINE = Execution(LIMIT, 1), Execution(LIMIT, 2, cuts=Cuts(rows=700, classes=20))
@@ -112,7 +111,7 @@ def test_a_changed_model_is_noticed(tmp_path: Path) -> None:
 
 def test_two_threads_predict_at_once(case: Any) -> None:
     model, data, X = case
-    return_freed_memory()  # so that both find no model in memory
+    HERE.limit()  # so that both find no model in memory
     given = [data, X, X[:300], X[300:900]] * 3
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda rows: model.predict_topk(rows, 5, HERE), given))
@@ -151,7 +150,7 @@ def test_what_an_engine_refuses_is_refused(linear: Any) -> None:
 
 def test_many_rows_are_shared_by_threads(linear: Any) -> None:
     model, data, X = linear
-    return_freed_memory()
+    HERE.limit()
     model.predict_topk(data, 1, Execution(LIMIT, 2))
     assert not is_held(model)
     model.predict_topk(X[:4096], 1, Execution(LIMIT, 2))

@@ -95,46 +95,36 @@ def violation(p: Problem, a: Vector) -> float:
     return float(np.max(np.abs(g), initial=0.0))
 
 
-def descend(
-    p: Problem, a: Vector, seed: int, label: int, round_: int, epochs: int, tol: float, slack: float
-) -> tuple[Vector, int]:
-    """The a that `epochs` passes lead to, each in its keyed order; and how many passes it took.
+def descend(p: Problem, a: Vector, seed: int, label: int, round_: int, epochs: int, tol: float) -> Vector:
+    """The a that `epochs` passes lead to, each in its keyed order.
 
-    A coordinate at 0 whose gradient is above half the largest violation of the pass before is left alone from then
-    on. When nothing met in a pass violates by more than tol, or its steps lower G by less than slack times the sum of the
-    alpha met: the end, or another pass over all if some were left alone. A step counts with -(g + H s / 2) s, H being the
-    curvature where no w_j is thresholded.
+    A coordinate at 0 whose gradient is above the largest violation of the pass before is left alone from then on. When
+    nothing met in a pass violates by more than tol: the end, or another pass over all if some were left alone.
     """
     a = a.copy()
     Z = p.extended
     curvature = np.sum(Z**2, axis=1) / p.tau + p.h2
     asleep: set[int] = set()
     bar = math.inf
-    passes = 0
     for epoch in range(epochs):
-        passes += 1
-        worst = fallen = mass = 0.0
+        worst = 0.0
         for i in permutation(len(a), key_of(seed, label, round_, epoch)):
             if i in asleep:
                 continue
             g = p.y[i] * float(Z[i] @ weights(p, a)) - 1.0 + p.h2 * a[i]
-            if a[i] == 0.0 and g > bar / 2:
+            if a[i] == 0.0 and g > bar:
                 asleep.add(i)
             if (a[i] == 0.0 and g >= 0.0) or (a[i] == p.upper and g <= 0.0):
                 continue
             worst = max(worst, abs(g))
             # a row of nothing at all: G is linear in its a_i, and falls
-            new = min(max(a[i] - g / curvature[i], 0.0), p.upper) if curvature[i] else p.upper
-            step = new - a[i]
-            fallen -= (g + curvature[i] / 2 * step) * step
-            mass += new
-            a[i] = new
+            a[i] = min(max(a[i] - g / curvature[i], 0.0), p.upper) if curvature[i] else p.upper
         bar = worst
-        if worst <= tol or fallen < slack * mass:
+        if worst <= tol:
             if not asleep:
                 break
             asleep, bar = set(), math.inf
-    return a, passes
+    return a
 
 
 def fista(p: Problem, steps: int = 200_000) -> Vector:

@@ -22,7 +22,6 @@ from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed
-_SLEEPY = 0.5  # of the largest violation of an epoch: a larger gradient at 0 is not looked at again
 
 
 class Penalty(NamedTuple):
@@ -38,15 +37,14 @@ class Penalty(NamedTuple):
 class Steps(NamedTuple):
     """How one round solves.
 
-    seed, round_: of the visiting orders; tol: of the largest violation; slack: of an epoch's progress (`settled`). enough:
-    a violation above it is as good as the largest one (`violation`).
+    seed, round_: of the visiting orders; tol: of the largest violation. enough: a violation above it is as good as the
+    largest one (`violation`).
     """
 
     seed: int
     round_: int
     epochs: int
     tol: float
-    slack: float
     enough: float
 
 
@@ -255,18 +253,15 @@ def descend(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
-    progress: NDArray[np.float64],
 ) -> tuple[float, float]:
     """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
-    A coordinate at 0 whose gradient is above half of `bar` (the largest violation of the epoch before) falls asleep: it
-    is not to be visited from then on. progress (2,): how far G has fallen, at least, and the sum of alpha, are added to.
-    Returns v_0 and the largest projected gradient met.
+    A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep: it is not to
+    be visited from then on. Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
     lam, tau, h2, upper, use_bias = penalty
-    bar *= _SLEEPY
-    worst, fallen, mass = 0.0, progress[0], progress[1]
+    worst = 0.0
     for t in range(len(visit)):
         soon = min(t + _AHEAD, len(visit) - 1)
         _fetch_row(local[soon], indptr, indices, data)
@@ -284,26 +279,15 @@ def descend(
         if a >= upper and g <= 0.0:
             continue
         worst = max(worst, abs(g))
-        slope = squares[r] / tau + h2
-        a_new = min(max(a - g / slope, 0.0), upper)
-        step = a_new - a
-        fallen -= (g + 0.5 * slope * step) * step
-        mass += a_new
-        d = step * sign[i]
+        a_new = min(max(a - g / (squares[r] / tau + h2), 0.0), upper)
+        d = (a_new - a) * sign[i]
         if d != 0.0:
             alpha[i] = a_new
             if use_bias:
                 v0 += d
             for p in range(begin, end):
                 v[np.uint32(indices[p])] += d * data[p]
-    progress[0], progress[1] = fallen, mass
     return v0, worst
-
-
-@kernel
-def settled(worst: float, progress: NDArray[np.float64], tol: float, slack: float) -> bool:
-    """Whether an epoch was the last one with these asleep: none violates by more than tol, or G fell by < slack sum_i a_i."""
-    return worst <= tol or progress[0] < slack * progress[1]
 
 
 @kernel
@@ -407,10 +391,9 @@ def solve_classes(
     """
     first_label, ptr, rows, sign, alpha = sets
     n_samples, large, strip_bits = row_order
-    seed, round_, epochs, tol, slack, enough = steps
+    seed, round_, epochs, tol, enough = steps
     lam, tau, h2, _, use_bias = penalty
     local_of, features, v, mine, squares, order, asleep, w_features, w_values = scratch
-    progress = np.empty(2)
     filled = 0
     for c in range(first, len(ptr) - 1):
         begin, end = ptr[c], ptr[c + 1]
@@ -437,10 +420,9 @@ def solve_classes(
                 order[n_awake] = i
                 n_awake += int(not asleep[i])
             visit = order[:n_awake]
-            progress[:] = 0.0
-            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty, progress)
+            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
             bar = worst
-            if settled(worst, progress, tol, slack):
+            if worst <= tol:
                 if not asleep[:n].any():
                     break
                 asleep[:n] = False

@@ -51,13 +51,11 @@ class RowsAtHand(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """Of each class in an epoch: whether it takes part (going), the bar and the progress (n, 2) of `dcd.descend`, the
-    largest violation met."""
+    """Of each class in an epoch: whether it takes part (going), the bar of `dcd.descend`, the largest violation met."""
 
     going: NDArray[np.bool_]
     bar: NDArray[np.float64]
     worst: NDArray[np.float64]
-    progress: NDArray[np.float64]
 
 
 class GroupScratch(NamedTuple):
@@ -193,7 +191,7 @@ def descend_group(
     ptr, rows, sign, alpha, asleep, starts = active
     strips, slots, strip_bits, key, low, high = group
     local_of, x, squares = at_hand
-    going, bar, worst, progress = epoch
+    going, bar, worst = epoch
     places, of_place, visit, local = scratch
     fetched = 0.0
     for c in range(first, last):
@@ -217,7 +215,7 @@ def descend_group(
             places[i] = local[order[i]]
         fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
-            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty, progress[c]
+            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty
         )  # fmt: skip
         worst[c] = max(worst[c], met)
     return fetched

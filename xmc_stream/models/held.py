@@ -51,7 +51,9 @@ _lock = threading.RLock()  # what is done to hold a model may call for room
 
 def _let_go() -> None:
     with _lock:
-        _kept.clear()
+        if _kept:
+            _kept.clear()
+            return_freed_memory()
 
 
 when_room_is_needed(_let_go)
@@ -121,7 +123,7 @@ def _held(model: Model, limit: MemoryLimit) -> _Kept | None:
             return kept
         _kept.pop(model, None)
         del kept
-        return_freed_memory(spare=False)
+        MemoryLimit.kept(limit.limit, spare=True)  # what loading it frees goes back
         while True:
             stamp = _stamp(model)
             if stamp is None:

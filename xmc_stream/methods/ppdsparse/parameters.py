@@ -17,8 +17,6 @@ LOSSES = ("squared_hinge", "hinge")
 DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "guide": 0.0, "prune": 0.01}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
-_SLACK = 0.1  # times `tol`: an epoch of less progress is the last one of a round
-_TOL = 0.01  # the default
 _NEAR = 0.1  # short of violating, and added all the same
 _GROWTH = 2  # times max(|A|, added) may be added
 # Weights so small that, left out, all of them together cannot move the score of a row by more; of many labels, of which only
@@ -67,7 +65,7 @@ class PPDSparseParameters(Parameters):
     )
     bias: bool = parameter(True, Flag("Whether each class has a bias. The l1 term leaves it out."))
     tol: float = parameter(
-        _TOL,
+        0.01,
         Number(
             "A class is done when no row violates optimality by more: |dG/da_i| <= tol, G being the dual objective. Scores "
             "are float32, so 1e-5 is the least.",
@@ -203,19 +201,6 @@ class PPDSparseParameters(Parameters):
         if round_ >= self.common_rounds:  # a coordinate step does little where C is large
             return self.last_epochs * max(1, round(self.C / (2 * self.tau)))
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
-
-    def slack(self, round_: int) -> float:
-        """Epochs of a round end when one lowers a class's dual objective by less than this times the sum of its alpha.
-
-        That is, while no row is asleep.
-
-        What an epoch gains falls with the square of what violates, hence the square of a small tol. Without a cap on
-        rounds a search is worth all epochs in between, and classes that go on after the rounds of all are far from their
-        optimum: neither ends so.
-        """
-        if self.common_rounds is None or round_ >= self.common_rounds:
-            return 0.0
-        return _SLACK * self.tol * min(1.0, self.tol / _TOL)
 
     def enough(self, round_: int) -> float:
         """A violation in the active set after a round that is as good as the largest one.

@@ -29,7 +29,6 @@ from xmc_stream.kernels.dcd import (
     dual_terms,
     renumber,
     row_squares,
-    settled,
     solve_classes,
     take_weights,
     violation,
@@ -111,9 +110,7 @@ class Solver:
         p = self.parameters
         n = len(sets.ptr) - 1
         x, penalty = CSR.of(block), penalty_of(p)
-        steps = Steps(
-            self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.slack(round_)), float(p.enough(round_))
-        )
+        steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.enough(round_)))
         norms = np.empty(len(x.indptr) - 1)
         row_squares(x.indptr, x.values, 1.0 if p.bias else 0.0, norms)
         counts = np.zeros(n, np.int64)
@@ -185,15 +182,14 @@ class Solver:
                 )  # fmt: skip
             else:
                 visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
-            worst, progress = 0.0, np.zeros(2)
+            worst = 0.0
             for visit, at, x, squares in stretches(order[~asleep[order]]):
                 v0, met = descend(
-                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty,
-                    progress,
+                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty
                 )  # fmt: skip
                 worst = max(worst, met)
             bar = worst
-            if settled(worst, progress, p.tol, p.slack(round_)):
+            if worst <= p.tol:
                 if not asleep.any():
                     break
                 asleep[:] = False

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, CSRBlock
-from xmc_stream.kernels.dcd import row_squares, settled
+from xmc_stream.kernels.dcd import row_squares
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
 from xmc_stream.kernels.stream import (
     ActiveRows,
@@ -154,11 +154,10 @@ class StreamSolver:
                 self.v0[:] = 0.0
             going, bar = np.ones(n, np.bool_), np.full(n, np.inf)
             for epoch in range(p.epochs_of(round_)):
-                worst, progress = np.zeros(n), np.zeros((n, 2))
-                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst, progress))
+                worst = np.zeros(n)
+                self._epoch(np.uint64(epoch_key(self.seed, round_, epoch)), Epoch(going, bar, worst))
                 bar[going] = worst[going]
-                ended = going & [settled(*of, p.tol, p.slack(round_)) for of in zip(worst, progress, strict=True)]
-                sleeping = self.active.sleeping()
+                ended, sleeping = going & (worst <= p.tol), self.active.sleeping()
                 going &= ~ended | sleeping
                 if not going.any():
                     break
