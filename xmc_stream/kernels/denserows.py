@@ -105,7 +105,8 @@ def score_four(rows: CSR, first: int, tile: Tile, four: FourRows, scores: NDArra
         begin, n = start[j], start[j + 1] - start[j]
         if n == width:
             begins[waiting] = begin
-            x[:, waiting] = values[:, j]
+            for r in range(TOGETHER):
+                x[r, waiting] = values[r, j]
             waiting += 1
             if waiting == TOGETHER:
                 _add_four(weights, begins, x, scores[0], scores[1], scores[2], scores[3])
@@ -116,7 +117,8 @@ def score_four(rows: CSR, first: int, tile: Tile, four: FourRows, scores: NDArra
             for r in range(TOGETHER):
                 for q in range(begin, begin + n):
                     scores[r, slots[q]] += values[r, j] * weights[q]
-        values[:, j] = 0
+        for r in range(TOGETHER):
+            values[r, j] = 0.0
     _add_waiting(waiting, weights, begins, x, scores)
 
 
