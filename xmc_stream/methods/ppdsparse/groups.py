@@ -190,8 +190,8 @@ class GroupsJob:
                 halves = [np.flatnonzero(counts)]
                 for split in range(_SPLITS):
                     halves += _halves(halves[split], sums[:, at * _SPLITS + split] * sample.scale)
-                for g, labels in enumerate(halves[_SPLITS:]):
-                    groups[r, labels] += np.uint8(g)
+                for g, group in enumerate(halves[_SPLITS:]):
+                    groups[r, group] += np.uint8(g)
         return groups
 
     def _sums(
