@@ -33,7 +33,7 @@ from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.training import train as train_model
 
-WEIGHT = 1.5
+WEIGHT = 2.0
 
 
 def random_problem(n: int = 300, d: int = 60, k: int = 50, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
@@ -80,7 +80,7 @@ def scores_by_hand(model: LinearModel, X: Any) -> Any:
     """Guided scores of all rows and labels, in float64."""
     weights, bias, groups = parts(model)
     Z = X.toarray().astype(np.float64) @ model.to_scipy().toarray() + model.bias()
-    doubt = np.maximum(1 - (X.toarray() @ weights + bias), 0) ** 3
+    doubt = np.clip(1 - (X.toarray() @ weights + bias), 0, 1.15) ** 3
     says = doubt[:, groups].mean(axis=1)  # rows x labels
     sure = np.where(Z < 1, 1 - (1 - Z) ** 3, 1 + 0.01 * (Z - 1))
     return sure - WEIGHT * says

@@ -41,11 +41,11 @@ CLUSTERINGS, LEVELS = 8, 2
 GROUPS = 1 << LEVELS
 N_GROUPS = CLUSTERINGS * GROUPS
 LEAST_LABELS = 2048  # with positives: of fewer, groups have little to say that the labels' own weights do not
-WEIGHT = 1.5  # of what the groups say, where nothing else is asked for
+WEIGHT = 2.0  # of what the groups say, where nothing else is asked for
 _SPLITS = GROUPS - 1  # of a clustering, each with a direction
 _EPOCHS = 2
 _MOST_STEPS = 4  # of a split
-_PRUNED = 4  # times the least weight of a class: that of a group
+_PRUNED = 2  # times the least weight of a class: that of a group
 _SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
 _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
@@ -190,8 +190,8 @@ class GroupsJob:
                 halves = [np.flatnonzero(counts)]
                 for split in range(_SPLITS):
                     halves += _halves(halves[split], sums[:, at * _SPLITS + split] * sample.scale)
-                for g, labels in enumerate(halves[_SPLITS:]):
-                    groups[r, labels] += np.uint8(g)
+                for g, group in enumerate(halves[_SPLITS:]):
+                    groups[r, group] += np.uint8(g)
         return groups
 
     def _sums(
