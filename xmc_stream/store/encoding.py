@@ -28,6 +28,7 @@ from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
+from xmc_stream.store.widened import NARROW_BOUND
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
@@ -89,7 +90,8 @@ class ArrayWriter:
 
         Raises StoreError where chunks differ in size or type, or are not full, there or here.
         """
-        same = source.dtype == self.dtype and source.chunk * self.dtype.itemsize == self._chunk_bytes
+        whole = source.chunk * self.dtype.itemsize == source.chunk_bytes == self._chunk_bytes  # widened ones are not
+        same = source.dtype == self.dtype and whole
         if not same or self._file is not None or source.size % source.chunk:
             raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
         for k in range(source.n_chunks):
@@ -181,7 +183,8 @@ class MatrixWriter(LineWriter):
     """Appends the lines of a new matrix of a group.
 
     shape: the number of lines may be None where it is not known before the end. data_dtype None: every value is one
-    and costs no bytes. fingerprint (after close) hashes shape and values.
+    and costs no bytes. narrow: indices take two bytes on disk where they fit. fingerprint (after close) hashes shape and
+    values.
     """
 
     def __init__(
@@ -191,6 +194,7 @@ class MatrixWriter(LineWriter):
         shape: tuple[int | None, int] | tuple[int, int | None],
         data_dtype: DTypeLike | None = np.float32,
         chunk_bytes: int = CHUNK_BYTES,
+        narrow: bool = False,
     ) -> None:
         self._folder = group.path
         self._encoding = encoding
@@ -201,7 +205,8 @@ class MatrixWriter(LineWriter):
         self._bound = bound
         self._chunk_bytes = chunk_bytes
         indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
-        indices = ArrayWriter(group, "indices", index_dtype(bound), chunk_bytes)
+        stored = np.dtype(np.uint16) if narrow and bound <= NARROW_BOUND else index_dtype(bound)
+        indices = ArrayWriter(group, "indices", stored, chunk_bytes)
         data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
         self._arrays = [indptr, indices] if data is None else [indptr, indices, data]
         self.fingerprint = ""

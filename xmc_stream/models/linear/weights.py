@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array, read_small
@@ -19,6 +19,9 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
 from xmc_stream.store.nodes import understood
+
+HALF_ROUNDS = 2.0**-11  # of a weight: by what float16 rounds it at most
+HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least weight that float16 does not round to 0
 
 
 class Unit(NamedTuple):
@@ -82,11 +85,11 @@ class UnitWriter:
 
 
 @contextmanager
-def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
-    """A unit of a model under construction, under its name when the block ends well."""
+def new_unit(path: Path, n_features: int, n_classes: int, dtype: DTypeLike = np.float32) -> Iterator[UnitWriter]:
+    """A unit of a model under construction, under its name when the block ends well. dtype: of weights on disk."""
     with new_store(path, {}) as group:
         shape = (n_features, n_classes)
-        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, np.float32, CHUNK_BYTES)
+        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, dtype, CHUNK_BYTES, narrow=True)
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
@@ -95,6 +98,19 @@ def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter
             array = ArrayWriter(group, name, values.dtype)
             array.append(values)
             array.close()
+
+
+def half_holds(values: Iterable[NDArray[np.float32]]) -> bool:
+    """Whether rounding weights to float16 changes them by at most HALF_ROUNDS of the sum of |w|.
+
+    It always does where they lie between 6.1e-5 and 65504.
+    """
+    lost = total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+        for some in values:
+            total += float(np.abs(some).sum(dtype=np.float64))
+            lost += float(np.abs(some - some.astype(np.float16)).sum(dtype=np.float64))
+    return lost <= HALF_ROUNDS * total
 
 
 class LinearWeights(StoredModel):
