@@ -25,13 +25,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
 from xmc_stream.store.widened import NARROW_BOUND
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
+_EVEN = 64 * 2**10  # of which chunks of other sizes are multiples: of every page size in use
 _CHECKSUM_BYTES = 4
 _WRITE = 2**18  # bytes written at a time
 _AT_A_TIME = 8  # files that are made durable beside each other
@@ -133,6 +134,20 @@ def _close(files: list[BinaryIO]) -> None:
     for file in files:
         with suppress(OSError):  # of a disk that is full: an array that was abandoned is no loss
             file.close()
+
+
+def cut_evenly(group: Group, name: str) -> None:
+    """Write a finished array again in as many chunks that are smaller, if more than a ninth of its bytes is padding."""
+    array = open_array(group.path / name)
+    n_bytes, n = array.size * array.dtype.itemsize, array.n_chunks
+    if n < 2 or n * array.chunk_bytes - n_bytes <= n_bytes // 8:
+        return
+    writer = ArrayWriter(group, f"{name}.again", array.dtype, -(-n_bytes // (n * _EVEN)) * _EVEN)
+    for start in range(0, array.size, _PIECE):
+        writer.append(array.read(start, min(start + _PIECE, array.size)))
+    writer.close()
+    shutil.rmtree(group.path / name)
+    (group.path / f"{name}.again").rename(group.path / name)
 
 
 class Appending(Protocol):

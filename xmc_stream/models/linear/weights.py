@@ -15,10 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, cut_evenly, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
-from xmc_stream.store.nodes import understood
+from xmc_stream.store.nodes import Group, understood
 
 HALF_ROUNDS = 2.0**-11  # of a weight: by what float16 rounds it at most
 HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least weight that float16 does not round to 0
@@ -93,6 +93,8 @@ def new_unit(path: Path, n_features: int, n_classes: int, dtype: DTypeLike = np.
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
+        for name in ("indices", "data"):
+            cut_evenly(Group(group.path / "weights"), name)
         arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.statistics}
         for name, values in arrays.items():
             array = ArrayWriter(group, name, values.dtype)
@@ -175,6 +177,6 @@ class LinearWeights(StoredModel):
             first = end
 
     def classes(self, first: int, last: int) -> Block:
-        """Weights of classes [first, last) of one unit, behind a memory map."""
+        """Weights of classes [first, last) of one unit."""
         unit = self.unit_of(first)
         return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)
