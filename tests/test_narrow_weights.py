@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import zarr
 from helpers.damage import damage, flip
 from helpers.problems import LIMIT, overlapping
 from helpers.trainings import kill_when, train
@@ -23,7 +24,7 @@ from xmc_stream.methods.ppdsparse.path import Step, path_of
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import HALF_LEAST, HALF_ROUNDS, half_holds, unit_path
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import described, open_array
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_matrix
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
@@ -54,7 +55,8 @@ def test_a_narrow_array_reads_as_the_wide_one(
     writer = ArrayWriter(Group(folder, {}), "a", kind, chunk)
     writer.append(values)
     writer.close()
-    array = widened(open_array(folder / "a")._array)
+    np.testing.assert_array_equal(zarr.open_array(folder / "a", mode="r")[:], values)
+    array = widened(described(folder / "a"))
     wide = values.astype({np.uint16: np.int32, np.float16: np.float32}[kind])
     assert isinstance(array, WidenedArray)
     assert (array.dtype, array.size) == (wide.dtype, size)
