@@ -465,7 +465,7 @@ def test_a_missing_bias_is_refused_and_not_taken_for_zeros(tmp_path: Path, W: An
 def test_an_unfinished_or_foreign_or_newer_model_is_refused_in_one_line(tmp_path: Path, W: Any, bias: Any) -> None:
     begin_model(tmp_path / "begun.partial")
     zarr.create_group(tmp_path / "group")
-    zarr.open_group(make_model(tmp_path / "newer", W, bias).path).update_attributes({"version": 3})
+    zarr.open_group(make_model(tmp_path / "newer", W, bias).path).update_attributes({"version": 4})
     reasons = {"begun": "not finished", "nothing": "train", "group": "not a model", "newer": "newer"}
     for name, reason in reasons.items():
         with pytest.raises(StoreError) as caught:

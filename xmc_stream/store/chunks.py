@@ -50,6 +50,7 @@ class ChunkedArray:
     def __init__(self, array: zarr.Array[Any] | PlainArray) -> None:
         self._array: Any = array
         self.dtype = array.dtype
+        self._itemsize = int(array.dtype.itemsize)  # on disk
         self.path: Path | None
         self._places = array.places if isinstance(array, PlainArray) else None
         self._crcs: str | None = None
@@ -61,7 +62,7 @@ class ChunkedArray:
                     f"{array.store_path} has shape {array.shape} and type {array.dtype}: no row of numbers"
                 )
             self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
-            large = self.path is None and self.chunk * self.dtype.itemsize > _THROUGH_ZARR
+            large = self.path is None and self.chunk_bytes > _THROUGH_ZARR
             if large or self.n_chunks > _MOST_CHUNKS:
                 raise StoreError(
                     f"{array.store_path}: {self.n_chunks} chunks of {self.chunk} items are too many, or too large, to be "
@@ -78,6 +79,11 @@ class ChunkedArray:
     def n_chunks(self) -> int:
         """Chunks that hold the array's items."""
         return -(-self.size // self.chunk)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk on disk, without its checksum."""
+        return self.chunk * self._itemsize
 
     def chunk_file(self, k: int) -> Path:
         """The file of chunk k of a plain local array."""
@@ -96,7 +102,7 @@ class ChunkedArray:
                 self._check_size(k, self.chunk_file(k))
 
     def _check_size(self, k: int, opened: Path | int) -> None:
-        expected = self.chunk * self.dtype.itemsize + _CHECKSUM_BYTES
+        expected = self.chunk_bytes + _CHECKSUM_BYTES
         try:
             size = os.stat(opened).st_size
             if self._places is not None:  # behind the chunks stands the index, which was read
@@ -118,13 +124,9 @@ class ChunkedArray:
     def read(self, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Items [start, stop) in a private array, or in `out[: stop - start]`."""
         stop_if_unwanted()
-        if not 0 <= start <= stop <= self.size:
-            raise self._refuse(f"those from {start} to {stop}")
-        n = stop - start
-        if out is not None and len(out) < n:
-            raise self._refuse(f"at most {len(out)} from {start} to {stop}")
+        n = self._count(start, stop, out)
         out = np.empty(n, self.dtype) if out is None else out[:n]
-        self.bytes_read += n * self.dtype.itemsize
+        self.bytes_read += n * self._itemsize
         position = start
         while position < stop:
             k, offset = divmod(position, self.chunk)
@@ -133,9 +135,17 @@ class ChunkedArray:
             if self.path is None:
                 part[:] = self._through_zarr(k)[offset : offset + take]
             else:
-                self._pread(k, offset * self.dtype.itemsize, part)
+                self._pread(k, offset * self._itemsize, part)
             position += take
         return out
+
+    def _count(self, start: int, stop: int, out: NDArray[Any] | None) -> int:
+        """Items in [start, stop), which are the array's and have room in `out`, if there is one."""
+        if not 0 <= start <= stop <= self.size:
+            raise self._refuse(f"those from {start} to {stop}")
+        if out is not None and len(out) < stop - start:
+            raise self._refuse(f"at most {len(out)} from {start} to {stop}")
+        return stop - start
 
     def read_ranges(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Items [first, first + count) of each range (ascending, apart), one after another, into private memory.
@@ -150,7 +160,7 @@ class ChunkedArray:
         places = np.concatenate([[0], np.cumsum(counts)])
         if places[-1] > len(out):
             raise self._refuse(f"at most {len(out)} in these ranges")
-        self.bytes_read += int(places[-1]) * self.dtype.itemsize
+        self.bytes_read += int(places[-1]) * self._itemsize
         r = 0
         while r < len(firsts):
             k = int(firsts[r]) // self.chunk
@@ -160,7 +170,7 @@ class ChunkedArray:
                 self._sweep(k, firsts[r:stop] - k * self.chunk, counts[r:stop], out[places[r] : places[stop]])
             if stop < inside:  # the last one goes on in the next chunk
                 first, count = int(firsts[stop]), int(counts[stop])
-                self.bytes_read -= count * self.dtype.itemsize
+                self.bytes_read -= count * self._itemsize
                 self.read(first, first + count, out[places[stop] :])
             r = inside
 
@@ -171,7 +181,7 @@ class ChunkedArray:
             chunk = self._through_zarr(k)
             np.concatenate([chunk[a : a + n] for a, n in zip(starts, counts, strict=True)], out=out)
             return
-        itemsize = self.dtype.itemsize
+        itemsize = self._itemsize
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
@@ -194,7 +204,7 @@ class ChunkedArray:
         while self.path is not None and _TAKES_ADVICE and start < stop:
             k, offset = divmod(start, self.chunk)
             take = min(stop - start, self.chunk - offset)
-            begin, end = (self._begin(k) + items * self.dtype.itemsize for items in (offset, offset + take))
+            begin, end = (self._begin(k) + items * self._itemsize for items in (offset, offset + take))
             for at in range(begin, end, _PIECE):
                 os.posix_fadvise(self._open(k), at, min(_PIECE, end - at), os.POSIX_FADV_WILLNEED)
             start += take
@@ -240,7 +250,7 @@ class ChunkedArray:
     def stored_crc(self, k: int) -> int:
         """The checksum that the file of chunk k ends with. Raises StoreError where it is not the one that was written."""
         out = np.empty(_CHECKSUM_BYTES, np.uint8)
-        self._pread(k, self.chunk * self.dtype.itemsize, out)
+        self._pread(k, self.chunk_bytes, out)
         return self._written(k, int.from_bytes(out.tobytes(), "little"))
 
     def _written(self, k: int, crc: int) -> int:
@@ -257,7 +267,7 @@ class ChunkedArray:
         try:
             with open(path, "rb") as file:
                 file.seek(self._begin(k))
-                left = self.chunk * self.dtype.itemsize
+                left = self.chunk_bytes
                 while left:
                     stop_if_unwanted()
                     piece = file.read(min(left, 1 << 20))
@@ -279,7 +289,7 @@ class ChunkedArray:
 
         Elsewhere than on Linux, and for arrays that are not plain local files, the array is read instead.
         """
-        chunk_bytes = self.chunk * self.dtype.itemsize
+        chunk_bytes = self.chunk_bytes
         # a chunk begins with a page: with its file, or behind another one that ends with a page
         fits = self._places is None and (self.n_chunks == 1 or chunk_bytes % mmap.PAGESIZE == 0)
         if self.path is None or not sys.platform.startswith("linux") or not fits or not self.size:

@@ -25,12 +25,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.chunks import ChunkedArray
+from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
+from xmc_stream.store.widened import NARROW_BOUND
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
+_EVEN = 64 * 2**10  # of which chunks of other sizes are multiples: of every page size in use
 _CHECKSUM_BYTES = 4
 _WRITE = 2**18  # bytes written at a time
 _AT_A_TIME = 8  # files that are made durable beside each other
@@ -89,7 +91,8 @@ class ArrayWriter:
 
         Raises StoreError where chunks differ in size or type, or are not full, there or here.
         """
-        same = source.dtype == self.dtype and source.chunk * self.dtype.itemsize == self._chunk_bytes
+        whole = source.chunk * self.dtype.itemsize == source.chunk_bytes == self._chunk_bytes  # widened ones are not
+        same = source.dtype == self.dtype and whole
         if not same or self._file is not None or source.size % source.chunk:
             raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
         for k in range(source.n_chunks):
@@ -131,6 +134,20 @@ def _close(files: list[BinaryIO]) -> None:
     for file in files:
         with suppress(OSError):  # of a disk that is full: an array that was abandoned is no loss
             file.close()
+
+
+def cut_evenly(group: Group, name: str) -> None:
+    """Write a finished array again in as many chunks that are smaller, if more than a ninth of its bytes is padding."""
+    array = open_array(group.path / name)
+    n_bytes, n = array.size * array.dtype.itemsize, array.n_chunks
+    if n < 2 or n * array.chunk_bytes - n_bytes <= n_bytes // 8:
+        return
+    writer = ArrayWriter(group, f"{name}.again", array.dtype, -(-n_bytes // (n * _EVEN)) * _EVEN)
+    for start in range(0, array.size, _PIECE):
+        writer.append(array.read(start, min(start + _PIECE, array.size)))
+    writer.close()
+    shutil.rmtree(group.path / name)
+    (group.path / f"{name}.again").rename(group.path / name)
 
 
 class Appending(Protocol):
@@ -181,7 +198,8 @@ class MatrixWriter(LineWriter):
     """Appends the lines of a new matrix of a group.
 
     shape: the number of lines may be None where it is not known before the end. data_dtype None: every value is one
-    and costs no bytes. fingerprint (after close) hashes shape and values.
+    and costs no bytes. narrow: indices take two bytes on disk where they fit. fingerprint (after close) hashes shape and
+    values.
     """
 
     def __init__(
@@ -191,6 +209,7 @@ class MatrixWriter(LineWriter):
         shape: tuple[int | None, int] | tuple[int, int | None],
         data_dtype: DTypeLike | None = np.float32,
         chunk_bytes: int = CHUNK_BYTES,
+        narrow: bool = False,
     ) -> None:
         self._folder = group.path
         self._encoding = encoding
@@ -201,7 +220,8 @@ class MatrixWriter(LineWriter):
         self._bound = bound
         self._chunk_bytes = chunk_bytes
         indptr = ArrayWriter(group, "indptr", np.int64, chunk_bytes)
-        indices = ArrayWriter(group, "indices", index_dtype(bound), chunk_bytes)
+        stored = np.dtype(np.uint16) if narrow and bound <= NARROW_BOUND else index_dtype(bound)
+        indices = ArrayWriter(group, "indices", stored, chunk_bytes)
         data = None if data_dtype is None else ArrayWriter(group, "data", data_dtype, chunk_bytes)
         self._arrays = [indptr, indices] if data is None else [indptr, indices, data]
         self.fingerprint = ""

@@ -16,6 +16,7 @@ from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.memory import format_size
 from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
 from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
+from xmc_stream.store.widened import widened
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
 _CHECKED = 1 << 16  # entries that are looked at at a time: they stay in the second cache
@@ -89,7 +90,7 @@ class SparseMatrix:
         self.attributes = attributes
         self.shape = (shape[0], shape[1])
         self.n_lines, self.bound = self.shape if self.encoding == "csr_matrix" else self.shape[::-1]
-        self.indptr, self.indices = open_array(self.path / "indptr"), open_array(self.path / "indices")
+        self.indptr, self.indices = open_array(self.path / "indptr"), widened(described(self.path / "indices"))
         self.data = _data_or_ones(described(self.path / "data"))
         self.nnz = self.indices.size
         if self.indptr.size != self.n_lines + 1 or (self.data is not None and self.data.size != self.nnz):
@@ -126,7 +127,7 @@ class SparseMatrix:
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of an index and its value."""
+        """Bytes of an index and its value in memory."""
         return int(self.indices.dtype.itemsize) + (0 if self.data is None else int(self.data.dtype.itemsize))
 
     @property
@@ -376,7 +377,7 @@ def stream_bytes(matrices: Sequence[SparseMatrix], ranges: Sequence[tuple[int, i
 
 def _data_or_ones(array: zarr.Array[Any] | PlainArray) -> ChunkedArray | None:
     """The values, or None for a matrix of ones: fill value one and not a single chunk written."""
-    values = ChunkedArray(array)
+    values = widened(array)
     if array.fill_value == 1 and array.nchunks_initialized == 0:
         return None
     if isinstance(array, PlainArray) and array.crcs == "" and array.size:

@@ -18,13 +18,15 @@ from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
 from xmc_stream.store.selection import SELECTED
+from xmc_stream.store.widened import NARROW_BOUND
 
 FORMAT = "xmc_stream model"
-VERSION = 2
-_PLAIN = 1  # the version of a model whose units all have UNIT classes
+VERSION = 3  # of a model with weights by class whose indices, or weights, take two bytes
+_WIDE_UNITS, _PLAIN = 2, 1  # with wide units; with none of these
 UNIT = 1024  # classes in a unit, but for the last one of a model and wide ones
 KIND = "kind_of_model"  # the attribute that says which; models of earlier versions have none
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
+HALVES = "float16_weights"  # the attribute of a model that may have weights of two bytes: how many have
 COMPACTED = "compacted"  # the attribute of a model that has the selected features of another one alone: of which
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
 _KINDS: dict[str, type] = {
@@ -65,7 +67,9 @@ def write_label_counts(work: Path, dataset: Dataset) -> None:
 
 def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     """Write the attributes that make the folder a model, and give it its name."""
-    version = VERSION if "units" in attributes else _PLAIN
+    version = _WIDE_UNITS if "units" in attributes else _PLAIN
+    if "tiles" in attributes and (attributes["n_features"] <= NARROW_BOUND or attributes.get(HALVES)):
+        version = VERSION
     known = {"format": FORMAT, "version": version, **attributes, LOGS: log_hashes(work)}
     zarr.open_group(work, mode="a", attributes=known)
     seal(work)

@@ -31,7 +31,9 @@ ZARR_ERRORS = (
 )  # fmt: skip
 _GRID = {"name": "regular"}
 _KEYS = {"name": "default", "configuration": {"separator": "/"}}
-_KINDS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+_KINDS = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
 
 
 class Group:

@@ -33,6 +33,7 @@ from xmc_stream.methods.ppdsparse.solver import Solver
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
+from xmc_stream.models.linear.weights import half_holds
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -159,7 +160,8 @@ class GroupsJob:
             block, biases[g] = self._solve(sample, solved[g // GROUPS], g)
             tiles.add(np.diff(block.indptr), block.indices)
             blocks.append(block)
-        write_guide(Path(self.out), dataset.n_features, blocks, biases, groups)
+        half = self.parameters.weight_type == "float16" and half_holds(block.values for block in blocks)
+        write_guide(Path(self.out), dataset.n_features, blocks, biases, groups, np.float16 if half else np.float32)
         return {
             "clusterings": CLUSTERINGS,
             "groups": GROUPS,

@@ -122,6 +122,17 @@ class PPDSparseParameters(Parameters):
             unsaid=True,
         ),
     )
+    weight_type: str = parameter(
+        "float32",
+        Choice(
+            "Type of the finished model's weights on disk. float16 halves their bytes and rounds each by at most 1/2048 of "
+            "itself, so a score moves by at most sum_j |x_j w_j| / 2048. Objective and gap are those of the weights before. "
+            "Weights below 6e-5 are rounded by up to 3e-8, and those below 3e-8 left out. A unit of 1,024 classes keeps "
+            "float32 where weights beyond 65504, or many that small, would make that more than 1/2048 of sum |w|.",
+            options=("float32", "float16"),
+            unsaid=True,
+        ),
+    )
     cut: float = parameter(
         0.0,
         Number(

@@ -10,12 +10,12 @@ from xmc_stream.methods.contract import Step
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
 _TERMS = ("lam", "tau", "C")
-_APART = ("guide", "prune")  # the labels' own weights do not depend on these until a run ends
+_APART = ("guide", "prune", "weight_type")  # the labels' own weights do not depend on these until a run ends
 _LEAST = 1e-6  # of a weight, where ratios are compared: 0 has none
 
 
 def path_of(settings: Sequence[PPDSparseParameters]) -> list[Step]:
-    """A tree of warm starts among settings that differ in lam, tau, C, guide and prune alone; others begin by themselves.
+    """A tree of warm starts among settings that differ in lam, tau, C and _APART alone; others begin by themselves.
 
     C grows along it, and lam and tau fall, as w then need not shrink (see `PPDSparseParameters.warm`). A setting begins
     from the nearest one before it that has it so.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
@@ -51,10 +52,19 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
-from xmc_stream.models.linear.weights import LinearWeights, Unit, new_unit, starts_of, unit_of, unit_path
+from xmc_stream.models.linear.weights import (
+    HALF_LEAST,
+    LinearWeights,
+    Unit,
+    half_holds,
+    new_unit,
+    starts_of,
+    unit_of,
+    unit_path,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
-from xmc_stream.store.model import UNIT
+from xmc_stream.store.model import HALVES, UNIT
 
 _CLASS_BYTES = 320  # of a class in a solve job: two times its statistics, and some 25 numbers
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
@@ -91,13 +101,11 @@ class FinaliseJob:
         if self.candidates:  # else no class is open, or it is a trial and nobody asks
             update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
-        with new_unit(Path(self.out), self.n_features, last - first) as writer:
-            for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
-                lengths, features, values = np.diff(block.indptr), block.indices, block.values
-                if self.prune > 0:
-                    kept = np.abs(values) >= np.float32(self.prune)
-                    lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
-                    features, values = features[kept], values[kept]
+        least = np.float32(self.prune)
+        half = self.parameters.weight_type == "float16" and half_holds(w for *_, w in self._weights(state, least))
+        least = max(least, HALF_LEAST) if half else least
+        with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
+            for lengths, features, values in self._weights(state, least):
                 writer.weights.append(lengths, features, values)
                 tiles.add(lengths, features)
             writer.bias[:] = statistics[:, BIAS]
@@ -110,6 +118,7 @@ class FinaliseJob:
         relative = gap[learned] / objective[learned]
         return {
             "nnz": writer.weights.nnz,
+            "float16": writer.weights.nnz if half else 0,
             "tile_ranges": [astuple(span) for span in tiles.ranges],
             "learned": int(learned.sum()),
             "open": int((violation[learned] > self.parameters.tol).sum()),
@@ -118,6 +127,18 @@ class FinaliseJob:
             "gap_sum": float(relative.sum()),
             "violation": float(violation[learned].max(initial=0.0)),
         }
+
+    def _weights(
+        self, state: UnitState, least: np.float32
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:
+        """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
+        for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
+            lengths, features, values = np.diff(block.indptr), block.indices, block.values
+            if least > 0:
+                kept = np.abs(values) >= least
+                lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
+                features, values = features[kept], values[kept]
+            yield lengths, features, values
 
 
 def solve_plan(
@@ -206,6 +227,7 @@ class PPDSparseRun:
         large = p.prune is not None or sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
         prune = self._least_weight if large else 0.0
         receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune))
+        halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.weight_type == "float16" else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
@@ -220,6 +242,7 @@ class PPDSparseRun:
             "n_open": sum(receipt["open"] for receipt in receipts),
             "n_empty": self.dataset.n_labels - learned,
             "pruned_below": prune,
+            **halves,
             **starts_of(self.units),
             **guide,
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),

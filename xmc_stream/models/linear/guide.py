@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Phase, Receipt
@@ -165,10 +165,11 @@ def groups_of(guide: Guide | None, first: int, last: int) -> NDArray[np.uint8]:
 
 
 def write_guide(
-    path: Path, n_features: int, weights: Iterable[Block], bias: NDArray[np.float32], groups: NDArray[np.uint8]
-) -> None:
-    """Write the folder. weights: blocks of groups in turn; groups (clusterings, K)."""
-    with new_unit(path, n_features, len(bias)) as writer:
+    path: Path, n_features: int, weights: Iterable[Block], bias: NDArray[np.float32], groups: NDArray[np.uint8],
+    dtype: DTypeLike = np.float32,
+) -> None:  # fmt: skip
+    """Write the folder. weights: blocks of groups in turn; groups (clusterings, K); dtype: of weights on disk."""
+    with new_unit(path, n_features, len(bias), dtype) as writer:
         for block in weights:
             writer.weights.append(np.diff(block.indptr), block.indices, block.values)
         writer.bias[:] = bias

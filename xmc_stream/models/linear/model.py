@@ -51,7 +51,7 @@ class CheckWeightsJob:
                 if array.path is not None:
                     for k in range(array.n_chunks):
                         array.verify_chunk(k)
-                    n_bytes += array.n_chunks * array.chunk * array.dtype.itemsize
+                    n_bytes += array.n_chunks * array.chunk_bytes
         return {"checked_bytes": n_bytes}
 
 

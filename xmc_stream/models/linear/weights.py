@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array, read_small
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, cut_evenly, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
-from xmc_stream.store.nodes import understood
+from xmc_stream.store.nodes import Group, understood
+
+HALF_ROUNDS = 2.0**-11  # of a weight: by what float16 rounds it at most
+HALF_LEAST = np.nextafter(np.float32(2.0**-25), np.float32(1.0))  # the least weight that float16 does not round to 0
 
 
 class Unit(NamedTuple):
@@ -82,19 +85,34 @@ class UnitWriter:
 
 
 @contextmanager
-def new_unit(path: Path, n_features: int, n_classes: int) -> Iterator[UnitWriter]:
-    """A unit of a model under construction, under its name when the block ends well."""
+def new_unit(path: Path, n_features: int, n_classes: int, dtype: DTypeLike = np.float32) -> Iterator[UnitWriter]:
+    """A unit of a model under construction, under its name when the block ends well. dtype: of weights on disk."""
     with new_store(path, {}) as group:
         shape = (n_features, n_classes)
-        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, np.float32, CHUNK_BYTES)
+        weights = MatrixWriter(group.create_group("weights"), "csc_matrix", shape, dtype, CHUNK_BYTES, narrow=True)
         writer = UnitWriter(weights, np.zeros(n_classes, np.float32), {})
         yield writer
         weights.close()
+        for name in ("indices", "data"):
+            cut_evenly(Group(group.path / "weights"), name)
         arrays: dict[str, NDArray[Any]] = {"bias": writer.bias, **writer.statistics}
         for name, values in arrays.items():
             array = ArrayWriter(group, name, values.dtype)
             array.append(values)
             array.close()
+
+
+def half_holds(values: Iterable[NDArray[np.float32]]) -> bool:
+    """Whether rounding weights to float16 changes them by at most HALF_ROUNDS of the sum of |w|.
+
+    It always does where they lie between 6.1e-5 and 65504.
+    """
+    lost = total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite
+        for some in values:
+            total += float(np.abs(some).sum(dtype=np.float64))
+            lost += float(np.abs(some - some.astype(np.float16)).sum(dtype=np.float64))
+    return lost <= HALF_ROUNDS * total
 
 
 class LinearWeights(StoredModel):
@@ -159,6 +177,6 @@ class LinearWeights(StoredModel):
             first = end
 
     def classes(self, first: int, last: int) -> Block:
-        """Weights of classes [first, last) of one unit, behind a memory map."""
+        """Weights of classes [first, last) of one unit."""
         unit = self.unit_of(first)
         return self.unit_weights(unit).mapped(first - unit.first, last - unit.first, first)
