@@ -293,7 +293,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: i
     for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], interval)})):
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
-            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, base, losses),
+            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, 1.0, base, losses),
             np.empty(width, np.float32),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:

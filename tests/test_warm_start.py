@@ -19,11 +19,11 @@ from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import start_alpha
+from xmc_stream.kernels.dcd import Ramp, start_alpha
 
 
-@pytest.mark.parametrize(("C", "upper"), [(0.7, np.inf), (0.7, 0.7)])
-def test_alpha_of_given_weights_is_that_of_their_margins(C: float, upper: float) -> None:
+@pytest.mark.parametrize("ramp", [Ramp(0.7, np.inf, 2.1, np.inf), Ramp(7.0, 0.7, 21.0, 2.1)])
+def test_alpha_of_given_weights_is_that_of_their_margins(ramp: Ramp) -> None:
     rng = np.random.default_rng(0)
     X, W, bias = rng.normal(size=(20, 6)), rng.normal(size=(6, 3)), rng.normal(size=3)
     X, W = np.where(rng.random(X.shape) < 0.5, X, 0), np.where(rng.random(W.shape) < 0.6, W, 0)
@@ -35,11 +35,12 @@ def test_alpha_of_given_weights_is_that_of_their_margins(C: float, upper: float)
     alpha, dense = np.full(len(at), np.nan), np.zeros(6, np.float32)
     start_alpha(
         CSR(w.indptr.astype(np.int64), w.indices, w.data), bias, ptr, at, sign,
-        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, C, upper, alpha,
+        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, ramp, alpha,
     )  # fmt: skip
     z = x.toarray().astype(np.float64) @ w.toarray() + bias
     scores = np.array([z[i, c] for c, of_class in enumerate(members) for i in of_class])
-    assert np.allclose(alpha, np.minimum(C * np.maximum(0, 1 - sign * scores), upper), atol=1e-12)
+    slope, upper = np.where((sign > 0)[:, None], ramp[2:], ramp[:2]).T
+    assert np.allclose(alpha, np.minimum(slope * np.maximum(0, 1 - sign * scores), upper), atol=1e-12)
     assert not dense.any()
 
 

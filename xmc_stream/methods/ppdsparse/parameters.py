@@ -59,6 +59,15 @@ class PPDSparseParameters(Parameters):
             none=True,
         ),
     )
+    positive_weight: float = parameter(
+        1.0,
+        Number(
+            "How many times C counts for the positive rows of a class, as LIBLINEAR's -w1 and scikit-learn's class_weight "
+            "do. Larger: fewer positives score low, and more negatives score high.",
+            open_least=True,
+            unsaid=True,
+        ),
+    )
     loss: str = parameter(
         "squared_hinge",
         Choice("Loss of a score z: squared_hinge, 1/2 max(0, 1 - y z)^2, or hinge, max(0, 1 - y z).", options=LOSSES),
@@ -172,25 +181,24 @@ class PPDSparseParameters(Parameters):
         """
         return max(1.0, _HALF / max(spread, _HALF / _MOST_C)) if spread > 0 else 1.0
 
-    @property
-    def h2(self) -> float:
-        """Second derivative of the dual's loss term h: h(a) = h2 a^2 / 2."""
-        return 1.0 / self.C if self.loss == "squared_hinge" else 0.0
+    def bounds(self, weight: float) -> tuple[float, float]:
+        """Of a row whose loss counts C weight: h2 of its dual's loss term h2 a^2 / 2, and the upper bound of its a."""
+        C = self.C * weight
+        return (1.0 / C, math.inf) if self.loss == "squared_hinge" else (0.0, C)
 
-    @property
-    def upper(self) -> float:
-        """Upper bound of a dual variable."""
-        return math.inf if self.loss == "squared_hinge" else self.C
+    def start_slopes(self, of_model: Mapping[str, float]) -> tuple[float, float]:
+        """A warm start's alpha_i of a negative and of a positive whose margin falls short of 1 by one, before it is bounded.
 
-    def start_slope(self, C: float) -> float:
-        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded; C: of its model.
+        of_model: what `warm` takes.
 
         Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
         at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
         margin falls short, and anything in [0, C] where it is 1: a steep ramp, as many stand there and rounding throws
         them to either side.
         """
-        return min(C, self.C) * (1.0 if self.loss == "squared_hinge" else 10.0)
+        before, steep = {**asdict(self), **of_model}, 1.0 if self.loss == "squared_hinge" else 10.0
+        positive = min(before["C"] * before["positive_weight"], self.C * self.positive_weight)
+        return min(before["C"], self.C) * steep, positive * steep
 
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C
@@ -224,16 +232,20 @@ class PPDSparseParameters(Parameters):
     def warm(self, of_model: Mapping[str, float], same_data: bool) -> PPDSparseParameters:
         """Those of a run that begins from a model's weights.
 
-        of_model: the model's own lam, tau and C, those that it has. same_data: whether it learned from the same data.
-        One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not violate
-        come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown, and for the
-        hinge, whose alpha does not follow from the margins.
+        of_model: the model's own lam, tau, C and positive_weight, those that it has. same_data: whether it learned from the
+        same data. One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not
+        violate come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown for
+        positives or negatives, and for the hinge, whose alpha does not follow from the margins.
         """
         common = self.common_rounds
         if common is None:
             return self
         before = {**asdict(self), **of_model}
-        shrinks = any(getattr(self, name) * before["C"] > before[name] * self.C for name in ("lam", "tau"))
+        shrinks = any(
+            getattr(self, name) * before["C"] * weights[0] > before[name] * self.C * weights[1]
+            for name in ("lam", "tau")
+            for weights in ((1.0, 1.0), (before["positive_weight"], self.positive_weight))
+        )
         if shrinks or not same_data or self.loss != "squared_hinge":
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)

@@ -70,7 +70,7 @@ class PPDSparseWarmUp(WarmUp):
             lambda c, folder: rows_on_disk(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
-            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, 1.0,
+            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, (1.0, 1.0),
             path / "active",
         )  # fmt: skip
         spilled = SpilledRows(path / "spilled", 1, n, 1)
