@@ -92,12 +92,13 @@ def test_rows_that_spread_train_as_with_a_C_of_one(tmp_path: Path) -> None:
 
 
 def test_classes_far_from_their_optimum_get_more_epochs_where_C_is_large() -> None:
-    def epochs(C: float, tau: float = 1.0) -> list[int]:
-        return [PPDSparseParameters(C=C, tau=tau).epochs_of(round_) for round_ in range(5)]
+    def epochs(C: float, tau: float = 1.0, weight: float = 1.0) -> list[int]:
+        return [PPDSparseParameters(C=C, tau=tau, positive_weight=weight).epochs_of(round_) for round_ in range(5)]
 
     assert epochs(1.0) == epochs(2.0) == [2, 2, 6, 6, 6]
     assert epochs(20.0) == [2, 2, 6, 60, 60]
     assert epochs(20.0, tau=20.0) == [2, 2, 6, 6, 6]  # the same problem as C = 1
+    assert epochs(5.0, weight=4.0) == epochs(20.0, weight=0.5) == [2, 2, 6, 60, 60]
 
 
 @pytest.mark.slow

@@ -44,10 +44,19 @@ def test_alpha_of_given_weights_is_that_of_their_margins(ramp: Ramp) -> None:
     assert not dense.any()
 
 
+@pytest.mark.parametrize("weight", [1.0, 4.0])
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str) -> None:
+def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str, weight: float) -> None:
     X, Y = problem(n=120, k=5, seed=2)
-    options = {**TIGHT, "tol": 1e-4, "loss": loss, "added": 120, "lam": 0.02, "memory_limit": "2GB"}
+    options = {
+        **TIGHT,
+        "tol": 1e-4,
+        "loss": loss,
+        "added": 120,
+        "lam": 0.02,
+        "positive_weight": weight,
+        "memory_limit": "2GB",
+    }
     cold = xs.PPDSparse(**options).fit(X, Y)
     warm = xs.PPDSparse(**options).fit(X, Y, warm_start=cold.model_)
     assert warm.report_["violation"] <= 1e-4
@@ -61,11 +70,12 @@ def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", [{"C": 0.8}, {"positive_weight": 0.8}])
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str) -> None:
+def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str, before: dict[str, float]) -> None:
     X, Y = problem(n=150, d=20, k=3, seed=7)
     options = {**TIGHT, "tol": 1e-4, "loss": loss, "lam": 0.02, "memory_limit": "2GB"}
-    other = xs.PPDSparse(**{**options, "C": 0.8}).fit(X, Y)
+    other = xs.PPDSparse(**{**options, **before}).fit(X, Y)
     cold = xs.PPDSparse(**options).fit(X, Y)
     warm = xs.PPDSparse(**options).fit(X, Y, warm_start=other.model_)
     W, bias = dense_weights(warm.model_)

@@ -100,7 +100,7 @@ class PPDSparseParameters(Parameters):
         6,
         Whole(
             "Passes over the active set in the last of `rounds`, and in each round after it; there C / (2 tau) times as "
-            "many where that is more than one."
+            "many where that is more than one, C being the larger one of positives and negatives."
         ),
     )
     added: int = parameter(
@@ -201,13 +201,13 @@ class PPDSparseParameters(Parameters):
         return min(before["C"], self.C) * steep, positive * steep
 
     def epochs_of(self, round_: int) -> int:
-        """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C
-        is large, as these classes are far from their optimum.
+        """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C, of
+        positives or of negatives, is large, as these classes are far from their optimum.
         """
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
         if round_ >= self.common_rounds:  # a coordinate step does little where C is large
-            return self.last_epochs * max(1, round(self.C / (2 * self.tau)))
+            return self.last_epochs * max(1, round(self.C * max(1.0, self.positive_weight) / (2 * self.tau)))
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
 
     def enough(self, round_: int) -> float:
