@@ -173,7 +173,7 @@ def test_what_is_gathered_next_is_told_before() -> None:
         rows = np.flatnonzero(rng.random(n) < share)
         signs = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
         active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
-        p = PPDSparseParameters(lam=0.1, C=1.0, max_rounds=1, last_epochs=1)
+        p = PPDSparseParameters(lam=0.1, C=1.0, positive_weight=1.0, max_rounds=1, last_epochs=1)
         checked = 0
         StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second

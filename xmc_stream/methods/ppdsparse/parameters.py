@@ -14,7 +14,16 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
-DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "guide": 0.0, "prune": 0.01}
+DISMEC = {
+    "lam": 0.0,
+    "tau": 1.0,
+    "C": 2.0,
+    "rounds": 5,
+    "max_rounds": 5,
+    "guide": 0.0,
+    "prune": 0.01,
+    "positive_weight": 1.0,
+}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
@@ -28,6 +37,8 @@ FAR, WORTH = 0.02, 0.005
 _FAR_GROWTH = 4
 # Where C is not given it is _HALF / spread, from 1 to _MOST_C: text spreads by nearly 1, few dense features by much less.
 _HALF, _MOST_C = 0.5, 100.0
+# There positives weigh as much more, up to this: with few features a class's few positives are not fitted else.
+_MOST_WEIGHT = 2.0
 # Without a cap, a class whose gap has not halved in so many rounds is left as it is.
 PATIENCE = 5
 
@@ -47,7 +58,7 @@ class PPDSparseParameters(Parameters):
 
     lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
     tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
-    # a number wherever something is solved: `methods.ppdsparse.scale.settled` puts it in the place of None
+    # C and positive_weight are numbers wherever something is solved: `methods.ppdsparse.scale.settled` sees to it
     C: float = parameter(
         None,
         Number(
@@ -60,11 +71,13 @@ class PPDSparseParameters(Parameters):
         ),
     )
     positive_weight: float = parameter(
-        1.0,
+        None,
         Number(
             "How many times C counts for the positive rows of a class, as LIBLINEAR's -w1 and scikit-learn's class_weight "
-            "do. Larger: fewer positives score low, and more negatives score high.",
+            "have it. Larger: fewer positives score low, and more negatives score high. none: 1, and more where the rows "
+            "spread by less than half of a unit about their mean: 1 / (2 spread), 2 at most.",
             open_least=True,
+            none=True,
             unsaid=True,
         ),
     )
@@ -180,6 +193,11 @@ class PPDSparseParameters(Parameters):
         treats rows that spread little as rows of spread 1 with C = 1. Equal rows have nothing to learn from: 1.
         """
         return max(1.0, _HALF / max(spread, _HALF / _MOST_C)) if spread > 0 else 1.0
+
+    @staticmethod
+    def positive_weight_for(spread: float) -> float:
+        """The weight of positives where it is not given, by the spread of the rows as in `C_for`."""
+        return min(PPDSparseParameters.C_for(spread), _MOST_WEIGHT)
 
     def bounds(self, weight: float) -> tuple[float, float]:
         """Of a row whose loss counts C weight: h2 of its dual's loss term h2 a^2 / 2, and the upper bound of its a."""

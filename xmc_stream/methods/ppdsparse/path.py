@@ -42,8 +42,9 @@ def _goes_on(start: PPDSparseParameters, setting: PPDSparseParameters) -> bool:
         [_value(p, name) for name in _TERMS] for p in (start, setting)
     )
     grows = lam_now * C <= lam * C_now and tau_now * C <= tau * C_now and positive <= positive_now
+    alike = (start.positive_weight is None) == (setting.positive_weight is None)
     takes = setting.loss == "squared_hinge" and setting.common_rounds is not None
-    return before == now and takes and grows and (start.prune or 0.0) <= (setting.prune or 0.0)
+    return before == now and alike and takes and grows and (start.prune or 0.0) <= (setting.prune or 0.0)
 
 
 def _distance(start: PPDSparseParameters, setting: PPDSparseParameters) -> float:
@@ -52,6 +53,6 @@ def _distance(start: PPDSparseParameters, setting: PPDSparseParameters) -> float
 
 
 def _value(p: PPDSparseParameters, name: str) -> float:
-    """One of the terms; a C that is not given is 1 at least."""
+    """One of the terms; a C or weight that is not given is 1 at least."""
     value = getattr(p, name)
     return 1.0 if value is None else float(value)

@@ -213,6 +213,7 @@ class PPDSparseRun:
         return {
             "rounds": round_,
             "C": p.C,
+            "positive_weight": p.positive_weight,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),

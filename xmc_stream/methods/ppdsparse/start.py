@@ -21,13 +21,14 @@ from xmc_stream.store.nodes import understood
 
 
 def weights_of_terms(model: LinearWeights) -> dict[str, float]:
-    """lam, tau, C and weight of positives that a model was trained with, those that its method has; a weight is 1 at first."""
+    """lam, tau, C and positive_weight that a model was trained with, those that its method has; the last is 1 where it is
+    not said."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
         terms = {name: params.get(name) for name in ("lam", "tau", "C")}
         if terms["C"] is None:
             terms["C"] = model.attributes.get("C")  # which its training chose
-        terms["positive_weight"] = params.get("positive_weight", 1.0)
+        terms["positive_weight"] = model.attributes.get("positive_weight", 1.0)
         return {name: float(value) for name, value in terms.items() if value is not None}
 
 

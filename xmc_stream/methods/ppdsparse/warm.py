@@ -50,7 +50,9 @@ class PPDSparseWarmUp(WarmUp):
             # and it wants more rows than an interval has
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
             of = self.parameters
-            p = PPDSparseParameters(C=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided))
+            p = PPDSparseParameters(
+                C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided)
+            )  # fmt: skip
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
