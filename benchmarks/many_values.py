@@ -23,7 +23,7 @@ import click
 import numpy as np
 
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.memory import format_size, parse_size, peak_resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, format_size, parse_size, peak_resident
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import Block
 
@@ -105,7 +105,7 @@ STAGES = {"ends": ends, "stream": stream}
 def main(folder: Path, values: int, limit: str, stage: str | None) -> None:
     path = folder / "many_values.xmc"
     if stage:
-        return_freed_memory()
+        MemoryLimit.kept(limit)
         began = time.perf_counter()
         said = STAGES[stage](open_dataset(path))
         print(json.dumps({"said": said, "seconds": time.perf_counter() - began, "peak_rss": peak_resident()}))

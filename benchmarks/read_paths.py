@@ -23,7 +23,7 @@ import click
 import numpy as np
 
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.memory import parse_size, peak_resident, resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, parse_size, peak_resident, resident
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Buffer, SparseMatrix
 
@@ -102,7 +102,7 @@ def gather_pread(matrix: SparseMatrix, rows: np.ndarray) -> float:
 
 def case(path: Path, name: str, threads: int) -> dict[str, float]:
     """One case in this process: GB/s of useful bytes and VmHWM."""
-    return_freed_memory()
+    MemoryLimit.kept(None)
     matrix = SparseMatrix(path)
     n = matrix.n_lines
     parts = [(n * t // threads, n * (t + 1) // threads) for t in range(threads)]

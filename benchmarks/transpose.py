@@ -20,7 +20,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from xmc_stream.memory import format_size, parse_size, peak_resident, resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, format_size, parse_size, peak_resident, resident
 from xmc_stream.store.dataset import open_dataset
 from xmc_stream.store.transpose import load_kernels
 
@@ -30,7 +30,7 @@ MAKER = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 
 def transposition(path: Path, buffer: int) -> dict[str, float]:
     """X to columns in this process: seconds and memory."""
-    return_freed_memory()
+    MemoryLimit.kept(None)
     data = open_dataset(path)
     rows = data.X_rows()
     load_kernels(rows.shape[0], rows.indices.dtype)

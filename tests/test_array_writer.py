@@ -14,11 +14,11 @@ import pytest
 import zarr
 
 from xmc_stream.store.chunks import ChunkedArray
-from xmc_stream.store.encoding import CHUNK_STEP, ArrayWriter
+from xmc_stream.store.encoding import ArrayWriter
 from xmc_stream.store.nodes import Group
 
-CHUNK = 2 * CHUNK_STEP
-STEP_ITEMS, CHUNK_ITEMS = CHUNK_STEP // 4, CHUNK // 4
+CHUNK = 2**17
+CHUNK_ITEMS = CHUNK // 4
 
 
 def open_files() -> int:
@@ -29,7 +29,7 @@ def open_files() -> int:
 @pytest.mark.parametrize(
     "size",
     [
-        0, 1, STEP_ITEMS - 1, STEP_ITEMS, STEP_ITEMS + 1, CHUNK_ITEMS - 1, CHUNK_ITEMS, CHUNK_ITEMS + 1,
+        0, 1, 1023, 1024, 1025, CHUNK_ITEMS - 1, CHUNK_ITEMS, CHUNK_ITEMS + 1,
         2 * CHUNK_ITEMS - 1, 2 * CHUNK_ITEMS, 2 * CHUNK_ITEMS + 1, 5 * CHUNK_ITEMS + 7,
     ],
 )  # fmt: skip
@@ -44,10 +44,13 @@ def test_any_size_comes_back_in_chunks_that_are_full(tmp_path: Path, size: int, 
 
     array: Any = zarr.open_array(tmp_path / "g/a", mode="r")
     assert (array[:] == values).all()  # zarr compares the checksums
-    assert (ChunkedArray(array).read(0, size) == values).all()
-    # one chunk is no larger than the array, rounded up; several are of the size that was asked for
-    rounded = max(STEP_ITEMS, -(-size // STEP_ITEMS) * STEP_ITEMS)
-    chunk = CHUNK_ITEMS if size > CHUNK_ITEMS else rounded
+    stored = ChunkedArray(array)
+    assert (stored.read(0, size) == values).all()
+    mapped = stored.map()
+    assert (mapped == values).all()
+    assert not mapped.flags.writeable
+    # one chunk is as large as the array; several are of the size that was asked for
+    chunk = CHUNK_ITEMS if size > CHUNK_ITEMS else max(1, size)
     assert array.chunks == (chunk,)
     files = sorted((tmp_path / "g/a/c").iterdir(), key=lambda file: int(file.name))
     assert [file.name for file in files] == [str(k) for k in range(-(-size // chunk))]

@@ -242,7 +242,8 @@ def test_bad_input_after_a_kill_leaves_nothing(source: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "d.xmc"
-    for limit, begun in ((100, False), (20_000, True)):  # the first part; a chunk of the dataset, 64 KiB
+    write(source, INPUTS["libsvm"] + b"\n0 5000:1\n")
+    for limit, begun in ((100, False), (20_000, True)):  # the first part; an array of the dataset, of 5,000 numbers
         done = run_child(source, target, "full", str(limit))
         assert done.stdout.startswith(f"StoreError {target} cannot be written (File too large): "), done
         assert (done.stdout.count("\n"), done.stderr) == (1, "")
@@ -250,7 +251,7 @@ def test_a_full_disk_is_named_and_the_conversion_goes_on_when_there_is_room(sour
         assert (tmp_path / "d.xmc.partial").exists() == begun
     dataset, figures = convert_report(source, target)
     assert figures["resumed"]
-    assert dataset.n_samples == 59
+    assert dataset.n_samples == 60
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -27,10 +27,17 @@ LIMIT = "3GB"  # the process runs many tests
 
 
 def matrices(seed: int) -> tuple[Any, Any]:
-    """X and Y with as many entries for every seed."""
+    """X and Y with as many entries for every seed; feature and label number `seed` have none."""
     rng = np.random.default_rng(seed)
-    X = sp.random(N, D, 0.3, "csr", np.float32, random_state=seed)
-    return X, sp.csr_matrix(rng.permuted(np.eye(K)[np.arange(N) % K], axis=1))
+    X = sp.random(N, D - 1, 0.3, "csc", np.float32, random_state=seed)
+    Y = sp.csc_matrix(rng.permuted(np.eye(K - 1)[np.arange(N) % (K - 1)], axis=1))
+    return without(X, seed), without(Y, seed)
+
+
+def without(matrix: Any, number: int) -> Any:
+    """The matrix with an empty column of that number among its own."""
+    indptr = np.insert(matrix.indptr, number, matrix.indptr[number])
+    return sp.csr_matrix(sp.csc_matrix((matrix.data, matrix.indices, indptr), (N, matrix.shape[1] + 1)))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
         data = xs.convert(X, pairs["data"][seed], labels=Y, memory_limit=LIMIT)
         data.X_columns()
         data.with_observed(sp.csr_matrix(np.random.default_rng(seed).permuted(np.arange(N * K) % 2).reshape(N, K)))
-        linear = xs.PPDSparse(memory_limit=LIMIT).fit(data, model=pairs["linear"][seed]).model_
+        # without the l1 term all weights are there, so the files of both are of the same sizes
+        linear = xs.PPDSparse(lam=0.0, memory_limit=LIMIT).fit(data, model=pairs["linear"][seed]).model_
         xs.LEML(rank=3, alternations=1, memory_limit=LIMIT).fit(data, model=pairs["lowrank"][seed])
         xs.predict(linear, data, pairs["predictions"][seed], k=3)
     return pairs

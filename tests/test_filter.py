@@ -133,12 +133,12 @@ STORE = """
 import json, sys
 from pathlib import Path
 from xmc_stream.convert.formats.pairs import store_pairs
-from xmc_stream.memory import MemoryLimit, peak_resident, resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, peak_resident, resident
 import xmc_stream.store.encoding
-return_freed_memory()
+limit = MemoryLimit.kept(10**9)
 before = resident()
 folder = Path(sys.argv[1])
-store_pairs(folder / "f.txt", folder / "filter", 1000, 1000, MemoryLimit(10**9))
+store_pairs(folder / "f.txt", folder / "filter", 1000, 1000, limit)
 print(json.dumps(peak_resident() - before))
 """
 

@@ -33,7 +33,7 @@ from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.training import train as train_model
 
-WEIGHT = 1.5
+WEIGHT = 2.0
 
 
 def random_problem(n: int = 300, d: int = 60, k: int = 50, seed: int = 0) -> tuple[sp.csr_matrix, sp.csr_matrix]:
@@ -80,7 +80,7 @@ def scores_by_hand(model: LinearModel, X: Any) -> Any:
     """Guided scores of all rows and labels, in float64."""
     weights, bias, groups = parts(model)
     Z = X.toarray().astype(np.float64) @ model.to_scipy().toarray() + model.bias()
-    doubt = np.maximum(1 - (X.toarray() @ weights + bias), 0) ** 3
+    doubt = np.clip(1 - (X.toarray() @ weights + bias), 0, 1.15) ** 3
     says = doubt[:, groups].mean(axis=1)  # rows x labels
     sure = np.where(Z < 1, 1 - (1 - Z) ** 3, 1 + 0.01 * (Z - 1))
     return sure - WEIGHT * says
@@ -171,14 +171,19 @@ def test_a_split_is_that_of_dense_vectors() -> None:
         scale,
         X.shape[1],
     )
-    for key in (np.uint64(1), np.uint64(99)):
-        labels = sample.labels[::2]
+    every = sample.labels
+    sets, keys = [every[::2], every[:1], every[1::2], every, every[:3]], [np.uint64(k) for k in (1, 5, 99, 7, 2)]
+    directions, halves = sample.split(sets, keys)
+    for labels, key, direction, found in zip(sets, keys, directions.T, halves, strict=True):
+        if len(labels) == 1:
+            assert not direction.any()
+            assert [half.tolist() for half in found] == [labels.tolist(), []]
+            continue
         bits = word_bits(len(labels))
         first, second = (int(labels[permuted(b, len(labels), bits, key)]) for b in range(2))
-        direction, *halves = sample.split(labels, key)
         expected, *wanted = twin.split(M, labels.tolist(), first, second, module._MOST_STEPS)
         assert np.allclose(direction, expected, atol=1e-9)
-        assert [half.tolist() for half in halves] == wanted
+        assert [half.tolist() for half in found] == wanted
 
 
 def test_the_kernels_are_dense_products() -> None:
@@ -193,10 +198,11 @@ def test_the_kernels_are_dense_products() -> None:
     sums = np.zeros((15, 3))
     add_to_labels(y, projected, sums)
     assert np.allclose(sums, labels.T @ projected)
-    side, scale = rng.integers(-1, 2, 15).astype(np.int8), rng.random(15)
-    both = np.zeros((30, 2))
+    side, scale = rng.integers(-1, 2, (15, 4)).astype(np.int8), rng.random(15)
+    both = np.zeros((30, 2, 4))
     add_sides(x, y, side, scale, both)
-    assert np.allclose(both, np.stack([dense.T @ (labels @ (scale * (side == b))) for b in range(2)], axis=1))
+    expected = [dense.T @ (labels @ (scale[:, None] * (side == b))) for b in range(2)]
+    assert np.allclose(both, np.stack(expected, axis=1))
     sign = np.empty(40, np.int8)
     groups = rng.integers(0, 3, 15).astype(np.uint8)
     signs_of_group(y, groups, 1, sign)

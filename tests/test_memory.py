@@ -197,10 +197,9 @@ def test_the_peak_is_the_kernels_and_stays_when_memory_is_freed() -> None:
 
 
 FREED = """
-from xmc_stream.memory import resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, resident
 import numpy as np
-if sys.argv[1] == "return":
-    return_freed_memory()
+MemoryLimit.kept("1GB")
 before = resident()
 for size in (24 << 20, 20 << 20):  # freeing the first one teaches the C library to keep blocks of that size
     held = [np.ones(size, np.uint8), np.ones(1 << 20, np.uint8), np.ones(1 << 10, np.uint8)]
@@ -213,7 +212,30 @@ print(resident() - before)
 @pytest.mark.slow
 @on_linux
 def test_freed_buffers_are_given_back_at_once() -> None:
-    assert child(FREED, "return") < 4 * MIB
+    assert child(FREED) < 4 * MIB
+
+
+KEPT = """
+from xmc_stream.memory import MemoryLimit, resident, return_freed_memory
+import numpy as np
+MemoryLimit.kept(sys.argv[1])
+before = resident()
+blocks = [np.ones(1 << 20, np.uint8) for _ in range(100)]
+pinned = blocks[-1]
+del blocks
+kept = resident() - before
+return_freed_memory()
+print(json.dumps([kept, resident() - before]))
+"""
+
+
+@pytest.mark.slow
+@on_linux
+def test_freed_buffers_that_the_limit_calls_small_are_given_back_when_asked_for() -> None:
+    assert child(KEPT, 10**8)[0] < 4 * MIB
+    kept, after = child(KEPT, 4 * 10**9)
+    assert kept > 90 * MIB
+    assert after < 4 * MIB
 
 
 GUARD = """

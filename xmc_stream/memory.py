@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
@@ -23,7 +24,9 @@ from xmc_stream.errors import InputError, MemoryLimitError
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 _RESERVED = 32  # a limit's share that no plan uses
-_M_MMAP_THRESHOLD = -3  # glibc's mallopt parameter
+# Freed buffers below this share of a limit may stay resident: a quarter of the share that no plan uses for eight of them.
+_KEPT, _LEAST_KEPT, _MOST_KEPT = 256, 256 * 2**10, 16 * 2**20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt parameters
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -127,16 +130,14 @@ def peak_resident() -> int:
     return resident()
 
 
-def return_freed_memory() -> None:
-    """Make the C library give freed buffers of 256 KiB and more back to the system at once (glibc only).
+def _glibc(function: str) -> Any:
+    """A function of glibc, or one that does nothing where the C library has none of that name."""
+    return getattr(ctypes.CDLL(None), function, lambda *_: 0) if sys.platform == "linux" else lambda *_: 0
 
-    By default glibc raises that bound to 32 MiB as a program frees large blocks, after which freed buffers stay
-    resident and a planned peak is exceeded by what was planned, and freed, before.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(_M_MMAP_THRESHOLD, 1 << 18)
+
+def return_freed_memory() -> None:
+    """Give what was freed and stayed resident back to the system (glibc only)."""
+    _glibc("malloc_trim")(0)
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,21 @@ class MemoryLimit:
     def of(cls, size: str | float | None) -> MemoryLimit:
         """The limit of a size in words or bytes; None takes three quarters of the memory that is free now."""
         return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
+
+    @classmethod
+    def kept(cls, size: str | float | None) -> MemoryLimit:
+        """As `of`, and from then on large buffers go back to the system as soon as they are freed (glibc only).
+
+        Large is 1 / 256 of the limit, from 256 KiB to 16 MiB. By default glibc raises that bound to 32 MiB as a program
+        frees large blocks, after which freed buffers stay resident and a planned peak is exceeded by what was planned,
+        and freed, before. With a small bound under a large limit, getting the same pages again and again takes a tenth
+        of a training's time.
+        """
+        limit = cls.of(size)
+        large = min(max(limit.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            _glibc("mallopt")(parameter, large)
+        return limit
 
     def budget(self, resident_bytes: int | None = None) -> int:
         """Bytes a plan may hand out: the limit less what the process holds and the reserve.
@@ -223,11 +239,18 @@ class Guard:
 
     def crowded(self) -> bool:
         """True when no further job should be admitted for the present (over 95 % of the limit)."""
-        return self.now > 0.95 * self.limit.limit
+        return self._over(0.95)
+
+    def _over(self, share: float) -> bool:
+        """Whether more than this share of the limit is resident, also without what was freed."""
+        if self.now > share * self.limit.limit:
+            return_freed_memory()
+            self.now = resident()
+        return self.now > share * self.limit.limit
 
     def check(self) -> None:
         """Raise MemoryLimitError when resident memory is over 98 % of the limit."""
-        if self.now > 0.98 * self.limit.limit:
+        if self._over(0.98):
             raise MemoryLimitError(
                 f"resident memory is {format_size(self.now)}, at the limit of {format_size(self.limit.limit)}: the run "
                 "was ended and can be resumed; run the same command with a larger --memory-limit or fewer --threads"

@@ -27,7 +27,7 @@ def guided_scores(Z: NDArray[np.float32], terms: NDArray[np.float32], groups: ND
 
 def terms_of(Z: NDArray[np.float32], weight: float) -> NDArray[np.float32]:
     """What groups that score Z say."""
-    doubt = np.maximum(F(1) - Z, F(0))
+    doubt = np.clip(F(1) - Z, F(0), F(1.15))
     return np.asarray(-F(weight) * (doubt * doubt * doubt), np.float32)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, peak_resident
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import Like
@@ -164,8 +164,7 @@ def convert_report(
     from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
-    return_freed_memory()
-    limit = MemoryLimit.of(memory_limit)
+    limit = MemoryLimit.kept(memory_limit)
     if normalize not in (None, *_NORMALIZE):
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
     target = Path(target)

@@ -19,7 +19,7 @@ from xmc_stream.datasets.text import text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
-from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -99,8 +99,7 @@ def export(
     ('export-labels.npz', (30, 3))
     """
     began = time.perf_counter()
-    return_freed_memory()
-    limit, out = MemoryLimit.of(memory_limit), Path(out)
+    limit, out = MemoryLimit.kept(memory_limit), Path(out)
     of_model = not isinstance(data, Dataset) and is_model(Path(data))
     format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
     if format not in _FORMATS:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
-from xmc_stream.memory import MemoryLimit, return_freed_memory
+from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
@@ -88,8 +88,7 @@ def select_features(
     >>> some.n_features, some.feature_counts().tolist()
     (2, [10, 10])
     """
-    return_freed_memory()
-    limit, out = MemoryLimit.of(memory_limit), Path(out)
+    limit, out = MemoryLimit.kept(memory_limit), Path(out)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")

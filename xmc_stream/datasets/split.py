@@ -14,7 +14,7 @@ from tqdm import tqdm
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import MIB
-from xmc_stream.memory import MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, stream
@@ -96,8 +96,7 @@ def split(
     (24, 6)
     """
     began = time.perf_counter()
-    return_freed_memory()
-    limit = MemoryLimit.of(memory_limit)
+    limit = MemoryLimit.kept(memory_limit)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     train, valid = Path(train), Path(valid)
     if not 0 < fraction < 1:

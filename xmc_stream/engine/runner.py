@@ -30,7 +30,7 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import NO_ROOM, InputError, JobError, XmcStreamError
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.job import Ledger as Notebook
-from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident
+from xmc_stream.memory import Guard, MemoryLimit, Usage, peak_resident, return_freed_memory
 from xmc_stream.stop import StoppedError, wanted_while
 
 # they tell at length of a scheduler that is gone, and we in a line
@@ -302,6 +302,8 @@ class Engine:
             total=phase.total or len(phase.jobs), initial=before, desc=phase.name + phase.note, unit="job", delay=2,
             leave=False, disable=None if self._progress else True,
         )  # fmt: skip
+        if self.in_process:
+            return_freed_memory()  # buffers of another phase have other sizes
         if todo:
             self._events.phase(phase.name, len(phase.jobs), len(phase.jobs) - len(todo), phase.unit, phase.number)
         with bar:

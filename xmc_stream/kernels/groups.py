@@ -37,21 +37,28 @@ def add_to_labels(y: Labels, projected: NDArray[np.float64], sums: NDArray[np.fl
 
 @kernel
 def add_sides(x: CSR, y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-    """sums[:, b] += sum of m_l over the labels of side b, for b = 0 and 1. side (K,): 0, 1, or -1 for neither."""
+    """sums[:, b, m] += sum of m_l over the labels of side b of split m, for b = 0 and 1.
+
+    side (K, M): 0, 1, or -1 for neither; sums (D, 2, M).
+    """
     indptr, indices, data = x
     y_indptr, y_indices = y
+    n = side.shape[1]
+    both = np.empty((2, n))
     for i in range(len(indptr) - 1):
-        first = second = 0.0
+        both[:] = 0.0
         for p in range(y_indptr[i], y_indptr[i + 1]):
             label = y_indices[p]
-            if side[label] == 0:
-                first += scale[label]
-            elif side[label] == 1:
-                second += scale[label]
-        if first != 0.0 or second != 0.0:
-            for p in range(indptr[i], indptr[i + 1]):
-                sums[indices[p], 0] += first * data[p]
-                sums[indices[p], 1] += second * data[p]
+            share = scale[label]
+            for m in range(n):
+                both[0, m] += share if side[label, m] == 0 else 0.0
+                both[1, m] += share if side[label, m] == 1 else 0.0
+        for p in range(indptr[i], indptr[i + 1]):
+            value = np.float64(data[p])
+            of_feature = sums[indices[p]]
+            for b in range(2):
+                for m in range(n):
+                    of_feature[b, m] += value * both[b, m]
 
 
 @kernel

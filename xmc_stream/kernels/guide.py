@@ -2,9 +2,11 @@
 
 A row's score z of a label and its scores z_1 ... z_R of the groups that the label is in, one of each clustering, give
 
-    1 + h(z) - w/R sum_r (1 - z_r)_+^3        h(z) = -(1 - z)^3 below 1, (z - 1) / 100 from there on
+    1 + h(z) - w/R sum_r d_r^3        h(z) = -(1 - z)^3 below 1, (z - 1) / 100 from there on
+                                      d_r = min((1 - z_r)_+, 1.15), the doubt of a group
 
-It rises with z. Where the groups are sure (z_r >= 1) and there is no more doubt than z = 0, it is 0 or more.
+It rises with z. A group takes 1.15^3 w/R at most, so that one that is wrong about a row can be outvoted. Where the groups
+are sure (z_r >= 1) and there is no more doubt than z = 0, it is 0 or more.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import Tile, score_all
 
+MOST_DOUBT = np.float32(1.15)  # of a group
 BEYOND = np.float32(0.01)  # slope from 1 on: enough to order labels that are sure
 _NEAR = 1e-3  # that a bound on a score lies below what it bounds, relative: rounding is far smaller
 
@@ -56,14 +59,17 @@ def guide_row(scores: NDArray[np.float32], i: int, terms: NDArray[np.float32], g
 
 @kernel
 def group_terms(x: CSR, tile: Tile, weight: np.float32, terms: NDArray[np.float32]) -> None:
-    """terms[i, g] = -weight (1 - z)_+^3, z the score of row i for group g, weight w/R; the tile holds the groups' weights."""
+    """terms[i, g] = -weight min((1 - z)_+, 1.15)^3, z the score of row i for group g.
+
+    weight: w/R. The tile holds the groups' weights.
+    """
     indptr, indices, data = x
     start, slots, weights, bias = tile
     scores = np.empty(len(bias), np.float32)
     for i in range(len(indptr) - 1):
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         for g in range(terms.shape[1]):
-            doubt = max(np.float32(1.0) - scores[g], np.float32(0.0))
+            doubt = min(max(np.float32(1.0) - scores[g], np.float32(0.0)), MOST_DOUBT)
             terms[i, g] = -weight * (doubt * doubt * doubt)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit, available_threads, return_freed_memory
+from xmc_stream.memory import MemoryLimit, available_threads
 
 if TYPE_CHECKING:
     from xmc_stream.engine.runner import Engine
@@ -63,8 +63,7 @@ class Execution:
         """
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
-        return_freed_memory()
-        return MemoryLimit.of(self.memory_limit)
+        return MemoryLimit.kept(self.memory_limit)
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:

@@ -279,9 +279,10 @@ class ChunkedArray:
 
         Elsewhere than on Linux, and for arrays that are not plain local files, the array is read instead.
         """
-        page = mmap.PAGESIZE
         chunk_bytes = self.chunk * self.dtype.itemsize
-        if self.path is None or not sys.platform.startswith("linux") or chunk_bytes % page or not self.size:
+        # a chunk begins with a page: with its file, or behind another one that ends with a page
+        fits = self._places is None and (self.n_chunks == 1 or chunk_bytes % mmap.PAGESIZE == 0)
+        if self.path is None or not sys.platform.startswith("linux") or not fits or not self.size:
             values = self.read(0, self.size)
             values.flags.writeable = False
             return values

@@ -2,7 +2,8 @@
 
 A 1-D array is chunked, uncompressed and crc32c-checked: chunk k is the file `c/k`, raw little-endian values and four
 bytes of checksum, which stands in the array's zarr.json too: a chunk file of another array is told from its own. Chunks
-hold min(32 MiB, the array rounded up to 64 KiB), so that a local chunk file can be mapped.
+hold 32 MiB, 4 MiB in a model: a multiple of every page size in use, so that the chunk files of an array can be mapped one
+behind the other. An array that is no larger has one chunk of its own size.
 A sparse matrix is a group in anndata's encoding 0.1.0.
 """
 
@@ -30,7 +31,6 @@ from xmc_stream.store.nodes import Group, PlainArray
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
 SCRATCH_CHUNK_BYTES = 2**20  # of an array that only one run reads: small, as a writer's buffer is one chunk
-CHUNK_STEP = 64 * 2**10  # a chunk is a multiple of this, hence of every page size in use
 _CHECKSUM_BYTES = 4
 _WRITE = 2**18  # bytes written at a time
 _AT_A_TIME = 8  # files that are made durable beside each other
@@ -96,8 +96,8 @@ class ArrayWriter:
             os.link(source.chunk_file(k), self._folder / "c" / str(self._chunks))
             self._crcs.append(source.stored_crc(k))
             self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
-        for start in range(0, source.size, CHUNK_STEP):
-            self._hash.update(source.read(start, min(start + CHUNK_STEP, source.size)).data)
+        for start in range(0, source.size, _PIECE):
+            self._hash.update(source.read(start, min(start + _PIECE, source.size)).data)
 
     def _put(self, view: NDArray[np.uint8]) -> None:
         if self._file is not None:
@@ -113,11 +113,9 @@ class ArrayWriter:
             self._file = None
 
     def close(self) -> str:
-        """End the last chunk, padded with zeros; returns the sha256 of all values, in hexadecimal."""
+        """End the last chunk, one of several padded with zeros; returns the sha256 of all values, in hexadecimal."""
         size = max(0, self._chunks - 1) * self._chunk_bytes + self._filled
-        chunk = self._chunk_bytes
-        if self._chunks < 2:  # a chunk no larger than the array
-            chunk = min(chunk, max(1, -(-self._filled // CHUNK_STEP)) * CHUNK_STEP)
+        chunk = self._chunk_bytes if self._chunks > 1 else max(self._filled, self.dtype.itemsize)
         if self._file is not None:
             zeros = np.zeros(_WRITE, np.uint8)
             while self._filled < chunk:
@@ -211,8 +209,8 @@ class MatrixWriter(LineWriter):
 
     def link(self, source: SparseMatrix) -> None:
         """Add all lines of a stored matrix; their indices and values by hard links, see `ArrayWriter.link`."""
-        for start in range(1, source.n_lines + 1, CHUNK_STEP):
-            self._indptr.append(source.ends(start - 1, min(start - 1 + CHUNK_STEP, source.n_lines))[1:] + self.nnz)
+        for start in range(0, source.n_lines, _PIECE):
+            self._indptr.append(source.ends(start, min(start + _PIECE, source.n_lines))[1:] + self.nnz)
         for mine, theirs in zip(self._arrays[1:], source.arrays()[1:], strict=True):
             mine.link(theirs)
         self.lines += source.n_lines

@@ -12,6 +12,7 @@ side by all of its rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,11 @@ CLUSTERINGS, LEVELS = 8, 2
 GROUPS = 1 << LEVELS
 N_GROUPS = CLUSTERINGS * GROUPS
 LEAST_LABELS = 2048  # with positives: of fewer, groups have little to say that the labels' own weights do not
-WEIGHT = 1.5  # of what the groups say, where nothing else is asked for
+WEIGHT = 2.0  # of what the groups say, where nothing else is asked for
 _SPLITS = GROUPS - 1  # of a clustering, each with a direction
 _EPOCHS = 2
 _MOST_STEPS = 4  # of a split
-_PRUNED = 4  # times the least weight of a class: that of a group
+_PRUNED = 2  # times the least weight of a class: that of a group
 _SAMPLE_ENTRIES, _SAMPLE_PAIRS, _SAMPLE_ROWS = 3 << 20, 1 << 20, 1 << 18  # of X, of Y, and rows, at most
 _ROW_BYTES = 96  # of a row of the sample in a solve
 _LABEL_BYTES = 64 + CLUSTERINGS  # what a split holds, and groups
@@ -113,8 +114,9 @@ def _together(plan: MemoryPlan, dataset: Dataset) -> int:
 
 
 def _clustering_bytes(dataset: Dataset) -> int:
-    """Of the directions of a clustering, and the sums along them."""
-    return 8 * _SPLITS * (dataset.n_features + dataset.n_labels)
+    """Of the directions of a clustering and the sums along them; of the sums of both sides of its last splits, twice."""
+    last = GROUPS // 2
+    return 8 * ((_SPLITS + 6 * last) * dataset.n_features + (_SPLITS + last) * dataset.n_labels)
 
 
 @dataclass(frozen=True)
@@ -175,35 +177,30 @@ class GroupsJob:
         groups = np.repeat(np.arange(0, N_GROUPS, GROUPS, dtype=np.uint8)[:, None], dataset.n_labels, axis=1)
         for first in range(0, CLUSTERINGS, together):
             some = range(first, min(first + together, CLUSTERINGS))
-            directions = np.empty((dataset.n_features, len(some) * _SPLITS))
-            for at, r in enumerate(some):
-                halves = [sample.labels]
-                for split in range(_SPLITS):
-                    key = np.uint64(key_of(self.seed, LABEL_GROUPS, 1 + r, split))
-                    directions[:, at * _SPLITS + split], *parts = sample.split(halves[split], key)
-                    halves += parts
-            sums = self._sums(dataset, matrices, directions)
+            directions = np.empty((dataset.n_features, len(some), _SPLITS))
+            labels = [sample.labels] * len(some)
+            for level in range(LEVELS):
+                splits = range((1 << level) - 1, (2 << level) - 1)
+                keys = [np.uint64(key_of(self.seed, LABEL_GROUPS, 1 + r, split)) for r in some for split in splits]
+                found, pairs = sample.split(labels, keys)
+                directions[:, :, splits.start : splits.stop] = found.reshape(-1, len(some), len(splits))
+                labels = [half for pair in pairs for half in pair]
+            sums = self._sums(dataset, matrices, directions.reshape(-1, len(some) * _SPLITS))
             for at, r in enumerate(some):
                 halves = [np.flatnonzero(counts)]
                 for split in range(_SPLITS):
                     halves += _halves(halves[split], sums[:, at * _SPLITS + split] * sample.scale)
-                for g, labels in enumerate(halves[_SPLITS:]):
-                    groups[r, labels] += np.uint8(g)
+                for g, group in enumerate(halves[_SPLITS:]):
+                    groups[r, group] += np.uint8(g)
         return groups
 
     def _sums(
         self, dataset: Dataset, matrices: tuple[SparseMatrix, SparseMatrix], directions: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Of each label, over its rows: x_i . d for each direction d (K, directions). One pass over the rows."""
-        n_directions, most = directions.shape[1], self.plan.row_block_bytes
-        sums = np.zeros((dataset.n_labels, n_directions))
-        step = max(1, most // (8 * n_directions))
+        sums, most = np.zeros((dataset.n_labels, directions.shape[1])), self.plan.row_block_bytes
         for x, y in stream(matrices, [most, most], 0, dataset.n_samples, self.plan.cuts.rows):
-            for low in range(0, x.n, step):
-                high = min(low + step, x.n)
-                projected = np.empty((high - low, n_directions))
-                project(CSR(x.indptr[low : high + 1], x.indices, x.values), directions, projected)
-                add_to_labels(Labels(y.indptr[low : high + 1], y.indices), projected, sums)
+            _add_along(CSR.of(x), Labels.of(y), directions, sums)
         return sums
 
     def _solve(self, sample: _Sample, groups: NDArray[np.uint8], g: int) -> tuple[Block, float]:
@@ -239,38 +236,56 @@ class _Sample:
         self.scratch = new_scratch(n_features, self.n_rows, len(x.indices))
 
     def split(
-        self, labels: NDArray[np.int64], key: np.uint64
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """The direction (D,) that parts some labels, and both halves, ascending."""
-        side = np.full(len(self.scale), -1, np.int8)
-        n = len(labels)
-        if n < 2:
-            return np.zeros(self._n_features), labels, labels[n:]
-        bits = word_bits(n)
-        for b in range(2):
-            side[labels[permuted(b, n, bits, key)]] = b
-        direction = self._direction(side)
-        projected = np.empty((self.n_rows, 1))
-        halves = labels, labels
-        for _ in range(_MOST_STEPS):
-            sums = np.zeros((len(side), 1))
-            project(self.x, direction[:, None], projected)
-            add_to_labels(self.y, projected, sums)
-            halves = _halves(labels, sums[:, 0] * self.scale)
-            before = side[labels]
-            for b, half in enumerate(halves):
-                side[half] = b
-            if (side[labels] == before).all():
-                break
-            direction = self._direction(side)
-        return direction, *halves
+        self, parts: Sequence[NDArray[np.int64]], keys: Sequence[np.uint64]
+    ) -> tuple[NDArray[np.float64], list[tuple[NDArray[np.int64], NDArray[np.int64]]]]:
+        """Of some sets of labels, each by itself, the directions (D, sets) that part them, and both halves, ascending.
 
-    def _direction(self, side: NDArray[np.int8]) -> NDArray[np.float64]:
-        """The difference of the unit vectors of the sums of both sides."""
-        sums = np.zeros((self._n_features, 2))
+        The sets share the passes over the rows.
+        """
+        side = np.full((len(self.scale), len(parts)), -1, np.int8)
+        directions = np.zeros((self._n_features, len(parts)))
+        halves = [(labels, labels[len(labels) :]) for labels in parts]
+        going = [m for m, labels in enumerate(parts) if len(labels) > 1]
+        for m in going:
+            labels = parts[m]
+            bits = word_bits(len(labels))
+            for b in range(2):
+                side[labels[permuted(b, len(labels), bits, keys[m])], m] = b
+        directions[:, going] = self._directions(side[:, going])
+        for _ in range(_MOST_STEPS if going else 0):
+            sums = np.zeros((len(self.scale), len(going)))
+            _add_along(self.x, self.y, directions[:, going], sums)
+            moved = []
+            for at, m in enumerate(going):
+                labels, before = parts[m], side[parts[m], m]
+                halves[m] = _halves(labels, sums[:, at] * self.scale)
+                for b, half in enumerate(halves[m]):
+                    side[half, m] = b
+                if (side[labels, m] != before).any():
+                    moved.append(m)
+            going = moved
+            if not going:
+                break
+            directions[:, going] = self._directions(side[:, going])
+        return directions, halves
+
+    def _directions(self, side: NDArray[np.int8]) -> NDArray[np.float64]:
+        """The difference of the unit vectors of the sums of both sides, of each split (D, splits)."""
+        sums = np.zeros((self._n_features, 2, side.shape[1]))
         add_sides(self.x, self.y, side, self.scale, sums)
-        first, second = (_unit(sums[:, b]) for b in range(2))
-        return first - second
+        lengths = np.sqrt(np.einsum("jbm,jbm->bm", sums, sums))
+        sums /= np.where(lengths > 0.0, lengths, 1.0)
+        return sums[:, 0] - sums[:, 1]
+
+
+def _add_along(x: CSR, y: Labels, directions: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
+    """Add to each label's sums (K, directions), over its rows, x_i . d for each direction d."""
+    n, step = len(x.indptr) - 1, max(1, MIB // (8 * directions.shape[1]))
+    for low in range(0, n, step):
+        high = min(low + step, n)
+        projected = np.empty((high - low, directions.shape[1]))
+        project(CSR(x.indptr[low : high + 1], x.indices, x.values), directions, projected)
+        add_to_labels(Labels(y.indptr[low : high + 1], y.indices), projected, sums)
 
 
 def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -278,8 +293,3 @@ def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDAr
     order = np.argsort(-along[labels], kind="stable")
     middle = -(-len(labels) // 2)
     return np.sort(labels[order[:middle]]), np.sort(labels[order[middle:]])
-
-
-def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    length = float(np.sqrt(np.square(vector).sum()))
-    return vector / length if length > 0.0 else np.asarray(vector)

@@ -33,7 +33,7 @@ _GROWTH = 2  # times max(|A|, added) may be added
 _MOVED, _MOVED_OF_MANY, LARGE_MODEL = 0.25, 0.35, 100_000
 # Classes whose gap is above FAR of their objective go on when the rounds of all are over, if that is WORTH it: together
 # their gaps are more than this part of the objective. What they lack is rows, so searches bring more of them.
-FAR, WORTH = 0.02, 0.005
+FAR, WORTH = 0.02, 0.03
 _FAR_GROWTH = 4
 # Where C is not given it is _HALF / spread, from 1 to _MOST_C: text spreads by nearly 1, few dense features by much less.
 _HALF, _MOST_C = 0.5, 100.0
@@ -101,7 +101,7 @@ class PPDSparseParameters(Parameters):
         6,
         Whole(
             "Rounds of a class, at most. After `rounds`, a class goes on only while its duality gap is above 2 % of its "
-            "objective, and only while these gaps together are more than 0.5 % of the objective of all classes. none: no "
+            "objective, and only while these gaps together are more than 3 % of the objective of all classes. none: no "
             "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds.",
             none=True,
         ),
@@ -127,8 +127,8 @@ class PPDSparseParameters(Parameters):
         None,
         Number(
             "Weight w of what groups of labels say of a label that scores z: the score becomes 1 - (1 - z)_+^3 - w "
-            "mean_r (1 - z_r)_+^3, with z_r the score of the label's group in clustering r of eight. 0: no groups, the score "
-            "is z. none: 1.5 where 2,048 labels or more have training rows, else 0.",
+            "mean_r min((1 - z_r)_+, 1.15)^3, with z_r the score of the label's group in clustering r of eight. 0: no "
+            "groups, the score is z. none: 2 where 2,048 labels or more have training rows, else 0.",
             none=True,
             unsaid=True,
         ),

@@ -32,7 +32,7 @@ _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many 
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
-_SEARCH_ROWS = 32768  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
+_SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 # rows of an interval of a search job, if it is not all of its rows
 INTERVALS = tuple(4096 << k for k in range(0, 10, 2))
 _MAX_SEARCH_JOBS = 4  # per thread and class block: each keeps what it found on disk until the next round

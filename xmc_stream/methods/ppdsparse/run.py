@@ -103,22 +103,20 @@ class FinaliseJob:
             writer.bias[:] = statistics[:, BIAS]
             objective = statistics[:, KEPT] + self.parameters.C * statistics[:, LOSS]
             gap = objective + statistics[:, DUAL]
-            writer.statistics = {
-                "objective": objective,
-                "duality_gap": gap,
-                "violation": np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE]),
-            }
+            violation = np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE])
+            figures = {"objective": objective, "duality_gap": gap, "violation": violation}
+            writer.statistics = {name: values.astype(np.float32) for name, values in figures.items()}
         learned = statistics[:, STATUS] != EMPTY
         relative = gap[learned] / objective[learned]
         return {
             "nnz": writer.weights.nnz,
             "tile_ranges": [astuple(span) for span in tiles.ranges],
             "learned": int(learned.sum()),
-            "open": int((writer.statistics["violation"][learned] > self.parameters.tol).sum()),
+            "open": int((violation[learned] > self.parameters.tol).sum()),
             "objective": float(objective.sum()),
             "gap_worst": float(relative.max(initial=0.0)),
             "gap_sum": float(relative.sum()),
-            "violation": float(writer.statistics["violation"][learned].max(initial=0.0)),
+            "violation": float(violation[learned].max(initial=0.0)),
         }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import read_small
+from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import CHUNK_BYTES, UNIT, StoredModel
@@ -74,7 +74,7 @@ def finalise_key(name: str) -> str:
 
 @dataclass
 class UnitWriter:
-    """weights: D x classes (csc), by class; bias (classes,); statistics: other arrays by name, those of reports float64."""
+    """weights: D x classes (csc), by class; bias (classes,); statistics: other arrays by name."""
 
     weights: MatrixWriter
     bias: NDArray[np.float32]
@@ -124,9 +124,10 @@ class LinearWeights(StoredModel):
         return weights.expect((self.n_features, unit.last - unit.first), "csc_matrix", np.float32)
 
     def unit_array(self, unit: Unit, name: str = "bias") -> NDArray[Any]:
-        """The bias, or another array with an entry for each class of a unit."""
-        dtype = np.float32 if name == "bias" else np.float64
-        return read_small(unit_path(self.path, unit), name, unit.last - unit.first, dtype)
+        """The bias, or another array with an entry for each class of a unit, which has the type it was written in."""
+        folder = unit_path(self.path, unit)
+        dtype = np.float32 if name == "bias" else open_array(folder / name).dtype
+        return read_small(folder, name, unit.last - unit.first, dtype)
 
     @property
     def tiles(self) -> list[list[tuple[int, int, int, int]]]:

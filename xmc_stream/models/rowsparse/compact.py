@@ -9,7 +9,7 @@ import numpy as np
 
 from xmc_stream.engine.summary import unfinished_run
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit, return_freed_memory
+from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import LOGS, SEAL
@@ -23,7 +23,6 @@ _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
 
 def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
     """Write it: see `Model.compact`."""
-    return_freed_memory()
     if path.exists() and not (overwrite and is_model(path)):
         raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
     if path.absolute() == model.path.absolute():
@@ -37,7 +36,7 @@ def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: 
         "rows": 2 * 4 * max(WINDOW, model.n_labels),
         "writers": 2 * CHUNK_BYTES,
     }
-    MemoryLimit.of(memory_limit).check(needs, "compacting a model")
+    MemoryLimit.kept(memory_limit).check(needs, "compacting a model")
     work = path.with_name(path.name + ".partial")
     with writing(path, "give the same command again"):
         shutil.rmtree(work, ignore_errors=True)
