@@ -60,15 +60,6 @@ def test_settings_begin_from_the_nearest_one_whose_weights_need_not_shrink() -> 
         assert (start.lam, mine.lam) in [(0.1, 0.1), (0.1, 0.03), (0.03, 0.01), (0.03, 0.03), (0.01, 0.01)]
 
 
-def test_the_weight_of_positives_grows_along_a_path() -> None:
-    grid = [PPDSparseParameters(C=C, positive_weight=weight) for C in (1, 2) for weight in (4, 2, 1)]
-    assert path_of(grid) == [Step(2), Step(1, 2), Step(0, 1), Step(5, 2), Step(4, 1), Step(3, 0)]
-    for mine, start in ((grid[i], grid[j]) for i, j in ((1, 2), (4, 1), (3, 0))):
-        of_model = {"C": start.C, "positive_weight": start.positive_weight}
-        assert mine.warm(of_model, True).rounds == 1
-        assert start.warm({"C": mine.C, "positive_weight": mine.positive_weight}, True).rounds == 2
-
-
 def test_settings_that_differ_in_more_than_numbers_begin_by_themselves() -> None:
     one_thing = {"loss": "hinge", "bias": False, "rounds": 2, "added": 10, "max_rounds": None, "positive_weight": 2}
     for other in ({name: value} for name, value in one_thing.items()):

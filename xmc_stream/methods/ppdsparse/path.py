@@ -9,21 +9,21 @@ from dataclasses import asdict
 from xmc_stream.methods.contract import Step
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
-_TERMS = ("lam", "tau", "C", "positive_weight")
+_TERMS = ("lam", "tau", "C")
 _APART = ("guide", "prune")  # the labels' own weights do not depend on these until a run ends
 _LEAST = 1e-6  # of a weight, where ratios are compared: 0 has none
 
 
 def path_of(settings: Sequence[PPDSparseParameters]) -> list[Step]:
-    """A tree of warm starts among settings that differ in _TERMS and _APART alone; others begin by themselves.
+    """A tree of warm starts among settings that differ in lam, tau, C, guide and prune alone; others begin by themselves.
 
-    C and the weight of positives grow along it, and lam and tau fall, as w then need not shrink (see
-    `PPDSparseParameters.warm`). A setting begins from the nearest one before it that has it so.
+    C grows along it, and lam and tau fall, as w then need not shrink (see `PPDSparseParameters.warm`). A setting begins
+    from the nearest one before it that has it so.
     """
 
     def place(i: int) -> tuple[float, ...]:
-        lam, tau, C, positive = (_value(settings[i], name) for name in _TERMS)
-        return C, positive, -lam, -tau, settings[i].prune or 0.0
+        lam, tau, C = (_value(settings[i], name) for name in _TERMS)
+        return C, -lam, -tau, settings[i].prune or 0.0
 
     order = sorted(range(len(settings)), key=place)
     steps: list[Step] = []
@@ -38,13 +38,10 @@ def path_of(settings: Sequence[PPDSparseParameters]) -> list[Step]:
 def _goes_on(start: PPDSparseParameters, setting: PPDSparseParameters) -> bool:
     """Whether a setting takes less from the weights of another: they differ in numbers alone, and w does not shrink."""
     before, now = ({k: v for k, v in asdict(p).items() if k not in (*_TERMS, *_APART)} for p in (start, setting))
-    (lam, tau, C, positive), (lam_now, tau_now, C_now, positive_now) = (
-        [_value(p, name) for name in _TERMS] for p in (start, setting)
-    )
-    grows = lam_now * C <= lam * C_now and tau_now * C <= tau * C_now and positive <= positive_now
-    alike = (start.positive_weight is None) == (setting.positive_weight is None)
+    (lam, tau, C), (lam_now, tau_now, C_now) = ([_value(p, name) for name in _TERMS] for p in (start, setting))
+    grows = lam_now * C <= lam * C_now and tau_now * C <= tau * C_now
     takes = setting.loss == "squared_hinge" and setting.common_rounds is not None
-    return before == now and alike and takes and grows and (start.prune or 0.0) <= (setting.prune or 0.0)
+    return before == now and takes and grows and (start.prune or 0.0) <= (setting.prune or 0.0)
 
 
 def _distance(start: PPDSparseParameters, setting: PPDSparseParameters) -> float:
@@ -53,6 +50,6 @@ def _distance(start: PPDSparseParameters, setting: PPDSparseParameters) -> float
 
 
 def _value(p: PPDSparseParameters, name: str) -> float:
-    """One of the terms; a C or weight that is not given is 1 at least."""
+    """lam, tau or C; a C that is not given is 1 at least."""
     value = getattr(p, name)
     return 1.0 if value is None else float(value)
