@@ -26,6 +26,7 @@ from reference import scores as twin
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.denserows import dense_rows
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import (
@@ -170,6 +171,24 @@ def test_top_k_is_the_sorted_ranking_ties_to_the_lower_label(problem: Any, k: in
 @pytest.mark.parametrize("whole", [True, False])
 def test_top_k_over_a_thousand_classes(whole: bool) -> None:
     check_top_k(*random_matrices(30, 20, 1000, 1, 0.5, whole), 20, [0, 512, 1000])
+
+
+@pytest.mark.parametrize("n", [3, 4, 11])
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_rows_that_have_most_features_are_scored_four_at_a_time_bit_for_bit(n: int, share: float) -> None:
+    X, W, bias = random_matrices(n, 60, 300, 2, share, whole=False)
+    assert dense_rows(csr(X)[0], 60) == n // 4 * 4
+    check_scores(X, W, bias, [0, 100, 300])
+    check_top_k(X, W, bias, 5, [0, 300])
+    bias[7] = -np.inf
+    alone = [best(row[None], W, bias, 9, [0, 300]) for row in X]  # a row by itself is scored the other way
+    for found, expected in zip(best(X, W, bias, 9, [0, 300]), zip(*alone, strict=True), strict=True):
+        assert found.tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_rows_of_few_features_are_not() -> None:
+    X, *_ = random_matrices(40, 60, 10, 3, 0.3, whole=False)
+    assert dense_rows(csr(X)[0], 60) == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])

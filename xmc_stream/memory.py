@@ -130,6 +130,14 @@ def peak_resident() -> int:
     return resident()
 
 
+_spare: list[Callable[[], None]] = []  # each lets go of what is kept for speed alone
+
+
+def when_room_is_needed(let_go: Callable[[], None]) -> None:
+    """Have `let_go` called before memory is planned: it frees what the process keeps for speed alone."""
+    _spare.append(let_go)
+
+
 def _glibc(function: str) -> Any:
     """A function of glibc, or one that does nothing where the C library has none of that name."""
     return getattr(ctypes.CDLL(None), function, lambda *_: 0) if sys.platform == "linux" else lambda *_: 0
@@ -156,14 +164,16 @@ class MemoryLimit:
         return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
 
     @classmethod
-    def kept(cls, size: str | float | None) -> MemoryLimit:
+    def kept(cls, size: str | float | None, spare: bool = False) -> MemoryLimit:
         """As `of`, and from then on large buffers go back to the system as soon as they are freed (glibc only).
 
         Large is 1 / 256 of the limit, from 256 KiB to 16 MiB. By default glibc raises that bound to 32 MiB as a program
         frees large blocks, after which freed buffers stay resident and a planned peak is exceeded by what was planned,
         and freed, before. With a small bound under a large limit, getting the same pages again and again takes a tenth
-        of a training's time.
+        of a training's time. spare: what is kept for speed alone stays; else it is let go, see `when_room_is_needed`.
         """
+        for let_go in () if spare else _spare:
+            let_go()
         limit = cls.of(size)
         large = min(max(limit.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):

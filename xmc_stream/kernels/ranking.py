@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import calibrate_row, calibrated
+from xmc_stream.kernels.denserows import TOGETHER, dense_rows, score_four, scratch_for
 from xmc_stream.kernels.guide import guide_row, guided, least_score, sureness
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import FEW, LANES, TileClasses, met, score_all, score_few
@@ -107,6 +108,46 @@ def bar(
                 scores[barred_indices[p] - first_class] = -np.inf
 
 
+@inner_kernel
+def _fold(
+    scores: NDArray[np.float32],
+    first_class: int,
+    n_classes: int,
+    i: int,
+    by: NDArray[np.float32],
+    terms: NDArray[np.float32],
+    groups: NDArray[np.uint8],
+    barred: Labels,
+    best_labels: NDArray[np.int64],
+    best_scores: NDArray[np.float32],
+) -> None:
+    """Fold row i's scores of all classes of a tile into its k best; see `top_k`."""
+    if groups.shape[0] and not by.shape[1]:
+        bar(i, first_class, n_classes, barred, scores)
+        insert_guided(scores, first_class, i, terms, groups, best_labels, best_scores)
+        return
+    guide_row(scores, i, terms, groups)
+    calibrate_row(scores, by)
+    bar(i, first_class, n_classes, barred, scores)
+    insert_all(scores, first_class, n_classes, best_labels, best_scores)
+
+
+@kernel
+def _top_k_dense(
+    n: int, x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Ranking, barred: Labels
+) -> None:
+    """`top_k` for the first n rows, which have most features."""
+    first_class, n_classes, tile, by, groups, scores = classes
+    n_features = len(tile.start) - 1
+    four, of_four = scratch_for(n_features), np.empty((TOGETHER, len(scores)), np.float32)
+    for first in range(0, n, TOGETHER):
+        score_four(x, first, tile, four, of_four)
+        for i in range(first, first + TOGETHER):
+            _fold(
+                of_four[i - first], first_class, n_classes, i, by, terms, groups, barred, best.labels[i], best.scores[i]
+            )
+
+
 @kernel
 def top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Ranking, barred: Labels) -> None:
     """Fold the scores of one tile into each row's best k.
@@ -128,7 +169,10 @@ def top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Rankin
             unmet[c] = sureness(unmet[c])
     calibrate_row(unmet, by)
     highest = unmet.max() if width else np.float32(0.0)
-    for i in range(len(indptr) - 1):
+    n_dense = dense_rows(indptr, len(start) - 1)
+    if n_dense:
+        _top_k_dense(n_dense, x, classes, terms, best, barred)
+    for i in range(n_dense, len(indptr) - 1):
         labels_i, scores_i = best_labels[i], best_scores[i]
         # a class that is not met comes after the k best of the tiles before
         if highest <= scores_i[k - 1] and met(indptr[i], indptr[i + 1], indices, start, most) <= most:
@@ -143,11 +187,4 @@ def top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Rankin
                 insert(first_class + s, score, labels_i, scores_i)
             continue
         score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        if is_guided and not by.shape[1]:
-            bar(i, first_class, n_classes, barred, scores)
-            insert_guided(scores, first_class, i, terms, groups, labels_i, scores_i)
-            continue
-        guide_row(scores, i, terms, groups)
-        calibrate_row(scores, by)
-        bar(i, first_class, n_classes, barred, scores)
-        insert_all(scores, first_class, n_classes, labels_i, scores_i)
+        _fold(scores, first_class, n_classes, i, by, terms, groups, barred, labels_i, scores_i)

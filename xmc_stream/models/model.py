@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xmc_stream.jobs.plan import Forecaster, MemoryPlan
     from xmc_stream.models.execution import Execution
     from xmc_stream.store.dataset import Dataset
-    from xmc_stream.store.matrix import SparseMatrix
+    from xmc_stream.store.matrix import Block, SparseMatrix
 
 KINDS = {
     "linear": "xmc_stream.models.linear.model:LinearModel",
@@ -43,6 +43,13 @@ class Run(Protocol):
     @property
     def out(self) -> Path: ...
     def loop(self) -> Loop: ...
+
+
+class Held(Protocol):
+    """A model in memory. Any number of threads may rank by it at once."""
+
+    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """Fold the scores of some rows into their k best (n, k); x is used up. The rows begin at a multiple of `HELD_ROWS`."""
 
 
 class Checker(Protocol):
@@ -146,6 +153,9 @@ class Model(StoredModel, ABC):
         self, data: Any, k: int = 5, execution: Execution | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample, and their scores, in memory.
+
+        Few samples are ranked in the calling thread, and the model stays in memory for the next call where it takes at
+        most half of what the memory limit leaves. If its files change, they are read again.
 
         Parameters
         ----------
@@ -392,6 +402,45 @@ class Model(StoredModel, ABC):
             The data do not match the model.
         MemoryLimitError
             The plan has too little memory.
+        """
+
+    def reopened(self) -> Model:
+        """The model that stands at the path now.
+
+        Returns
+        -------
+        Model
+            Of whatever kind.
+
+        Raises
+        ------
+        StoreError
+            There is none any more.
+        """
+        return load_model(self.path)
+
+    @abstractmethod
+    def held_needs(self) -> dict[str, int]:
+        """What `hold` takes, and ranking `HELD_ROWS` rows by it.
+
+        Returns
+        -------
+        dict
+            Bytes by component, without the rows and their results. What ranking takes is called "ranking".
+        """
+
+    @abstractmethod
+    def hold(self) -> Held:
+        """The whole model in memory, to predict with in the calling thread.
+
+        Returns
+        -------
+        Held
+
+        Raises
+        ------
+        StoreError
+            The model is damaged.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, format_size, peak_resident
 from xmc_stream.models.execution import Execution, planned
+from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes, writing
 from xmc_stream.store.inventory import LOGS, SEAL
@@ -32,17 +33,22 @@ def predict_topk(
     model: Model, data: Any, k: int, execution: Execution | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k best classes of each sample, in memory: see `Model.predict_topk`."""
+    execution = execution or Execution()
+    if isinstance(data, str | Path):
+        raise InputError(
+            f"got {str(data)[:40]!r}: give texts as a list, also a single one, and a dataset by open_dataset(path)"
+        )
+    texts = isinstance(data, Sequence) and all(isinstance(text, str) for text in data)
+    if not texts and (found := rank(model, data, k, execution)) is not None:
+        return found
     with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         path = Path(folder)
-        execution = execution or Execution()
-        if isinstance(data, str | Path):
-            raise InputError(
-                f"got {str(data)[:40]!r}: give texts as a list, also a single one, and a dataset by open_dataset(path)"
-            )
-        if isinstance(data, Dataset):
-            dataset = data
-        elif isinstance(data, Sequence) and all(isinstance(text, str) for text in data):
+        if texts:
             dataset = _texts_as_dataset(data, model, path, execution)
+            if (found := rank(model, dataset, k, execution)) is not None:
+                return found
+        elif isinstance(data, Dataset):
+            dataset = data
         else:
             dataset = _as_dataset(data, model, path / "data.xmc", execution.memory_limit)
         predict(model, dataset, path / "predictions", k, execution)
@@ -56,10 +62,7 @@ def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None
 
     from xmc_stream.convert import convert
 
-    sparse = hasattr(X, "tocsr")
-    if not sparse or X.shape[1] != model.n_features:
-        got = f"a matrix of {X.shape[1]} features" if sparse else type(X).__name__
-        raise InputError(f"got {got}: give a Dataset, a scipy sparse matrix with {model.n_features} features, or texts")
+    refuse_other_rows(model, X)
     empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
     none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
     return convert(X, path, labels=none, memory_limit=memory_limit)
@@ -180,8 +183,7 @@ def predict(
     execution = execution or Execution()
     limit = execution.limit()
     out = Path(out)
-    if not 1 <= k <= model.n_labels:
-        raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
+    check_k(model, k)
     as_file = out.suffix in (".npz", ".txt", ".jsonl")
     refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out

@@ -45,6 +45,12 @@ class Block:
             raise StoreError("a matrix of ones was opened where values are needed: X and Y are mixed up")
         return self.data
 
+    def lines(self, first: int, last: int) -> Block:
+        """Lines [first, last) of the block, in the same memory but for indptr."""
+        a, b = int(self.indptr[first]), int(self.indptr[last])
+        data = None if self.data is None else self.data[a:b]
+        return Block(self.start + first, self.indptr[first : last + 1] - a, self.indices[a:b], data)
+
 
 class Buffer:
     """Arrays that `block` and `gather` fill again and again, so that a stream allocates once.

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.matrices.arrays import check_real
-from xmc_stream.convert.matrices.sides import BlockSize, Raw, row_ranges
+from xmc_stream.convert.matrices.rules import Rules
+from xmc_stream.convert.matrices.sides import BlockSize, Raw, block_bytes, row_ranges
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.matrices.whole import as_csr, check_compressed, csr_blocks, csr_bytes
 from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.rows import Rows
 from xmc_stream.errors import InputError
 
 
 def open_matrices(X: Any, Y: Any, options: Options, like: Like | None) -> Matrices:
     """X (N x D) and Y (N x K) in memory; a value of Y other than zero is a positive. Raises InputError."""
-    source = Matrices([_in_memory(X, "X")], [_in_memory(Y, "Y")], options, like)
+    source = Matrices([in_memory(X, "X")], [in_memory(Y, "Y")], options, like)
     source.alone = True
     source.attributes = {"source": "scipy matrices", "source_format": "scipy matrices"}
     source.identity["matrices"] = uuid.uuid4().hex  # nothing tells others like them from these in a later process
@@ -58,8 +60,20 @@ class MemorySide:
         matrix = as_csr(self.matrix, self.name) if self.load_bytes else self.matrix  # checked when it was taken
         return csr_blocks(matrix, self.name, start, stop, size)
 
+    @property
+    def whole_bytes(self) -> int:
+        """What `whole` takes at most."""
+        return self.load_bytes + self.entries * block_bytes(False) + 24 * (self.n_rows + 1)
 
-def _in_memory(matrix: Any, name: str) -> MemorySide:
+    def whole(self) -> Rows:
+        """X as a dataset of it would have it, without one. Raises InputError as a conversion does."""
+        rules = Rules("X", self.name, self.n_columns, self.n_columns)
+        (raw,) = self.blocks(0, self.n_rows, BlockSize(self.n_rows + self.entries, self.entries), {})
+        return rules.rows(raw, 0, {})
+
+
+def in_memory(matrix: Any, name: str) -> MemorySide:
+    """A matrix as a side. Raises InputError where it is none, of numbers that are not real, or contradicts its shape."""
     from scipy import sparse
 
     is_sparse: bool = sparse.issparse(matrix)

@@ -99,7 +99,8 @@ class Guide:
         """Of each group."""
         return read_small(self.path, "bias", self.sizes.n_groups, np.float32)
 
-    def _make_tile(self) -> Tile:
+    def make_tile(self) -> Tile:
+        """The weights of all groups."""
         weights = self.weights()
         if weights.nnz != self.sizes.weights:
             raise StoreError(
@@ -112,14 +113,18 @@ class Guide:
     @contextmanager
     def _tile(self, cache_bytes: int) -> Iterator[Tile]:
         key = (str(self.model.path), GUIDE)
-        with shared_cache(cache_bytes).use(key, self.sizes.tile, self._make_tile) as tile:
+        with shared_cache(cache_bytes).use(key, self.sizes.tile, self.make_tile) as tile:
             yield tile
 
     def terms(self, x: Block, cache_bytes: int) -> NDArray[np.float32]:
         """What the groups say of the rows of a block (rows, groups), see `kernels.guide`. cache_bytes: for all tiles."""
-        terms = np.empty((x.n, self.sizes.n_groups), np.float32)
         with self._tile(cache_bytes) as tile:
-            group_terms(CSR.of(x), tile, np.float32(self.sizes.weight / self.sizes.clusterings), terms)
+            return self.terms_by(tile, x)
+
+    def terms_by(self, tile: Tile, x: Block) -> NDArray[np.float32]:
+        """As `terms`, by the tile of `make_tile`."""
+        terms = np.empty((x.n, self.sizes.n_groups), np.float32)
+        group_terms(CSR.of(x), tile, np.float32(self.sizes.weight / self.sizes.clusterings), terms)
         return terms
 
     def hash(self, update: Callable[[Any], None]) -> None:

@@ -16,7 +16,7 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.forecast import PredictForecaster
 from xmc_stream.models.linear.guide import GUIDE, Guide
-from xmc_stream.models.linear.predict import PredictRun
+from xmc_stream.models.linear.predict import HeldTiles, PredictRun, held_needs
 from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.model import Checker, Model, WeightArrays
@@ -100,6 +100,14 @@ class LinearModel(LinearWeights, Model):
     ) -> PredictRun:
         """Tile by tile."""
         return PredictRun(self, dataset, k, out, plan, filtered, raw=raw)
+
+    def held_needs(self) -> dict[str, int]:
+        """All tiles."""
+        return held_needs(self)
+
+    def hold(self) -> HeldTiles:
+        """All tiles."""
+        return HeldTiles(self)
 
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path

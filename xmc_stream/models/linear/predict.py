@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.guide import no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
 from xmc_stream.models.cache import drop_tiles, shared_cache
@@ -29,9 +31,9 @@ from xmc_stream.models.ranking import (
     filter_pairs,
     no_predictions,
 )
-from xmc_stream.models.runs import PAIRS, CutIntoJobs, RankingJob
+from xmc_stream.models.runs import HELD_ROWS, PAIRS, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import stream, stream_bytes
+from xmc_stream.store.matrix import Block, stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
@@ -222,6 +224,39 @@ def _make_tile(model: LinearWeights, span: TileRange) -> Tile:
         )
     block = weights.block(mine.start, mine.stop)
     return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
+
+
+def held_spans(model: LinearWeights) -> list[TileRange]:
+    """The widest tiles."""
+    return [span for ranges in model.tiles for span in widest([TileRange(*s) for s in ranges], lambda _: True)]
+
+
+def held_needs(model: LinearWeights) -> dict[str, int]:
+    """See `Model.held_needs`."""
+    guide, spans = GuideSizes.of(model), held_spans(model)
+    return {
+        "tiles": sum(span.tile for span in spans) + (guide.tile if guide else 0),
+        "making tiles": 8 * max(guide.weights if guide else 0, *(span.weights for span in spans))
+        + 4 * model.n_features,
+        "classes": (20 + (guide.clusterings if guide else 0)) * model.n_labels,
+        "ranking": MIB + HELD_ROWS * (guide.row_bytes if guide else 0),
+    }
+
+
+class HeldTiles:
+    """All tiles of a model in memory, and what goes with their classes."""
+
+    def __init__(self, model: LinearWeights) -> None:
+        guide = Guide.of(model)
+        self._groups = None if guide is None else partial(guide.terms_by, guide.make_tile())
+        self._classes = [classes_of(model, span, _make_tile(model, span), guide) for span in held_spans(model)]
+
+    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """See `Held`."""
+        terms = no_terms(x.n) if self._groups is None else self._groups(x)
+        for classes in self._classes:
+            own = classes._replace(scores=np.empty_like(classes.scores))  # other threads rank too
+            top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors
 from xmc_stream.models.lowrank.forecast import ScoreForecaster
-from xmc_stream.models.lowrank.predict import ScoreRun
+from xmc_stream.models.lowrank.predict import HeldFactors, ScoreRun, held_needs
 from xmc_stream.models.lowrank.warm import ScoreWarmUp
 from xmc_stream.models.model import Checker, Model, WeightArrays
 from xmc_stream.store.dataset import Dataset
@@ -70,6 +70,14 @@ class LowRankModel(LowRankFactors, Model):
     ) -> ScoreRun:
         """X W, then scores."""
         return ScoreRun(self, dataset, k, out, plan, filtered, raw=raw)
+
+    def held_needs(self) -> dict[str, int]:
+        """Both factors."""
+        return held_needs(self)
+
+    def hold(self) -> HeldFactors:
+        """Both factors."""
+        return HeldFactors(self)
 
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path

@@ -21,12 +21,12 @@ from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
-from xmc_stream.models.lowrank.factors import Cut, LowRankFactors, Panels
+from xmc_stream.models.lowrank.factors import LINES, Cut, Factor, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
-from xmc_stream.models.runs import CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import HELD_ROWS, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 
@@ -126,6 +126,47 @@ class EvaluateScoresJob(CountingJob, ScoreJob):
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
         return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
+
+
+def held_needs(model: LowRankFactors) -> dict[str, int]:
+    """See `Model.held_needs`."""
+    width = lanes(model.rank)
+    return {
+        "factors": 4 * (model.n_features + 1) * width + 4 * LINES * model.rank + 4 * model.n_labels * model.rank,
+        "classes": 16 * model.n_labels,
+        "ranking": 4 * HELD_ROWS * (width + model.rank) + 8 * BLOCK * BLOCK,
+    }
+
+
+class _HeldLines:
+    """A factor in memory."""
+
+    def __init__(self, factor: Factor) -> None:
+        self.n = factor.n
+        self._lines = factor.read(0, factor.n)
+
+    def read(self, first: int, last: int) -> NDArray[np.float32]:
+        return self._lines[first:last]
+
+
+class HeldFactors:
+    """Both factors in memory."""
+
+    def __init__(self, model: LowRankFactors) -> None:
+        self._rank, self._learned = model.rank, Learned("", 0, 0.0, model.bias_row)
+        self._w, self._h = model.factor("W").take((0, model.rank)), _HeldLines(model.factor("H"))
+        starts = range(0, model.n_labels, BLOCK)
+        self._by = {low: calibration_of(model, low, min(low + BLOCK, model.n_labels)) for low in starts}
+
+    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """See `Held`."""
+        lines = np.ascontiguousarray(self._learned.times(x, self._w)[:, : self._rank])
+        with one_blas_thread():
+            for first in range(0, x.n, BLOCK):  # tiles as a ScoreJob has them
+                mine = slice(first, min(first + BLOCK, x.n))
+                for low, tile in tiles(lines[mine], self._h):
+                    calibrate_rows(tile, self._by[low])
+                    fold_top_k(tile, low, filter_pairs([]), labels[mine], scores[mine])
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +173,15 @@ def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion:
 _NOTHING = Labels(np.empty(0, np.int64), np.empty(0, np.int64))  # pairs that are barred
 
 
-def tiles(lines: Array, labels: Dense) -> Iterator[tuple[int, Array]]:
+class Lines(Protocol):
+    """Lines of a dense matrix, on disk or in memory: how many, and lines [first, last)."""
+
+    @property
+    def n(self) -> int: ...
+    def read(self, first: int, last: int) -> NDArray[np.float32]: ...
+
+
+def tiles(lines: Array, labels: Lines) -> Iterator[tuple[int, Array]]:
     """Lines of A times H^T, by tiles of classes: the first class, scores (rows x classes)."""
     for low in range(0, labels.n, BLOCK):
         yield low, lines @ labels.read(low, min(low + BLOCK, labels.n)).T

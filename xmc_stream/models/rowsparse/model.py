@@ -15,7 +15,7 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.model import Checker, Model, WeightArrays
 from xmc_stream.models.rowsparse.compact import compact
 from xmc_stream.models.rowsparse.forecast import RowsForecaster
-from xmc_stream.models.rowsparse.predict import RowsRun
+from xmc_stream.models.rowsparse.predict import HeldRows, RowsRun, held_needs
 from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights
 from xmc_stream.models.rowsparse.warm import RowsWarmUp
 from xmc_stream.store.chunks import plain_arrays
@@ -68,6 +68,14 @@ class RowSparseModel(RowSparseWeights, Model):
     ) -> RowsRun:
         """Row block by row block, tile by tile."""
         return RowsRun(self, dataset, k, out, plan, filtered, raw=raw)
+
+    def held_needs(self) -> dict[str, int]:
+        """All rows of W."""
+        return held_needs(self)
+
+    def hold(self) -> HeldRows:
+        """All rows of W."""
+        return HeldRows(self)
 
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path

@@ -117,21 +117,30 @@ def rows_needs(
     }
 
 
+def kept(x: Block, features: NDArray[np.int64]) -> CSR:
+    """The entries of a block that count, which take the place of all: indices are places among selected features."""
+    ends = np.empty(x.n + 1, np.int64)
+    keep_selected(x.indptr, x.indices, x.values, features, ends)
+    return CSR(ends, x.indices[: ends[-1]], x.values[: ends[-1]])
+
+
+def class_blocks(n_labels: int, width: int) -> list[tuple[int, int]]:
+    """Ranges of at most `width` classes."""
+    return even_ranges(n_labels, -(-n_labels // width)) if n_labels else []
+
+
 class Scorer:
     """Scores of row blocks by the tiles of a model, in one buffer. raw: before calibration."""
 
     def __init__(self, model: RowSparseWeights, sizes: RowsPlan, raw: bool) -> None:
         self._model, self._sizes, self._raw = model, sizes, raw
         self._features = model.rows.features()
-        n_labels = model.n_labels
-        self._blocks = even_ranges(n_labels, -(-n_labels // sizes.width)) if n_labels else []
+        self._blocks = class_blocks(model.n_labels, sizes.width)
         self._room = np.empty(sizes.rows * sizes.width, np.float32)
 
     def kept(self, x: Block) -> CSR:
-        """The entries of a block that count, which take the place of all: indices are places among selected features."""
-        ends = np.empty(x.n + 1, np.int64)
-        keep_selected(x.indptr, x.indices, x.values, self._features, ends)
-        return CSR(ends, x.indices[: ends[-1]], x.values[: ends[-1]])
+        """See `kept`."""
+        return kept(x, self._features)
 
     def tiles(self, rows: CSR) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by ranges of classes: the first class, scores (rows x classes), gone when the next ones come."""
@@ -196,6 +205,38 @@ class EvaluateRowsJob(CountingJob, RowsJob):
         write_predictions(Path(self.out), self.start, labels, best)
         write_counts(Path(self.counts), counts)
         return {"auc": auc, "bytes_read": X.bytes_read + Y.bytes_read, "row_blocks": n_blocks}
+
+
+def held_needs(model: RowSparseWeights) -> dict[str, int]:
+    """See `Model.held_needs`."""
+    return {
+        "tiles": 4 * model.n_selected * model.n_labels,
+        "classes": 16 * model.n_labels,
+        "selected features": 10 * model.n_selected + 5 * MIB,
+        "ranking": _ROWS * (4 * min(_WIDTH, model.n_labels) + _ROW),
+    }
+
+
+class HeldRows:
+    """All rows of W in memory, by ranges of classes, and what goes with these."""
+
+    def __init__(self, model: RowSparseWeights) -> None:
+        self._features = model.rows.features()
+        self._tiles = [
+            (low, model.rows.block(0, model.n_selected, low, high), calibration_of(model, low, high))
+            for low, high in class_blocks(model.n_labels, _WIDTH)
+        ]
+
+    def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        """See `Held`."""
+        for first in range(0, x.n, _ROWS):
+            mine = slice(first, min(first + _ROWS, x.n))
+            rows = kept(x.lines(mine.start, mine.stop), self._features)
+            for low, tile, by in self._tiles:
+                found = np.zeros((mine.stop - first, tile.shape[1]), np.float32)
+                add_products(rows.indptr, rows.indices, rows.values, 0, tile, rows.indptr[:-1].copy(), found)
+                calibrate_rows(found, by)
+                fold_top_k(found, low, filter_pairs([]), labels[mine], scores[mine])
 
 
 @dataclass
