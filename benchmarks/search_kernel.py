@@ -127,7 +127,7 @@ class UnitSearch:
             BestRows(
                 self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
             ),
-            LossSums(0, self.grid, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
+            LossSums(0, self.grid, 1.0, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:

@@ -304,7 +304,7 @@ def test_groups_that_cannot_be_are_refused(guided: LinearModel) -> None:
 
 def test_too_little_memory_for_groups_is_refused(data: tuple[Path, Any, Any]) -> None:
     plan = MemoryPlan(2**20, 2**20, 1)
-    job = module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0), 0, 0.0, "nowhere", plan)
+    job = module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0, positive_weight=1.0), 0, 0.0, "nowhere", plan)
     with pytest.raises(MemoryLimitError, match="groups of labels"):
         job.run()
 
@@ -315,7 +315,7 @@ def test_fewer_clusterings_in_a_pass_change_nothing(data: tuple[Path, Any, Any],
     for budget in (64 * MIB, sum(module.group_needs(MemoryPlan(2**30, 64 * MIB, 1), dataset).values())):
         plan = MemoryPlan(2**30, budget, 1, cuts=Cuts(rows=50 if budget < 64 * MIB else 0))
         out = tmp_path / str(budget)
-        module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0), 5, 0.0, str(out), plan).run()
+        module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0, positive_weight=1.0), 5, 0.0, str(out), plan).run()
         written.append({f.relative_to(out): f.read_bytes() for f in sorted(out.rglob("c/*"))})
     assert written[0] == written[1]
 

@@ -34,6 +34,7 @@ LONGEST = unless_plain(100_000, 2_000)
 losses = pytest.mark.parametrize("loss", LOSSES)
 biases = pytest.mark.parametrize("bias", [True, False])
 lams = pytest.mark.parametrize("lam", [0.0, 0.3])
+weights = pytest.mark.parametrize("weight", [1.0, 4.0, 0.25])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ class Parameters(PPDSparseParameters):
 def parameters(p: twin.Problem, epochs: int, tol: float, rounds: int = ROUND + 1) -> Parameters:
     """rounds: ROUND is the last one of them, or others follow."""
     return Parameters(
-        lam=p.lam, tau=p.tau, C=p.C, loss=p.loss, bias=p.bias, tol=tol, rounds=rounds, max_rounds=99, epochs=epochs,
-        last_epochs=epochs,
+        lam=p.lam, tau=p.tau, C=p.C, positive_weight=p.positive_weight, loss=p.loss, bias=p.bias, tol=tol, rounds=rounds,
+        max_rounds=99, epochs=epochs, last_epochs=epochs,
     )  # fmt: skip
 
 
@@ -234,9 +235,8 @@ def problem(loss: str, bias: bool, lam: float, seed: int = 0, n: int = 40, d: in
 def start(p: twin.Problem, seed: int = 1) -> NDArray[np.float64]:
     """An alpha to begin with: some at 0, some at the upper bound if there is one."""
     rng = np.random.default_rng(seed)
-    alpha = rng.random(len(p.y)) * (rng.random(len(p.y)) < 0.6) * min(p.C, p.upper)
-    alpha[rng.random(len(p.y)) < 0.2] = p.upper if p.loss == "hinge" else 0.0
-    return alpha
+    alpha = rng.random(len(p.y)) * (rng.random(len(p.y)) < 0.6) * np.minimum(p.C, p.upper)
+    return np.where(rng.random(len(p.y)) < 0.2, p.upper if p.loss == "hinge" else 0.0, alpha)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,10 +246,11 @@ def start(p: twin.Problem, seed: int = 1) -> NDArray[np.float64]:
 @losses
 @biases
 @lams
+@weights
 @pytest.mark.parametrize(("epochs", "tol"), [(1, 1e-5), (2, 1e-5), (7, 1e-5), (40, 0.05)])
-def test_epochs_follow_the_twin(loss: str, bias: bool, lam: float, epochs: int, tol: float) -> None:
+def test_epochs_follow_the_twin(loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float) -> None:
     for seed, begin in ((0, False), (1, True)):
-        p = problem(loss, bias, lam, seed)
+        p = problem(loss, bias, lam, seed, positive_weight=weight)
         sets = one_class(p, start(p) if begin else None, label=3)
         expected = twin.descend(p, sets.alpha, SEED, 3, ROUND, epochs, tol)
         got = solved(p, sets, epochs, tol)
@@ -328,9 +329,10 @@ def test_weights_come_in_portions_where_room_is_short() -> None:
 @losses
 @biases
 @lams
-def test_the_dual_never_rises(loss: str, bias: bool, lam: float) -> None:
+@weights
+def test_the_dual_never_rises(loss: str, bias: bool, lam: float, weight: float) -> None:
     for seed in range(3):
-        p = problem(loss, bias, lam, seed)
+        p = problem(loss, bias, lam, seed, positive_weight=weight)
         begin = start(p, seed)
         duals = [twin.dual(p, begin)]
         duals += [float(solved(p, one_class(p, begin), epochs).statistics[0, 1]) for epochs in range(1, 6)]
@@ -352,20 +354,21 @@ def state(p: twin.Problem, alpha: NDArray[np.float64]) -> tuple[Rows, NDArray[np
 def kernel_dual(p: twin.Problem, alpha: NDArray[np.float64]) -> float:
     """G by the kernels."""
     d = p.X.shape[1]
-    _, _, v, v0 = state(p, alpha)
+    _, sign, v, v0 = state(p, alpha)
     every = np.arange(d, dtype=np.int32)
     _, square, _, _ = take_weights(
         d, every, every.copy(), v, v0, p.lam, p.tau, np.empty(d, np.int32), np.empty(d, np.float32)
     )
-    return 0.5 * p.tau * square + dual_terms(alpha, p.h2, 0.0)
+    return 0.5 * p.tau * square + dual_terms(sign, alpha, penalty_of(parameters(p, 1, 1e-5)), 0.0)
 
 
 @losses
 @biases
 @lams
-def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float) -> None:
-    p = problem(loss, bias, lam, seed=5)
-    alpha = np.random.default_rng(6).uniform(0.1, 0.9, len(p.y)) * p.C
+@weights
+def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float, weight: float) -> None:
+    p = problem(loss, bias, lam, seed=5, positive_weight=weight)
+    alpha = np.random.default_rng(6).uniform(0.1, 0.9, len(p.y)) * p.weights
     block, sign, v, v0 = state(p, alpha)
     gradient = twin.gradient(p, alpha)
     assert kernel_dual(p, alpha) == pytest.approx(twin.dual(p, alpha), rel=1e-12)
@@ -383,17 +386,18 @@ def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float)
 @losses
 @biases
 @lams
+@weights
 def test_violation_is_that_of_the_dense_formula_or_the_first_above_what_is_enough(
-    loss: str, bias: bool, lam: float
+    loss: str, bias: bool, lam: float, weight: float
 ) -> None:
     for seed in range(20):
-        p = problem(loss, bias, lam, seed, n=8)
+        p = problem(loss, bias, lam, seed, n=8, positive_weight=weight)
         alpha = start(p, seed)
         block, sign, v, v0 = state(p, alpha)
         for rows in (np.arange(8), np.array([5]), np.array([2, 7]), np.empty(0, np.int64)):
             part = twin.gradient(p, alpha)[rows]
             part = np.where(alpha[rows] == 0, np.minimum(part, 0), part)
-            part = np.abs(np.where(alpha[rows] == p.upper, np.maximum(part, 0), part))
+            part = np.abs(np.where(alpha[rows] == p.upper[rows], np.maximum(part, 0), part))
             for enough in (np.inf, 0.05, 0.0):
                 above = part[part > enough]
                 expected = above[0] if len(above) else np.max(part, initial=0.0)
@@ -410,8 +414,9 @@ def test_violation_is_that_of_the_dense_formula_or_the_first_above_what_is_enoug
 @losses
 @biases
 @lams
-def test_the_gap_is_never_negative_and_closes(loss: str, bias: bool, lam: float) -> None:
-    p = problem(loss, bias, lam, seed=8)
+@weights
+def test_the_gap_is_never_negative_and_closes(loss: str, bias: bool, lam: float, weight: float) -> None:
+    p = problem(loss, bias, lam, seed=8, positive_weight=weight)
     gaps = [twin.gap(p, start(p, seed)) for seed in range(20)]
     gaps += [twin.gap(p, solved(p, one_class(p), epochs).alpha) for epochs in (1, 2, 5, 20)]
     assert min(gaps) > 0
@@ -432,12 +437,13 @@ def optimum(p: twin.Problem) -> tuple[NDArray[np.float64], float]:
 
 @losses
 @pytest.mark.parametrize("seed", range(3))
+@weights
 @pytest.mark.parametrize(("tau", "C"), [(1.0, 1.0), (0.5, 2.0)])
-def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, tau: float, C: float) -> None:
-    p = problem(loss, True, 0.0, seed, n=60, tau=tau, C=C)
+def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, weight: float, tau: float, C: float) -> None:
+    p = problem(loss, True, 0.0, seed, n=60, tau=tau, C=C, positive_weight=weight)
     theirs = LinearSVC(
         loss=loss, dual=True, intercept_scaling=1, C=C / (2 * tau) if loss == "squared_hinge" else C / tau, tol=1e-10,
-        max_iter=1_000_000, random_state=0,
+        max_iter=1_000_000, random_state=0, class_weight={1: weight},
     ).fit(p.X, p.y)  # fmt: skip
     (w, gap), expected = optimum(p), np.append(theirs.coef_[0], theirs.intercept_)
     theirs_gap = max(twin.primal(p, expected) - twin.primal(p, w) + gap, 0.0)  # both may be exact but for rounding
@@ -448,8 +454,9 @@ def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, tau: float,
 @biases
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("lam", [0.01, 0.5, 3.0])
-def test_with_l1_it_is_what_fista_finds(bias: bool, seed: int, lam: float) -> None:
-    p = problem("squared_hinge", bias, lam, seed)
+@weights
+def test_with_l1_it_is_what_fista_finds(bias: bool, seed: int, lam: float, weight: float) -> None:
+    p = problem("squared_hinge", bias, lam, seed, positive_weight=weight)
     (w, gap), expected = optimum(p), twin.fista(p)
     assert np.linalg.norm(w - expected) <= np.sqrt(2 * gap / p.tau) + 1e-7
     assert np.array_equal(w != 0, expected != 0)
@@ -499,9 +506,12 @@ def sizes(p: twin.Problem) -> Sequence[int]:
 @losses
 @biases
 @pytest.mark.parametrize(("lam", "epochs", "tol"), [(0.0, 6, 1e-5), (0.3, 1, 1e-5), (0.3, 60, 0.05)])
-def test_a_large_class_in_pieces_ends_the_same(loss: str, bias: bool, lam: float, epochs: int, tol: float) -> None:
+@weights
+def test_a_large_class_in_pieces_ends_the_same(
+    loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float
+) -> None:
     for seed, begin in ((0, False), (1, True)):
-        p = problem(loss, bias, lam, seed)
+        p = problem(loss, bias, lam, seed, positive_weight=weight)
         alpha = start(p) if begin else None
         for rounds in (ROUND + 1, ROUND + 2):
             expected = solved(p, one_class(p, alpha, label=3), epochs, tol, rounds=rounds).bits()

@@ -249,7 +249,10 @@ def test_a_row_without_features_scores_the_bias() -> None:
 
 @dataclass
 class Problem:
-    """X, W, bias; of each row and class: true, active; of each class: capacity, open or not. Labels start at first."""
+    """X, W, bias; of each row and class: true, active; of each class: capacity, open or not. Labels start at first.
+
+    weight: how many times the loss of positives counts.
+    """
 
     X: NDArray[np.float32]
     W: NDArray[np.float32]
@@ -260,6 +263,7 @@ class Problem:
     open: NDArray[np.bool_]
     first: int
     threshold: float
+    weight: float = 1.0
 
 
 Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
@@ -312,7 +316,7 @@ def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: i
     for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], interval)})):
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
-            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, base, losses),
+            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, p.weight, base, losses),
             np.empty(width, np.float32),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:
@@ -343,7 +347,9 @@ def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], interva
             active, true = (set(np.flatnonzero(of[start:stop, c]).tolist()) for of in (p.active, p.true))
             expected = twin.violators(scores[start:stop, c], active, int(p.capacity[c]), p.threshold)
             assert pairs == [(start + row, score) for row, score in sorted(expected)]
-            assert losses[c] == pytest.approx(twin.loss(scores[start:stop, c], true, loss), rel=1e-5, abs=1e-5)
+            assert losses[c] == pytest.approx(
+                twin.loss(scores[start:stop, c], true, loss, p.weight), rel=1e-5, abs=1e-5
+            )
             together[c] += pairs
         in_intervals, losses_of_intervals = searched(p, loss, start, cuts, interval)
         assert losses_of_intervals == losses
@@ -366,7 +372,8 @@ def problems(draw: st.DrawFn, element: st.SearchStrategy[float]) -> Problem:
     open_ = draw(arrays.arrays(np.bool_, k, elements=flags, fill=st.just(True)))
     open_[draw(st.integers(0, k - 1))] = True
     threshold = draw(st.sampled_from([-3.0, -1.0, np.float32(-0.99), 0.0]))
-    return Problem(X, W, bias, true, active | true, capacity, open_, draw(st.integers(0, 3)), float(threshold))
+    weight = draw(st.sampled_from([1.0, 4.0, 0.3]))
+    return Problem(X, W, bias, true, active | true, capacity, open_, draw(st.integers(0, 3)), float(threshold), weight)
 
 
 def cut_ranges(draw: st.DrawFn, n: int) -> list[list[int]]:

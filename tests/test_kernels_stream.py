@@ -104,10 +104,11 @@ class Held:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans()
-)
+    st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans(),
+    st.sampled_from([1.0, 3.0]),
+)  # fmt: skip
 def test_streaming_takes_the_steps_that_holding_takes(
-    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool
+    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool, weight: float
 ) -> None:
     rng = np.random.default_rng(seed)
     n, d, k = int(rng.integers(1, 150)), 9, 3
@@ -115,8 +116,9 @@ def test_streaming_takes_the_steps_that_holding_takes(
     at = np.nonzero(X)
     block = Rows(np.concatenate([[0], np.cumsum(np.bincount(at[0], minlength=n))]), at[1].astype(np.int32), X[at])
     p = PPDSparseParameters(
-        C=1.0, lam=0.1, loss="hinge" if hinge else "squared_hinge", bias=bias, epochs=6, tol=0.05, max_rounds=5
-    )
+        C=1.0, positive_weight=weight, lam=0.1, loss="hinge" if hinge else "squared_hinge", bias=bias, epochs=6, tol=0.05,
+        max_rounds=5,
+    )  # fmt: skip
     active = [np.flatnonzero(rng.random(n) < 0.7) for _ in range(k)]
     ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in active])])
     rows = np.concatenate(active)
@@ -171,7 +173,7 @@ def test_what_is_gathered_next_is_told_before() -> None:
         rows = np.flatnonzero(rng.random(n) < share)
         signs = np.where(rng.random(len(rows)) < 0.5, 1, -1).astype(np.int8)
         active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
-        p = PPDSparseParameters(lam=0.1, C=1.0, max_rounds=1, last_epochs=1)
+        p = PPDSparseParameters(lam=0.1, C=1.0, positive_weight=1.0, max_rounds=1, last_epochs=1)
         checked = 0
         StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second

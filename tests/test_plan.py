@@ -174,7 +174,7 @@ def test_a_sample_is_spread_over_all_classes_by_label_count() -> None:
 
 def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     """Forecast against the first round as the solve jobs report it."""
-    dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0)
+    dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0, positive_weight=1.0)
     plan = MemoryPlan(2**31, 512 * MIB, 1)
     solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
     job = ProbeJob(str(small), parameters, 0, plan, solve)

@@ -84,6 +84,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "some done": {"max_rounds": 4, "epochs": 8, "tol": 0.3, "lam": 0.1},
     "hinge": {"loss": "hinge", "bias": False},
     "approximate": {"delta": 3.0, "min_value": 0.05},
+    "positives weigh more": {"positive_weight": 3.0},
+    "hinge, positives weigh less": {"positive_weight": 0.3, "loss": "hinge"},
 }
 
 

@@ -24,30 +24,41 @@ from xmc_stream.models import Execution
 # test_resume.py and test_cli.py
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0])
 @pytest.mark.parametrize(("loss", "scale"), [("squared_hinge", 0.5), ("hinge", 1.0)])
-def test_without_l1_the_weights_are_those_of_liblinear(loss: str, scale: float) -> None:
+def test_without_l1_the_weights_are_those_of_liblinear(loss: str, scale: float, weight: float) -> None:
     X, Y = problem()
     C, tau = 0.7, 1.3
-    clf = xs.PPDSparse(lam=0.0, tau=tau, C=C, loss=loss, added=60, memory_limit="2GB", **TIGHT).fit(X, Y)
+    clf = xs.PPDSparse(
+        lam=0.0, tau=tau, C=C, positive_weight=weight, loss=loss, added=60, memory_limit="2GB", **TIGHT
+    ).fit(X, Y)
     W, bias = dense_weights(clf.model_)
     for k in range(Y.shape[1]):
         y = 2 * Y[:, k].toarray().ravel() - 1
         peer = LinearSVC(
-            loss=loss, dual=True, C=C * scale / tau, intercept_scaling=1, tol=1e-10, max_iter=2_000_000, random_state=0
+            loss=loss,
+            dual=True,
+            C=C * scale / tau,
+            class_weight={1: weight},
+            intercept_scaling=1,
+            tol=1e-10,
+            max_iter=2_000_000,
+            random_state=0,
         ).fit(X.astype(np.float64), y)
         assert np.abs(W[:, k] - peer.coef_[0]).max() < 1e-4
         assert abs(bias[k] - peer.intercept_[0]) < 1e-4
 
 
+@pytest.mark.parametrize("weight", [1.0, 5.0])
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_objective_is_optimal_and_gap_closes(loss: str) -> None:
+def test_objective_is_optimal_and_gap_closes(loss: str, weight: float) -> None:
     X, Y = problem(n=80, k=3, seed=3)
     lam, tau, C = 0.05, 1.0, 1.0
-    clf = xs.PPDSparse(lam=lam, tau=tau, C=C, loss=loss, memory_limit="2GB", **TIGHT).fit(X, Y)
+    clf = xs.PPDSparse(lam=lam, tau=tau, C=C, positive_weight=weight, loss=loss, memory_limit="2GB", **TIGHT).fit(X, Y)
     W, bias = (a.astype(np.float64) for a in dense_weights(clf.model_))
     signs = 2 * Y.toarray() - 1
     margins = np.maximum(0, 1 - signs * (X.toarray().astype(np.float64) @ W + bias))
-    losses = 0.5 * margins**2 if loss == "squared_hinge" else margins
+    losses = np.where(signs > 0, weight, 1.0) * (0.5 * margins**2 if loss == "squared_hinge" else margins)
     objective = lam * np.abs(W).sum() + tau / 2 * ((W**2).sum() + (bias**2).sum()) + C * losses.sum()
     assert clf.report_["objective"] == pytest.approx(objective, rel=1e-5)
     assert abs(clf.report_["duality_gap"]) < 1e-4

@@ -47,7 +47,7 @@ def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 
 def test_settings_begin_from_the_nearest_one_whose_weights_need_not_shrink() -> None:
-    grid = [PPDSparseParameters(lam=lam, C=C) for lam in (0.01, 0.1, 0.03) for C in (1, 2, 4)]
+    grid = [PPDSparseParameters(lam=lam, C=C, positive_weight=1) for lam in (0.01, 0.1, 0.03) for C in (1, 2, 4)]
     steps = path_of(grid)
     assert sorted(step.setting for step in steps) == list(range(9))
     assert steps[0] == Step(3)  # the largest lam and the smallest C
@@ -61,7 +61,8 @@ def test_settings_begin_from_the_nearest_one_whose_weights_need_not_shrink() -> 
 
 
 def test_settings_that_differ_in_more_than_numbers_begin_by_themselves() -> None:
-    for other in ({"loss": "hinge"}, {"bias": False}, {"rounds": 2}, {"added": 10}, {"max_rounds": None}):
+    one_thing = {"loss": "hinge", "bias": False, "rounds": 2, "added": 10, "max_rounds": None, "positive_weight": 2}
+    for other in ({name: value} for name, value in one_thing.items()):
         assert [step.start for step in path_of([PPDSparseParameters(), PPDSparseParameters(**other)])] == [None, None]
     hinges = [PPDSparseParameters(C=C, loss="hinge") for C in (1.0, 2.0)]
     assert [step.start for step in path_of(hinges)] == [None, None]

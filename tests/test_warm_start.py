@@ -19,11 +19,11 @@ from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import start_alpha
+from xmc_stream.kernels.dcd import Ramp, start_alpha
 
 
-@pytest.mark.parametrize(("C", "upper"), [(0.7, np.inf), (0.7, 0.7)])
-def test_alpha_of_given_weights_is_that_of_their_margins(C: float, upper: float) -> None:
+@pytest.mark.parametrize("ramp", [Ramp(0.7, np.inf, 2.1, np.inf), Ramp(7.0, 0.7, 21.0, 2.1)])
+def test_alpha_of_given_weights_is_that_of_their_margins(ramp: Ramp) -> None:
     rng = np.random.default_rng(0)
     X, W, bias = rng.normal(size=(20, 6)), rng.normal(size=(6, 3)), rng.normal(size=3)
     X, W = np.where(rng.random(X.shape) < 0.5, X, 0), np.where(rng.random(W.shape) < 0.6, W, 0)
@@ -35,18 +35,28 @@ def test_alpha_of_given_weights_is_that_of_their_margins(C: float, upper: float)
     alpha, dense = np.full(len(at), np.nan), np.zeros(6, np.float32)
     start_alpha(
         CSR(w.indptr.astype(np.int64), w.indices, w.data), bias, ptr, at, sign,
-        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, C, upper, alpha,
+        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, ramp, alpha,
     )  # fmt: skip
     z = x.toarray().astype(np.float64) @ w.toarray() + bias
     scores = np.array([z[i, c] for c, of_class in enumerate(members) for i in of_class])
-    assert np.allclose(alpha, np.minimum(C * np.maximum(0, 1 - sign * scores), upper), atol=1e-12)
+    slope, upper = np.where((sign > 0)[:, None], ramp[2:], ramp[:2]).T
+    assert np.allclose(alpha, np.minimum(slope * np.maximum(0, 1 - sign * scores), upper), atol=1e-12)
     assert not dense.any()
 
 
+@pytest.mark.parametrize("weight", [1.0, 4.0])
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str) -> None:
+def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str, weight: float) -> None:
     X, Y = problem(n=120, k=5, seed=2)
-    options = {**TIGHT, "tol": 1e-4, "loss": loss, "added": 120, "lam": 0.02, "memory_limit": "2GB"}
+    options = {
+        **TIGHT,
+        "tol": 1e-4,
+        "loss": loss,
+        "added": 120,
+        "lam": 0.02,
+        "positive_weight": weight,
+        "memory_limit": "2GB",
+    }
     cold = xs.PPDSparse(**options).fit(X, Y)
     warm = xs.PPDSparse(**options).fit(X, Y, warm_start=cold.model_)
     assert warm.report_["violation"] <= 1e-4
@@ -60,11 +70,12 @@ def test_from_the_optimum_of_the_same_problem_there_is_little_left(loss: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", [{"C": 0.8}, {"positive_weight": 0.8}])
 @pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
-def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str) -> None:
+def test_from_another_weight_of_the_loss_the_optimum_is_reached_sooner(loss: str, before: dict[str, float]) -> None:
     X, Y = problem(n=150, d=20, k=3, seed=7)
     options = {**TIGHT, "tol": 1e-4, "loss": loss, "lam": 0.02, "memory_limit": "2GB"}
-    other = xs.PPDSparse(**{**options, "C": 0.8}).fit(X, Y)
+    other = xs.PPDSparse(**{**options, **before}).fit(X, Y)
     cold = xs.PPDSparse(**options).fit(X, Y)
     warm = xs.PPDSparse(**options).fit(X, Y, warm_start=other.model_)
     W, bias = dense_weights(warm.model_)

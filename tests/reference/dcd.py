@@ -1,9 +1,10 @@
 """One class of PPDSparse, dense and in float64: both objectives, dual coordinate descent, and FISTA.
 
-    F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
+    F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + sum_i C_i loss(w.x_i, y_i)
     G(a) = (tau/2) ||w(a)||^2 - sum_i a_i + sum_i h(a_i),   w(a) = soft(sum_i a_i y_i x_i, lam) / tau
 
-The bias is one more feature that is 1 everywhere, is not in the l1 term, and comes last in w.
+C_i is C for y_i = -1 and positive_weight C for y_i = +1. The bias is one more feature that is 1 everywhere, is not in the
+l1 term, and comes last in w.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class Problem:
     C: float
     loss: str
     bias: bool
+    positive_weight: float = 1.0
+
+    @property
+    def weights(self) -> Vector:
+        """C_i of each row."""
+        return self.C * np.where(self.y > 0, self.positive_weight, 1.0)
 
     @property
     def extended(self) -> NDArray[np.float64]:
@@ -42,14 +49,14 @@ class Problem:
         return np.array([self.lam] * self.X.shape[1] + [0.0] * self.bias)
 
     @property
-    def h2(self) -> float:
-        """h(a) = h2 a^2 / 2."""
-        return 1.0 / self.C if self.loss == "squared_hinge" else 0.0
+    def h2(self) -> Vector:
+        """Of each row: h(a) = h2 a^2 / 2."""
+        return 1.0 / self.weights if self.loss == "squared_hinge" else np.zeros(len(self.y))
 
     @property
-    def upper(self) -> float:
-        """Largest a_i."""
-        return math.inf if self.loss == "squared_hinge" else self.C
+    def upper(self) -> Vector:
+        """Largest a_i of each row."""
+        return np.full(len(self.y), math.inf) if self.loss == "squared_hinge" else self.weights
 
 
 def soft(v: Vector, t: Vector) -> Vector:
@@ -68,13 +75,13 @@ def regulariser(p: Problem, w: Vector) -> float:
 def primal(p: Problem, w: Vector) -> float:
     """F(w)."""
     hinge = np.maximum(0.0, 1.0 - p.y * (p.extended @ w))
-    return regulariser(p, w) + p.C * float(np.sum(hinge**2 / 2 if p.loss == "squared_hinge" else hinge))
+    return regulariser(p, w) + float(p.weights @ (hinge**2 / 2 if p.loss == "squared_hinge" else hinge))
 
 
 def dual(p: Problem, a: Vector) -> float:
     """G(a)."""
     w = weights(p, a)
-    return float(p.tau / 2 * w @ w - np.sum(a) + p.h2 / 2 * a @ a)
+    return float(p.tau / 2 * w @ w - np.sum(a) + p.h2 / 2 @ a**2)
 
 
 def gap(p: Problem, a: Vector) -> float:
@@ -88,7 +95,7 @@ def gradient(p: Problem, a: Vector) -> Vector:
 
 
 def violation(p: Problem, a: Vector) -> float:
-    """The largest |dG/da_i| of which a step that stays within [0, upper] can make use."""
+    """The largest |dG/da_i| of which a step that stays within [0, upper_i] can make use."""
     g = gradient(p, a)
     g[(a <= 0.0) & (g > 0.0)] = 0.0
     g[(a >= p.upper) & (g < 0.0)] = 0.0
@@ -105,20 +112,21 @@ def descend(p: Problem, a: Vector, seed: int, label: int, round_: int, epochs: i
     Z = p.extended
     curvature = np.sum(Z**2, axis=1) / p.tau + p.h2
     asleep: set[int] = set()
+    h2, upper = p.h2, p.upper
     bar = math.inf
     for epoch in range(epochs):
         worst = 0.0
         for i in permutation(len(a), key_of(seed, label, round_, epoch)):
             if i in asleep:
                 continue
-            g = p.y[i] * float(Z[i] @ weights(p, a)) - 1.0 + p.h2 * a[i]
+            g = p.y[i] * float(Z[i] @ weights(p, a)) - 1.0 + h2[i] * a[i]
             if a[i] == 0.0 and g > bar:
                 asleep.add(i)
-            if (a[i] == 0.0 and g >= 0.0) or (a[i] == p.upper and g <= 0.0):
+            if (a[i] == 0.0 and g >= 0.0) or (a[i] == upper[i] and g <= 0.0):
                 continue
             worst = max(worst, abs(g))
             # a row of nothing at all: G is linear in its a_i, and falls
-            a[i] = min(max(a[i] - g / curvature[i], 0.0), p.upper) if curvature[i] else p.upper
+            a[i] = min(max(a[i] - g / curvature[i], 0.0), upper[i]) if curvature[i] else upper[i]
         bar = worst
         if worst <= tol:
             if not asleep:
@@ -131,11 +139,11 @@ def fista(p: Problem, steps: int = 200_000) -> Vector:
     """The minimiser of F for the squared hinge, by accelerated proximal gradient steps of a constant length."""
     assert p.loss == "squared_hinge"
     Z = p.extended
-    L = p.tau + p.C * np.linalg.norm(Z, 2) ** 2
+    L = p.tau + p.weights.max() * np.linalg.norm(Z, 2) ** 2
     momentum = (math.sqrt(L) - math.sqrt(p.tau)) / (math.sqrt(L) + math.sqrt(p.tau))
     w = u = np.zeros(Z.shape[1])
     for _ in range(steps):
-        slope = p.tau * u - p.C * Z.T @ (p.y * np.maximum(0.0, 1.0 - p.y * (Z @ u)))
+        slope = p.tau * u - Z.T @ (p.weights * p.y * np.maximum(0.0, 1.0 - p.y * (Z @ u)))
         w, before = soft(u - slope / L, p.l1 / L), w
         u = w + momentum * (w - before)
         if np.linalg.norm(w - before) <= 1e-14 * max(1.0, np.linalg.norm(w)):

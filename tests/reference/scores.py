@@ -41,13 +41,14 @@ def violators(
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:capacity]
 
 
-def loss(scores_of_class: NDArray[np.float32], positives: Collection[int], name: str) -> float:
-    """The loss of one class over all rows."""
+def loss(scores_of_class: NDArray[np.float32], positives: Collection[int], name: str, weight: float = 1.0) -> float:
+    """The loss of one class over all rows; that of positives counts `weight` times."""
     total = 0.0
     for row, score in enumerate(scores_of_class):
         y = 1.0 if row in positives else -1.0
         hinge = max(0.0, 1.0 - y * float(score))
-        total += {"squared_hinge": 0.5 * hinge * hinge, "hinge": hinge, "none": 0.0}[name]
+        of_row = {"squared_hinge": 0.5 * hinge * hinge, "hinge": hinge, "none": 0.0}[name]
+        total += weight * of_row if y > 0 else of_row
     return total
 
 

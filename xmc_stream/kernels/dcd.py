@@ -1,10 +1,11 @@
 """Dual coordinate descent for one class after another: PPDSparse's inner problem (Yen et al. 2017, section 4).
 
-    min_a  G(a) = (tau/2) ||w(a)||^2 - sum_i a_i + (h2/2) sum_i a_i^2,   0 <= a_i <= upper
+    min_a  G(a) = (tau/2) ||w(a)||^2 - sum_i a_i + sum_i (h2_i/2) a_i^2,   0 <= a_i <= upper_i
     v = sum_i a_i y_i x_i,   w_j = soft(v_j, lam) / tau,   w_0 = v_0 / tau   (the bias, where there is one)
 
-with h2 = 1/C and no upper bound for the squared hinge, h2 = 0 and upper = C for the hinge. All sums in float64, in an
-order given by the data and the key: rows ascending, or the epoch's permutation; features in the order of the row.
+with h2_i = 1/C_i and no upper bound for the squared hinge, h2_i = 0 and upper_i = C_i for the hinge. C_i is one number for
+positives and one for negatives. All sums in float64, in an order given by the data and the key: rows ascending, or the
+epoch's permutation; features in the order of the row.
 """
 
 from __future__ import annotations
@@ -25,13 +26,25 @@ _AHEAD = 4  # rows: memory is asked for so many before it is needed
 
 
 class Penalty(NamedTuple):
-    """The inner problem's numbers: weights of the terms, and whether there is a bias."""
+    """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, and whether there is a
+    bias."""
 
     lam: float
     tau: float
     h2: float
     upper: float
+    h2_positive: float
+    upper_positive: float
     bias: bool
+
+
+class Ramp(NamedTuple):
+    """A warm start's alpha: min(slope max(0, 1 - y z), upper), of negatives and of positives."""
+
+    slope: float
+    upper: float
+    slope_positive: float
+    upper_positive: float
 
 
 class Steps(NamedTuple):
@@ -190,6 +203,14 @@ def add_rows(
     return v0
 
 
+@inner_kernel
+def alpha_of(sign: int, z: float, ramp: Ramp) -> float:
+    """A warm start's alpha of a row that scores z."""
+    if sign > 0:
+        return min(ramp.slope_positive * max(1.0 - z, 0.0), ramp.upper_positive)
+    return min(ramp.slope * max(1.0 + z, 0.0), ramp.upper)
+
+
 @kernel
 def start_alpha(
     w: CSR,
@@ -199,11 +220,10 @@ def start_alpha(
     sign: NDArray[np.int8],
     x: CSR,
     dense: NDArray[np.float32],
-    slope: float,
-    upper: float,
+    ramp: Ramp,
     alpha: NDArray[np.float64],
 ) -> None:
-    """alpha_i = min(slope max(0, 1 - y_i z_i), upper) with the scores z of given weights (class c: line c of w).
+    """alpha_i by the ramp, with the scores z of given weights (class c: line c of w).
 
     Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at`, `sign` and `alpha`
     begin. dense (D,) is scratch, zero before and after.
@@ -217,9 +237,17 @@ def start_alpha(
             z = bias[c]
             for p in range(indptr[at[q]], indptr[at[q] + 1]):
                 z += np.float64(data[p]) * np.float64(dense[indices[p]])
-            alpha[q] = min(slope * max(1.0 - sign[q] * z, 0.0), upper)
+            alpha[q] = alpha_of(sign[q], z, ramp)
         for p in range(w_indptr[c], w_indptr[c + 1]):
             dense[w_features[p]] = 0.0
+
+
+@inner_kernel
+def _of_sign(sign: int, penalty: Penalty) -> tuple[float, float]:
+    """h2_i and upper_i of a row."""
+    if sign > 0:
+        return penalty.h2_positive, penalty.upper_positive
+    return penalty.h2, penalty.upper
 
 
 @inner_kernel
@@ -260,7 +288,7 @@ def descend(
     be visited from then on. Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
-    lam, tau, h2, upper, use_bias = penalty
+    lam, tau, use_bias = penalty.lam, penalty.tau, penalty.bias
     worst = 0.0
     for t in range(len(visit)):
         soon = min(t + _AHEAD, len(visit) - 1)
@@ -272,6 +300,7 @@ def descend(
         i, r = visit[t], local[t]
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
+        h2, upper = _of_sign(sign[i], penalty)
         g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
@@ -303,10 +332,11 @@ def violation(
 ) -> float:
     """The largest |projected gradient| over rows `local` of a local matrix, nothing moving; or the first above `enough`."""
     indptr, indices, data = x
-    lam, tau, h2, upper, _ = penalty
+    lam, tau = penalty.lam, penalty.tau
     worst = 0.0
     for i in range(len(alpha)):
         begin, end = np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])
+        h2, upper = _of_sign(sign[i], penalty)
         g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
             g = min(g, 0.0)
@@ -319,9 +349,10 @@ def violation(
 
 
 @kernel
-def dual_terms(alpha: NDArray[np.float64], h2: float, total: float) -> float:
-    """total - sum_i a_i + (h2/2) sum_i a_i^2: what G has beside the norm of w."""
+def dual_terms(sign: NDArray[np.int8], alpha: NDArray[np.float64], penalty: Penalty, total: float) -> float:
+    """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w."""
     for r in range(len(alpha)):
+        h2, _ = _of_sign(sign[r], penalty)
         total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
     return total
 
@@ -392,7 +423,7 @@ def solve_classes(
     first_label, ptr, rows, sign, alpha = sets
     n_samples, large, strip_bits = row_order
     seed, round_, epochs, tol, enough = steps
-    lam, tau, h2, _, use_bias = penalty
+    lam, tau = penalty.lam, penalty.tau
     local_of, features, v, mine, squares, order, asleep, w_features, w_values = scratch
     filled = 0
     for c in range(first, len(ptr) - 1):
@@ -404,7 +435,7 @@ def solve_classes(
             for j in range(n_local):
                 local_of[features[j]], v[j] = -1, 0.0
             return c, filled
-        if not use_bias:
+        if not penalty.bias:
             v0 = 0.0
         for q in range(n):
             squares[q], asleep[q] = norms[at[begin + q]], False
@@ -434,7 +465,7 @@ def solve_classes(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_values[filled:]
         )
         statistics[c, 0] = bias
-        statistics[c, 1] = 0.5 * tau * square + dual_terms(alphas, h2, 0.0)
+        statistics[c, 1] = 0.5 * tau * square + dual_terms(signs, alphas, penalty, 0.0)
         statistics[c, 2] = kept
         w_counts[c] = count
         filled += count

@@ -93,13 +93,15 @@ class BestRows(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Which loss, rounded by what grid (`loss_grid`), and of each slot: `bias_losses`, and the sum over all rows less these.
+    """Which loss, rounded by what grid (`loss_grid`), how many times it counts for positives, and of each slot:
+    `bias_losses`, and the sum over all rows less these.
 
     C is left out. Each loss is rounded: no cut of the rows shows in the sums. NO_LOSS: nothing is summed.
     """
 
     loss: int
     grid: float
+    positive: float
     of_bias: NDArray[np.float64]
     sums: NDArray[np.float64]
 
@@ -373,7 +375,7 @@ def search(
     y_indptr, y_indices = y
     start, slots, weights, bias = tile
     threshold = best.threshold
-    loss, grid, bias_loss, loss_sums = losses
+    loss, grid, positive, bias_loss, loss_sums = losses
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
     at, next_row = best.begin + best.size, np.full(width, _NO_ROW)
@@ -406,7 +408,7 @@ def search(
                 right = np.float64(max(one - score, zero))
                 if loss == SQUARED_HINGE:
                     right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
-                loss_sums[s] += ((right + grid) - grid) - ((wrong + grid) - grid)
+                loss_sums[s] += ((positive * right + grid) - grid) - ((wrong + grid) - grid)
         n_hits = 0
         if few:
             for t in range(n_touched):

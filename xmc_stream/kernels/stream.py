@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import Penalty, add_rows, descend, violation
+from xmc_stream.kernels.dcd import Penalty, Ramp, add_rows, alpha_of, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import place_in_group
 
@@ -259,8 +259,7 @@ def start_range(
     at_hand: RowsAtHand,
     w: NDArray[np.float64],
     bias: NDArray[np.float64],
-    slope: float,
-    upper: float,
+    ramp: Ramp,
 ) -> None:
     """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
     ptr, rows, sign, alpha, _, _ = active
@@ -273,7 +272,7 @@ def start_range(
             z = bias[c]
             for p in range(indptr[i], indptr[i + 1]):
                 z += np.float64(data[p]) * w[c, indices[p]]
-            alpha[q] = min(slope * max(1.0 - sign[q] * z, 0.0), upper)
+            alpha[q] = alpha_of(sign[q], z, ramp)
 
 
 @kernel

@@ -31,7 +31,7 @@ class LargeClasses:
     """Solves large classes of a unit, a range of them at a time, and writes their lines of a unit's state in order.
 
     active_set: of a class, in memory. rows_on_disk: of a class that is too large for that, in a folder. weights: those of
-    a warm start of some classes, or None. start_slope: of its alpha.
+    a warm start of some classes, or None. start_slopes: of its alpha.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class LargeClasses:
         active_set: Callable[[int], ActiveSets],
         rows_on_disk: Callable[[int, Path], DiskRows],
         weights: Callable[[NDArray[np.int64]], Iterator[Weights]] | None,
-        start_slope: float,
+        start_slopes: tuple[float, float],
         scratch: Path,
     ) -> None:
         self.parameters, self.seed, self.round, self.order = parameters, seed, round_, order
         self.X, self.room, self.approximate, self.scratch = X, room, approximate, scratch
         self._active_set, self._rows_on_disk, self._weights = active_set, rows_on_disk, weights
-        self.start_slope = start_slope
+        self.start_slopes = start_slopes
         self.fresh = self.used = 0
         self.passes = 0
         self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
@@ -130,7 +130,7 @@ class LargeClasses:
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.strip_bits, active, gather,
             ahead, min(self.room.threads, len(classes)),
         )  # fmt: skip
-        inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slope)
+        inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slopes)
         self.passes += solver.passes
         if isinstance(active, SpilledRows):
             active.collect()
@@ -149,7 +149,7 @@ class LargeClasses:
         for i in range(active.n_classes):
             dual, kept[i] = 0.0, 0
             for _, sign, alpha in active.parts(i):
-                dual = dual_terms(alpha, p.h2, dual)
+                dual = dual_terms(sign, alpha, solver.penalty, dual)
                 kept[i] += int(((sign > 0) | (alpha > 0.0)).sum())
             local_of[:] = features
             n, square, objective, bias = take_weights(

@@ -33,7 +33,7 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C", "positive_weight")
 
     def check(self, task: Task) -> None:
         """A warm start needs weights by class, and as many features and labels."""

@@ -14,7 +14,16 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
-DISMEC = {"lam": 0.0, "tau": 1.0, "C": 2.0, "rounds": 5, "max_rounds": 5, "guide": 0.0, "prune": 0.01}
+DISMEC = {
+    "lam": 0.0,
+    "tau": 1.0,
+    "C": 2.0,
+    "rounds": 5,
+    "max_rounds": 5,
+    "guide": 0.0,
+    "prune": 0.01,
+    "positive_weight": 1.0,
+}
 # Without a cap on rounds a search is worth more work in between: see benchmarks/passes.py.
 _MORE_EPOCHS = 5  # times `epochs`
 _NEAR = 0.1  # short of violating, and added all the same
@@ -28,6 +37,8 @@ FAR, WORTH = 0.02, 0.03
 _FAR_GROWTH = 4
 # Where C is not given it is _HALF / spread, from 1 to _MOST_C: text spreads by nearly 1, few dense features by much less.
 _HALF, _MOST_C = 0.5, 100.0
+# There positives weigh as much more, up to this: with few features a class's few positives are not fitted else.
+_MOST_WEIGHT = 2.0
 # Without a cap, a class whose gap has not halved in so many rounds is left as it is.
 PATIENCE = 5
 
@@ -47,7 +58,7 @@ class PPDSparseParameters(Parameters):
 
     lam: float = parameter(0.01, Number("Weight of the l1 term. Larger: fewer weights that are not 0."))
     tau: float = parameter(1.0, Number("Weight of the l2 term. Larger: smaller weights.", open_least=True))
-    # a number wherever something is solved: `methods.ppdsparse.scale.settled` puts it in the place of None
+    # C and positive_weight are numbers wherever something is solved: `methods.ppdsparse.scale.settled` sees to it
     C: float = parameter(
         None,
         Number(
@@ -57,6 +68,17 @@ class PPDSparseParameters(Parameters):
             "from 256 random pairs of rows.",
             open_least=True,
             none=True,
+        ),
+    )
+    positive_weight: float = parameter(
+        None,
+        Number(
+            "How many times C counts for the positive rows of a class, as LIBLINEAR's -w1 and scikit-learn's class_weight "
+            "have it. Larger: fewer positives score low, and more negatives score high. none: 1, and more where the rows "
+            "spread by less than half of a unit about their mean: 1 / (2 spread), 2 at most.",
+            open_least=True,
+            none=True,
+            unsaid=True,
         ),
     )
     loss: str = parameter(
@@ -91,7 +113,7 @@ class PPDSparseParameters(Parameters):
         6,
         Whole(
             "Passes over the active set in the last of `rounds`, and in each round after it; there C / (2 tau) times as "
-            "many where that is more than one."
+            "many where that is more than one, C being the larger one of positives and negatives."
         ),
     )
     added: int = parameter(
@@ -183,34 +205,38 @@ class PPDSparseParameters(Parameters):
         """
         return max(1.0, _HALF / max(spread, _HALF / _MOST_C)) if spread > 0 else 1.0
 
-    @property
-    def h2(self) -> float:
-        """Second derivative of the dual's loss term h: h(a) = h2 a^2 / 2."""
-        return 1.0 / self.C if self.loss == "squared_hinge" else 0.0
+    @staticmethod
+    def positive_weight_for(spread: float) -> float:
+        """The weight of positives where it is not given, by the spread of the rows as in `C_for`."""
+        return min(PPDSparseParameters.C_for(spread), _MOST_WEIGHT)
 
-    @property
-    def upper(self) -> float:
-        """Upper bound of a dual variable."""
-        return math.inf if self.loss == "squared_hinge" else self.C
+    def bounds(self, weight: float) -> tuple[float, float]:
+        """Of a row whose loss counts C weight: h2 of its dual's loss term h2 a^2 / 2, and the upper bound of its a."""
+        C = self.C * weight
+        return (1.0 / C, math.inf) if self.loss == "squared_hinge" else (0.0, C)
 
-    def start_slope(self, C: float) -> float:
-        """A warm start's alpha_i for a margin that falls short of 1 by one, before it is bounded; C: of its model.
+    def start_slopes(self, of_model: Mapping[str, float]) -> tuple[float, float]:
+        """A warm start's alpha_i of a negative and of a positive whose margin falls short of 1 by one, before it is bounded.
+
+        of_model: what `warm` takes.
 
         Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
         at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
         margin falls short, and anything in [0, C] where it is 1: a steep ramp, as many stand there and rounding throws
         them to either side.
         """
-        return min(C, self.C) * (1.0 if self.loss == "squared_hinge" else 10.0)
+        before, steep = {**asdict(self), **of_model}, 1.0 if self.loss == "squared_hinge" else 10.0
+        positive = min(before["C"] * before["positive_weight"], self.C * self.positive_weight)
+        return min(before["C"], self.C) * steep, positive * steep
 
     def epochs_of(self, round_: int) -> int:
-        """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C
-        is large, as these classes are far from their optimum.
+        """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C, of
+        positives or of negatives, is large, as these classes are far from their optimum.
         """
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
         if round_ >= self.common_rounds:  # a coordinate step does little where C is large
-            return self.last_epochs * max(1, round(self.C / (2 * self.tau)))
+            return self.last_epochs * max(1, round(self.C * max(1.0, self.positive_weight) / (2 * self.tau)))
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
 
     def enough(self, round_: int) -> float:
@@ -235,16 +261,20 @@ class PPDSparseParameters(Parameters):
     def warm(self, of_model: Mapping[str, float], same_data: bool) -> PPDSparseParameters:
         """Those of a run that begins from a model's weights.
 
-        of_model: the model's own lam, tau and C, those that it has. same_data: whether it learned from the same data.
-        One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not violate
-        come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown, and for the
-        hinge, whose alpha does not follow from the margins.
+        of_model: the model's own lam, tau, C and positive_weight, those that it has. same_data: whether it learned from the
+        same data. One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not
+        violate come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown for
+        positives or negatives, and for the hinge, whose alpha does not follow from the margins.
         """
         common = self.common_rounds
         if common is None:
             return self
         before = {**asdict(self), **of_model}
-        shrinks = any(getattr(self, name) * before["C"] > before[name] * self.C for name in ("lam", "tau"))
+        shrinks = any(
+            getattr(self, name) * before["C"] * weights[0] > before[name] * self.C * weights[1]
+            for name in ("lam", "tau")
+            for weights in ((1.0, 1.0), (before["positive_weight"], self.positive_weight))
+        )
         if shrinks or not same_data or self.loss != "squared_hinge":
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
         return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)

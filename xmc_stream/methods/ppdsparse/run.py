@@ -233,6 +233,7 @@ class PPDSparseRun:
         return {
             "rounds": round_,
             "C": p.C,
+            "positive_weight": p.positive_weight,
             "nnz": sum(receipt["nnz"] for receipt in receipts),
             "tiles": tiles_of(receipts),
             "objective": math.fsum(receipt["objective"] for receipt in receipts),
@@ -296,9 +297,9 @@ class PPDSparseRun:
         return weights_of_terms(LinearWeights(self.warm_start))
 
     @property
-    def _start_slope(self) -> float:
-        """See `PPDSparseParameters.start_slope`."""
-        return self.parameters.start_slope(self._of_start.get("C", self.parameters.C)) if self.warm_start else 0.0
+    def _start_slopes(self) -> tuple[float, float]:
+        """See `PPDSparseParameters.start_slopes`."""
+        return self.parameters.start_slopes(self._of_start) if self.warm_start else (0.0, 0.0)
 
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
@@ -353,7 +354,7 @@ class PPDSparseRun:
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
                 self._of_unit(files, unit), approximate, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
-                self._start_slope,
+                self._start_slopes,
             )
             for unit in self.units
         ]  # fmt: skip

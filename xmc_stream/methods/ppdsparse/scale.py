@@ -1,4 +1,4 @@
-"""What C is where it is not given: by how far the rows spread about their mean."""
+"""What C and the weight of positives are where they are not given: by how far the rows spread about their mean."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ _PAIRS = 256  # of rows that are compared: the mean is then within some per cent
 
 
 def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParameters:
-    """The parameters with C as a number."""
-    if parameters.C is not None:
-        return parameters
-    return replace(parameters, C=PPDSparseParameters.C_for(spread(dataset)))
+    """The parameters with C and the weight of positives as numbers."""
+    p = parameters
+    if p.C is not None and p.positive_weight is not None:
+        return p
+    of_rows = spread(dataset)
+    return replace(
+        p,
+        C=p.C_for(of_rows) if p.C is None else p.C,
+        positive_weight=p.positive_weight_for(of_rows) if p.positive_weight is None else p.positive_weight,
+    )
 
 
 def spread(dataset: Dataset) -> float:

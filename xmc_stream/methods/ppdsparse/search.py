@@ -113,7 +113,7 @@ class _SpanSearch:
         )  # fmt: skip
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
         loss, grid = NO_LOSS if job.approximate else parameters.loss_code, loss_grid(n_samples)
-        self.losses = LossSums(loss, grid, np.zeros(self.width), np.zeros(self.width))
+        self.losses = LossSums(loss, grid, parameters.positive_weight, np.zeros(self.width), np.zeros(self.width))
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
 

@@ -31,7 +31,7 @@ from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
 from xmc_stream.methods.ppdsparse.search import fewer_weights
-from xmc_stream.methods.ppdsparse.solver import Sink, Solver, added_sizes, row_order, start_sizes
+from xmc_stream.methods.ppdsparse.solver import Sink, Solver, added_sizes, ramp_of, row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DONE,
@@ -137,7 +137,7 @@ class SolveJob:
     """One round of one unit.
 
     previous: the unit's state after the round before; in round 0 that of a warm start, or "". approximate: whether an
-    approximate search found the candidates. start_slope: of a warm start's alpha, see `PPDSparseParameters`.
+    approximate search found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`.
     """
 
     data: str
@@ -151,7 +151,7 @@ class SolveJob:
     out: str
     plan: MemoryPlan
     sizes: SolvePlan
-    start_slope: float
+    start_slopes: tuple[float, float]
 
     @property
     def key(self) -> str:
@@ -271,7 +271,7 @@ class _UnitSolve:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
                 lambda c: self._active_sets(c, c + 1), self._rows_on_disk, self._weights if self.warm else None,
-                job.start_slope, self._scratch / f"{job.unit.name}.active",
+                job.start_slopes, self._scratch / f"{job.unit.name}.active",
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -465,7 +465,7 @@ class _UnitSolve:
         """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
         if self.previous is None:
             return
-        p, low = self.job.parameters, sets.first_label - self.first
+        low, ramp = sets.first_label - self.first, ramp_of(self.job.parameters, self.job.start_slopes)
         biases = self.previous.statistics[:, BIAS]
         dense = np.zeros(self.dataset.n_features, np.float32)
         for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
@@ -473,7 +473,7 @@ class _UnitSolve:
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
                 CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine], CSR.of(block), dense,
-                self.job.start_slope, p.upper, sets.alpha[mine],
+                ramp, sets.alpha[mine],
             )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
 Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. Per class, with y_i in {-1, +1} and a bias feature
 x_i0 = 1 that the l1 term leaves alone,
 
-    F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
+    F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + sum_i C_i loss(w.x_i, y_i)
     squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
 
-This module covers the inner problem. Parameters, rounds, files and memory are in `methods.ppdsparse.parameters` and
-`methods.ppdsparse.run`.
+C_i is C for negatives and positive_weight C for positives. This module covers the inner problem. Parameters, rounds, files
+and memory are in `methods.ppdsparse.parameters` and `methods.ppdsparse.run`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
 from xmc_stream.kernels.dcd import (
     Penalty,
+    Ramp,
     Scratch,
     Steps,
     add_rows,
@@ -74,7 +75,14 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
 def penalty_of(parameters: PPDSparseParameters) -> Penalty:
     """The numbers of the inner problem."""
     p = parameters
-    return Penalty(float(p.lam), float(p.tau), float(p.h2), float(p.upper), p.bias)
+    (h2, upper), (h2_positive, upper_positive) = p.bounds(1.0), p.bounds(p.positive_weight)
+    return Penalty(float(p.lam), float(p.tau), h2, upper, h2_positive, upper_positive, p.bias)
+
+
+def ramp_of(parameters: PPDSparseParameters, slopes: tuple[float, float]) -> Ramp:
+    """A warm start's alpha, by `PPDSparseParameters.start_slopes`."""
+    penalty = penalty_of(parameters)
+    return Ramp(slopes[0], penalty.upper, slopes[1], penalty.upper_positive)
 
 
 Sink = Callable[[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]], None]
@@ -212,5 +220,5 @@ class Solver:
             scratch.w_features,
             scratch.w_values,
         )
-        statistics[:] = bias, 0.5 * p.tau * square + dual_terms(sets.alpha, p.h2, 0.0), kept, inside
+        statistics[:] = bias, 0.5 * p.tau * square + dual_terms(sets.sign, sets.alpha, penalty, 0.0), kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_values[:count])

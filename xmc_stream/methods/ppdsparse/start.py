@@ -21,12 +21,14 @@ from xmc_stream.store.nodes import understood
 
 
 def weights_of_terms(model: LinearWeights) -> dict[str, float]:
-    """lam, tau and C that a model was trained with, those that its method has."""
+    """lam, tau, C and positive_weight that a model was trained with, those that its method has; the last is 1 where it is
+    not said."""
     with understood(model.path / "zarr.json"):
         params = model.attributes["params"]
         terms = {name: params.get(name) for name in ("lam", "tau", "C")}
         if terms["C"] is None:
             terms["C"] = model.attributes.get("C")  # which its training chose
+        terms["positive_weight"] = model.attributes.get("positive_weight", 1.0)
         return {name: float(value) for name, value in terms.items() if value is not None}
 
 

@@ -38,7 +38,7 @@ from xmc_stream.kernels.stream import (
     violation_range,
 )
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import penalty_of
+from xmc_stream.methods.ppdsparse.solver import penalty_of, ramp_of
 from xmc_stream.stop import stop_if_unwanted
 
 BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
@@ -135,11 +135,11 @@ class StreamSolver:
             self._scratch.put(GroupScratch(*(np.empty(self._rows, np.int64) for _ in range(4))))
 
     def solve(
-        self, round_: int, weights: Iterator[Weights] | None = None, start_slope: float = 0.0
+        self, round_: int, weights: Iterator[Weights] | None = None, start_slopes: tuple[float, float] = (0.0, 0.0)
     ) -> NDArray[np.float64]:
         """One round of all classes; returns the largest violation inside each active set.
 
-        weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slope.
+        weights: of a warm start, a class after the other (features, values, bias), which give alpha with start_slopes.
         """
         p, n = self.parameters, self.active.n_classes
         with (
@@ -148,7 +148,7 @@ class StreamSolver:
             ThreadPoolExecutor(1) as self._planner,
         ):
             if weights is not None:
-                self._start(weights, start_slope)
+                self._start(weights, start_slopes)
             self._work(self._ranges(False), self._add)
             if not p.bias:
                 self.v0[:] = 0.0
@@ -175,16 +175,15 @@ class StreamSolver:
             self._work(self._ranges(True), look)
         return inside
 
-    def _start(self, weights: Iterator[Weights], slope: float) -> None:
+    def _start(self, weights: Iterator[Weights], slopes: tuple[float, float]) -> None:
         """alpha from the margins that given weights leave; they stand in v meanwhile."""
+        ramp = ramp_of(self.parameters, slopes)
         bias = np.zeros(self.active.n_classes)
         for c, (features, values, b) in enumerate(weights):
             self.v[c, features], bias[c] = values, b
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(
-                *classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, slope, self.penalty.upper
-            )
+            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0

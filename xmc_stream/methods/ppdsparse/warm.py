@@ -50,7 +50,9 @@ class PPDSparseWarmUp(WarmUp):
             # and it wants more rows than an interval has
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
             of = self.parameters
-            p = PPDSparseParameters(C=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided))
+            p = PPDSparseParameters(
+                C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided)
+            )  # fmt: skip
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
@@ -70,7 +72,7 @@ class PPDSparseWarmUp(WarmUp):
             lambda c, folder: rows_on_disk(
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
-            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, 1.0,
+            (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, (1.0, 1.0),
             path / "active",
         )  # fmt: skip
         spilled = SpilledRows(path / "spilled", 1, n, 1)
