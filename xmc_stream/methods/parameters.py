@@ -98,21 +98,22 @@ class Whole(Rule):
 
 @dataclass(frozen=True)
 class Choice(Rule):
-    """One of some words."""
+    """One of some words; none: None is allowed too."""
 
     options: Sequence[str] = ()
+    none: bool = False
 
     def what(self) -> str:
         """As "one of full, given"."""
-        return f"one of {', '.join(self.options)}"
+        return f"one of {', '.join(self.options)}" + (", or none" if self.none else "")
 
     def typed(self) -> str:
         """As "{'full', 'given'}"."""
-        return f"{{{', '.join(map(repr, self.options))}}}"
+        return f"{{{', '.join(map(repr, self.options))}}}" + (" or None" if self.none else "")
 
     def taken(self, value: Any) -> Any:
         """As it is."""
-        if value not in self.options:
+        if value not in self.options and not (self.none and value is None):
             raise ValueError
         return value
 

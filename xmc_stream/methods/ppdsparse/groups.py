@@ -160,7 +160,8 @@ class GroupsJob:
             block, biases[g] = self._solve(sample, solved[g // GROUPS], g)
             tiles.add(np.diff(block.indptr), block.indices)
             blocks.append(block)
-        half = self.parameters.weight_type == "float16" and half_holds(block.values for block in blocks)
+        # how many weights the labels will have is not known: so many labels mostly have more than that
+        half = self.parameters.halves(large=True) and half_holds(block.values for block in blocks)
         write_guide(Path(self.out), dataset.n_features, blocks, biases, groups, np.float16 if half else np.float32)
         return {
             "clusterings": CLUSTERINGS,

@@ -144,14 +144,16 @@ class PPDSparseParameters(Parameters):
             unsaid=True,
         ),
     )
-    weight_type: str = parameter(
-        "float32",
+    weight_type: str | None = parameter(
+        None,
         Choice(
             "Type of the finished model's weights on disk. float16 halves their bytes and rounds each by at most 1/2048 of "
             "itself, so a score moves by at most sum_j |x_j w_j| / 2048. Objective and gap are those of the weights before. "
             "Weights below 6e-5 are rounded by up to 3e-8, and those below 3e-8 left out. A unit of 1,024 classes keeps "
-            "float32 where weights beyond 65504, or many that small, would make that more than 1/2048 of sum |w|.",
+            "float32 where weights beyond 65504, or many that small, would make that more than 1/2048 of sum |w|. none: "
+            "float16 where there are 100,000 weights or more and prune is none too, else float32.",
             options=("float32", "float16"),
+            none=True,
             unsaid=True,
         ),
     )
@@ -302,6 +304,10 @@ class PPDSparseParameters(Parameters):
             return self.prune
         moves = row_norm * math.sqrt(row_entries)
         return (_MOVED_OF_MANY if many_labels else _MOVED) / moves if moves > 0 else 0.0
+
+    def halves(self, large: bool) -> bool:
+        """Whether the finished model has weights of 16 bits; large: it has as many weights as leave small ones out."""
+        return self.weight_type == "float16" or (self.weight_type is None and self.prune is None and large)
 
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""

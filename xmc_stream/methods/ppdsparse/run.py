@@ -74,11 +74,13 @@ _USED_SHARE = 8  # approximate searches go on while one in so many of the rows t
 class FinaliseJob:
     """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
 
-    prune: below what a weight is left out; objective and gap are those of the weights before.
+    prune: below what a weight is left out; half: weights are stored in 16 bits, where that holds them. Objective and gap are
+    those of the weights before.
     """
 
     parameters: PPDSparseParameters
     prune: float
+    half: bool
     round: int
     n_samples: int
     n_features: int
@@ -102,7 +104,7 @@ class FinaliseJob:
             update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
         tiles = TileSizes(first, last, self.n_features)
         least = np.float32(self.prune)
-        half = self.parameters.weight_type == "float16" and half_holds(w for *_, w in self._weights(state, least))
+        half = self.half and half_holds(w for *_, w in self._weights(state, least))
         least = max(least, HALF_LEAST) if half else least
         with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
             for lengths, features, values in self._weights(state, least):
@@ -224,10 +226,10 @@ class PPDSparseRun:
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
-        large = p.prune is not None or sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
-        prune = self._least_weight if large else 0.0
-        receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune))
-        halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.weight_type == "float16" else {}
+        large = sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
+        prune = self._least_weight if large or p.prune is not None else 0.0
+        receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune, p.halves(large)))
+        halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
@@ -359,10 +361,12 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _finalise_jobs(self, round_: int, files: list[CandidateFile], prune: float = 0.0) -> list[FinaliseJob]:
+    def _finalise_jobs(
+        self, round_: int, files: list[CandidateFile], prune: float = 0.0, half: bool = False
+    ) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, prune, round_, self.dataset.n_samples, self.dataset.n_features, unit,
+                self.parameters, prune, half, round_, self.dataset.n_samples, self.dataset.n_features, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
