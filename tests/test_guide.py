@@ -345,7 +345,8 @@ def test_weights_of_a_large_model_are_left_out(tmp_path: Path) -> None:
     Y = sp.csr_matrix((np.ones(3 * n), (np.repeat(np.arange(n), 3), rng.integers(0, k, 3 * n))), (n, k))
     Y.data[:] = 1.0
     whole = xs.PPDSparse(prune=0, memory_limit=LIMIT).fit(X, Y).model_
-    left = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y).model_
+    left = xs.PPDSparse(weight_type="float32", memory_limit=LIMIT).fit(X, Y).model_
+    half = xs.PPDSparse(memory_limit=LIMIT).fit(X, Y).model_
     assert whole.nnz > 100_000
     bound = left.attributes["pruned_below"]
     entries, norm = X.nnz / n, float(np.sqrt(X.multiply(X).sum(axis=1)).mean())
@@ -353,6 +354,11 @@ def test_weights_of_a_large_model_are_left_out(tmp_path: Path) -> None:
     W = whole.to_scipy().toarray()
     assert np.array_equal(np.where(np.abs(W) >= np.float32(bound), W, 0), left.to_scipy().toarray())
     assert np.array_equal(whole.bias(), left.bias())
+    assert half.attributes["pruned_below"] == bound
+    assert half.attributes["float16_weights"] == half.nnz == left.nnz
+    assert np.array_equal(half.to_scipy().data, left.to_scipy().data.astype(np.float16).astype(np.float32))
+    assert "float16_weights" not in whole.attributes
     few = xs.PPDSparse(memory_limit=LIMIT).fit(X[:20], Y[:20])
     assert few.model_.nnz < 100_000
     assert few.model_.attributes["pruned_below"] == 0
+    assert "float16_weights" not in few.model_.attributes

@@ -114,7 +114,9 @@ def test_the_version_says_what_a_reader_must_know(tmp_path: Path, sizes: dict[st
 # ---- indices of two bytes
 
 
-def test_a_model_with_indices_of_four_bytes_opens_and_says_the_same(small: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_model_with_indices_of_four_bytes_opens_and_says_the_same(small: Path, tmp_path: Path) -> None:
+    trained = tmp_path / "m"
+    xs.PPDSparse(weight_type="float32", memory_limit="2GB").fit(small, model=trained)
     model, test = LinearModel(trained), xs.open_dataset(small.with_name("small-test.xmc"))
     assert stored_types(trained) == {("uint16", "float32")}
     copy = tmp_path / "old"
@@ -251,7 +253,7 @@ def test_damage_is_found(small: Path, half_model: Path, tmp_path: Path, name: st
 
 
 def test_a_training_begins_from_such_a_model(small: Path, half_model: Path, tmp_path: Path) -> None:
-    xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "m", warm_start=half_model)
+    xs.PPDSparse(memory_limit="2GB", weight_type="float32").fit(small, model=tmp_path / "m", warm_start=half_model)
     warm = xs.load_model(tmp_path / "m")
     assert stored_types(tmp_path / "m") == {("uint16", "float32")}
     assert warm.attributes["objective"] < 1.1 * xs.load_model(half_model).attributes["objective"]

@@ -354,8 +354,8 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
     def dismec(cls, **parameters: Any) -> PPDSparse:
         """PPDSparse with the setting of DiSMEC (Babbar, Schoelkopf, WSDM 2017).
 
-        That is lam=0, tau=1, C=2, rounds=5, max_rounds=5, guide=0 and prune=0.01. The squared hinge here has a factor
-        1/2, so C=2 is DiSMEC's C=1.
+        That is lam=0, tau=1, C=2, rounds=5, max_rounds=5, guide=0, prune=0.01 and positive_weight=1. The squared hinge here
+        has a factor 1/2, so C=2 is DiSMEC's C=1.
 
         Parameters
         ----------
@@ -371,7 +371,7 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         --------
         >>> import xmc_stream as xs
         >>> xs.PPDSparse.dismec(prune=0.02)
-        PPDSparse(lam=0.0, C=2.0, rounds=5, max_rounds=5, guide=0.0, prune=0.02)
+        PPDSparse(lam=0.0, C=2.0, positive_weight=1.0, rounds=5, max_rounds=5, guide=0.0, prune=0.02)
         """
         return cls(**{**DISMEC, **parameters})
 
