@@ -206,7 +206,7 @@ def test_settings_of_a_path_are_as_good_as_trainings_of_their_own(
             assert one["figures"][key] == pytest.approx(figures[key], abs=0.8), (one["parameters"], key)
         passes, gathered = passes + clf.report_["passes"], gathered + clf.report_["bytes_gathered"]
     assert sum(one["passes"] for one in report["settings"]) < 0.5 * passes
-    assert sum(one["bytes_gathered"] for one in report["settings"]) < 0.75 * gathered
+    assert sum(one["bytes_gathered"] for one in report["settings"]) < 0.9 * gathered
 
 
 # ---- resuming

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 from xmc_stream.models.execution import Execution
-from xmc_stream.models.ranking import check_features, no_predictions
-from xmc_stream.models.runs import HELD_ROWS
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 
@@ -65,6 +63,10 @@ def rank(model: Model, data: Any, k: int, execution: Execution) -> tuple[NDArray
     That is so where the model, or rows and results, take more than half of what the limit leaves, and where there are
     threads to share many rows. Raises what a prediction by an engine raises.
     """
+    # kernels are loaded where there is something to predict, not by importing the package
+    from xmc_stream.models.ranking import no_predictions
+    from xmc_stream.models.runs import HELD_ROWS
+
     if not isinstance(data, Dataset):
         refuse_other_rows(model, data)
     n = data.n_samples if isinstance(data, Dataset) else data.shape[0]
@@ -105,6 +107,8 @@ def check_k(model: Model, k: int) -> None:
 def _reader(data: Any, model: Model) -> tuple[Callable[[], Block], int]:
     """What reads all rows, and the bytes that this takes."""
     if isinstance(data, Dataset):
+        from xmc_stream.models.ranking import check_features
+
         check_features(model, data)
         X = data.X_rows()
         return partial(X.block, 0, X.n_lines), X.nnz * X.entry_bytes
