@@ -115,7 +115,10 @@ def _together(plan: MemoryPlan, dataset: Dataset) -> int:
 
 
 def _clustering_bytes(dataset: Dataset) -> int:
-    """Of the directions of a clustering and the sums along them; of the sums of both sides of its last splits, twice."""
+    """Of the directions of a clustering, and of the sums of both sides of its last splits, twice; of the sums of labels.
+
+    While labels are split, their sums are fewer, and the halves before and after a level take the place of the others.
+    """
     last = GROUPS // 2
     return 8 * ((_SPLITS + 6 * last) * dataset.n_features + (_SPLITS + last) * dataset.n_labels)
 
