@@ -1,4 +1,4 @@
-"""Models whose indices, and on request weights, take two bytes on disk: what is read, what is lost, and that all else holds."""
+"""Models whose indices and weights take two bytes on disk: what is read, what is lost, and that all else holds."""
 
 from __future__ import annotations
 
