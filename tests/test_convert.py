@@ -92,10 +92,10 @@ def test_like_fixes_sizes_and_normalisation(tmp_path: Path) -> None:
     assert plain.attributes["normalize"] == "none"
     assert dense(plain)[0].tolist() == [[0, 0, 0, 5]]
     message = refused(tmp_path / "x.xmc", write(tmp_path / "far.txt", b"2 9 9\n0 1:1\n3 1:1\n"), like=train)
-    assert message.startswith(f"{tmp_path / 'far.txt'}:3: label id 3 is not below K = 3, which comes from --like ")
+    assert message.startswith(f"{tmp_path / 'far.txt'}:3: label id 3 is not below K = 3, which comes from like ")
     assert "train.xmc" in message
     message = refused(tmp_path / "x.xmc", sparse.csr_array(np.eye(5, 9)), labels=sparse.csr_array(Y), like=train)
-    assert "row 4 (from 0) is not below the number of features D = 4, which comes from --like" in message
+    assert "row 4 (from 0) is not below the number of features D = 4, which comes from like" in message
 
 
 def test_normalize_l2_divides_rows_by_their_norms(tmp_path: Path) -> None:

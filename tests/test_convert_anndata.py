@@ -69,6 +69,17 @@ def names(dataset: Any, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
+def test_names_of_obs_are_ids_of_rows(tmp_path: Path, ad: Any, suffix: str) -> None:
+    X, _, y = matrices()
+    paths = [
+        write(annotated(ad, X[:20], y[:20]), tmp_path / f"a{suffix}"),
+        write(annotated(ad, X, y), tmp_path / f"b{suffix}"),
+    ]
+    dataset = convert(paths, tmp_path / "d.xmc", label_key="kind", memory_limit="2GB")
+    assert list(dataset.row_ids() or ()) == [f"cell {i}" for i in (*range(20), *range(N))]
+
+
+@pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
 @pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, lambda X: X.toarray()])
 @pytest.mark.parametrize("layer", [None, "raw"])
 def test_matrices_of_every_encoding_come_back(
@@ -125,7 +136,7 @@ def test_unseen_names_are_refused_or_dropped(tmp_path: Path, ad: Any) -> None:
     )
     path = write(annotated(ad, X, y), tmp_path / "b.h5ad")
     row = int(np.argmax(y == 3))
-    with pytest.raises(InputError, match=rf"class 'ash tree' in row {row} \(from 0\) is none of the labels of --like"):
+    with pytest.raises(InputError, match=rf"class 'ash tree' in row {row} \(from 0\) is none of the labels of like"):
         convert(path, tmp_path / "t.xmc", label_key="word", like=train)
     test = convert(path, tmp_path / "t.xmc", label_key="word", like=train, drop_unseen=True)
     assert test.attributes["dropped_labels"] == (y == 3).sum()
@@ -208,7 +219,7 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: py
         return change
 
     assert (
-        "names no labels: name the place of the labels by --label-key (obs/kind, obs/number, obs/word, obsm/kind"
+        "names no labels: name the place of the labels by label_key (obs/kind, obs/number, obs/word, obsm/kind"
         in message()
     )
     assert "has no nothing" in message(label_key="nothing")
@@ -227,7 +238,7 @@ def test_what_is_wrong_ends_in_one_line(tmp_path: Path, ad: Any, monkeypatch: py
     assert "cannot be read" in message(cut, label_key="word")
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     np.save(tmp_path / "y.npy", np.zeros(3, int))
-    assert "is npy: --layer and --label-key are of AnnData" in message(
+    assert "is npy: layer and label_key are of AnnData" in message(
         tmp_path / "x.npy", labels=tmp_path / "y.npy", label_key="word"
     )
     plain = convert(tmp_path / "x.npy", tmp_path / "p.xmc", labels=tmp_path / "y.npy")

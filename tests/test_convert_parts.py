@@ -176,7 +176,7 @@ def test_a_test_set_with_a_header_takes_the_base_of_its_training_set(tmp_path: P
     assert dense(dataset)[1].tolist() == [[1, 0, 0], [0, 0, 1]]
     assert "label id 3 is not below K = 3" in refused(tmp_path / "u.xmc", test, like=train, base=0)
     message = refused(tmp_path / "u.xmc", write(tmp_path / "u", b"1 4 3\n0 1:1\n"), like=train)
-    assert message.startswith(f"{tmp_path / 'u'}:2: label id 0 is below 1: ids count from 1 here, as in --like")
+    assert message.startswith(f"{tmp_path / 'u'}:2: label id 0 is below 1: ids count from 1 here, as in like")
     again = convert(test, tmp_path / "v.xmc", like=dataset)  # a test set passes on what it took over
     assert again.fingerprint == dataset.fingerprint
 

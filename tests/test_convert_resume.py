@@ -156,9 +156,9 @@ def test_killed_when_it_has_its_name_it_is_done(
         {"normalize": "l2"}, {"columns": True}, {"base": 0}, {"observed": mask}, {"like": target}, {"n_labels": 90},
     ]  # fmt: skip
     for other in options:
-        assert "exists: give another name, or --overwrite" in refused(target, source, **other)
+        assert "exists: give another name, or overwrite=True" in refused(target, source, **other)
     os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
-    assert "exists: give another name, or --overwrite" in refused(target, source)
+    assert "exists: give another name, or overwrite=True" in refused(target, source)
     os.utime(source, ns=(0, source.stat().st_mtime_ns - 1))
     assert parts_read == []
     assert files_of(target) == before
@@ -173,7 +173,7 @@ def test_what_came_of_a_conversion_is_not_taken_for_it(source: Path, tmp_path: P
     split(whole, tmp_path / "train.xmc", tmp_path / "valid.xmc", fraction=0.3)
     assert whole.n_samples > open_dataset(tmp_path / "train.xmc").n_samples
     for name in ("train.xmc", "valid.xmc"):
-        assert "exists: give another name, or --overwrite" in refused(tmp_path / name, source)
+        assert "exists: give another name, or overwrite=True" in refused(tmp_path / name, source)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_what_is_read_once_is_never_the_same_again(tmp_path: Path) -> None:
     for again in (False, True):
         threading.Thread(target=pipe.write_bytes, args=(TEXT,), daemon=True).start()
         if again:
-            assert "exists: give another name, or --overwrite" in refused(target, pipe)
+            assert "exists: give another name, or overwrite=True" in refused(target, pipe)
         else:
             convert(pipe, target)
 

@@ -241,6 +241,12 @@ def loaded(path: Path) -> Any:
         made.indptr, made.indices, made.data = indptr, indices, data
         return made
     dense = np.load(path)
+    if dense.ndim == 1 and dense.dtype.kind in "SU":
+        texts = [text.decode() if isinstance(text, bytes) else text for text in dense.tolist()]
+        names = sorted(set(texts) - {""})
+        entries = [(row, names.index(text)) for row, text in enumerate(texts) if text]
+        rows, columns = zip(*entries, strict=True) if entries else ((), ())
+        return sparse.coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(texts), len(names)))
     if dense.ndim == 1:
         return sparse.coo_matrix((np.ones(len(dense)), (np.arange(len(dense)), dense)))
     with np.errstate(over="ignore"):

@@ -24,8 +24,8 @@ from xmc_stream.store.dataset import open_dataset
 
 N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
 N_ROWS = 4000
-FORMATS = ("xmlrepo", "libsvm", "jsonl")
-WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000}  # bytes of a part
+FORMATS = ("xmlrepo", "libsvm", "jsonl", "csv")
+WORK = {"xmlrepo": 20_000, "libsvm": 20_000, "jsonl": 20_000, "csv": 20_000}  # bytes of a part
 
 
 def converts(source: str, target: str, part: int, small: int) -> None:
@@ -42,12 +42,17 @@ def write_input(path: Path, format: str, n_rows: int) -> None:
     with open(path, "w") as file:
         if format == "xmlrepo":
             file.write(f"{n_rows} 500 60\n")
+        if format == "csv":
+            file.write("label,text\n")
         for i in range(n_rows):
             labels = sorted(rng.sample(range(60), rng.randint(1, 3)))
             features = sorted(rng.sample(range(500), 12))
             if format == "jsonl":
                 words = " ".join(f"word{j}" for j in features)
                 file.write(json.dumps({"text": words, "labels": [f"label {k}" for k in labels]}) + "\n")
+            elif format == "csv":
+                words = "\n".join(f"word{j}" for j in features)
+                file.write(f'label {labels[0]},"{words}"\n')
             else:
                 pairs = " ".join(f"{j}:{i % 97}.{j}" for j in features)
                 file.write(",".join(map(str, labels)) + f" {pairs}\n")

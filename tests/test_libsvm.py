@@ -140,9 +140,9 @@ def test_a_test_set_takes_the_bases_of_its_training_set(tmp_path: Path) -> None:
     last = write(tmp_path / "u", b"1 2:1\n3 4:5\n")
     assert convert(last, tmp_path / "u.xmc", like=one).n_features == 4
     message = refused(tmp_path / "v.xmc", last, like=zero)
-    assert message.startswith(f"{last}:2: label id 3 is not below K = 3, which comes from --like ")
+    assert message.startswith(f"{last}:2: label id 3 is not below K = 3, which comes from like ")
     message = refused(tmp_path / "v.xmc", write(tmp_path / "w", b"1 2:1\n2 0:5\n"), like=one)
-    assert f"{tmp_path / 'w'}:2: feature id 0 is below 1: ids count from 1 here, as in --like" in message
+    assert f"{tmp_path / 'w'}:2: feature id 0 is below 1: ids count from 1 here, as in like" in message
 
 
 def test_unseen_ids_are_dropped_where_that_is_asked(tmp_path: Path) -> None:
@@ -195,16 +195,16 @@ def test_order_marks_windows_lines_and_a_last_line_without_its_end(tmp_path: Pat
         (b"1 qid:1 1:1\n", {}, ":1: 'qid:1' is a query"),
         (b"0.25 1:1\n", {}, ":1: label '0.25' is not a whole number"),
         (b"\n# x\n1 1:1\n0.25 1:1\n", {}, ":4: label '0.25'"),
-        (b" 1:1\n", {}, "no row has a label: say how many labels there are by --labels-count"),
-        (b"1\n", {"format": "libsvm"}, "no row has a feature: say how many features there are by --features"),
+        (b" 1:1\n", {}, "no row has a label: say how many labels there are by n_labels"),
+        (b"1\n", {"format": "libsvm"}, "no row has a feature: say how many features there are by n_features"),
         (b"# 1 1:1\n", {"format": "libsvm"}, ": no line is a row"),
         (b"x\n1 1:1\n", {}, ":1: the format is not recognised"),
         (b"1 1:1\n", {"labels": "b"}, "holds its labels itself"),
-        (b"0 0:1 3:1\n", {"n_features": 3}, "feature id 3 is one too large for --features 3"),
+        (b"0 0:1 3:1\n", {"n_features": 3}, "feature id 3 is one too large for n_features 3"),
         (b"0 4:1\n", {"n_features": 3}, ":1: feature id 4 is above D = 3, as was given"),
-        (b"0 0:1\n3 1:1\n", {"n_labels": 3}, "label id 3 is one too large for --labels-count 3"),
-        (b"1 0:1\n", {"base": 1}, ":1: feature id 0 is below 1: ids count from 1 here; use --zero-based"),
-        (b"1 2147483647:1\n", {}, ":1: feature id 2147483647 is 2^31 or more: .* by --features"),
+        (b"0 0:1\n3 1:1\n", {"n_labels": 3}, "label id 3 is one too large for n_labels 3"),
+        (b"1 0:1\n", {"base": 1}, ":1: feature id 0 is below 1: ids count from 1 here; use base=0"),
+        (b"1 2147483647:1\n", {}, ":1: feature id 2147483647 is 2^31 or more: .* by n_features"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(
@@ -215,7 +215,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(
 
 def test_sizes_that_contradict_the_training_set_are_refused(tmp_path: Path) -> None:
     train = convert(write(tmp_path / "a", b"1 1:1\n"), tmp_path / "train.xmc")
-    assert "--features is 7 and --like has 1" in refused(tmp_path / "d.xmc", tmp_path / "a", like=train, n_features=7)
+    assert "n_features is 7 and like has 1" in refused(tmp_path / "d.xmc", tmp_path / "a", like=train, n_features=7)
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_a_line_without_anything_is_a_row_of_xmlrepo_and_none_of_libsvm() -> Non
         ("1 100:4 100:4", "feature id 100"),
         ("1 99999999999999999999:4", "feature id 99999999999999999999 is not below"),
         ("+100 1:1", "label id [+]100 is not below K = 100"),
-        ("1 5:1 5:2", "feature 5 stands twice in the row: .*--duplicates=sum"),
+        ("1 5:1 5:2", "feature 5 stands twice in the row: .*sum_duplicates=True"),
         ("1,1 5:1", "label 1 stands twice in the row"),
         ("1 5:nan", "value 'nan' of feature 5 is not a finite decimal number"),
         ("1 5:inf", "value 'inf' of feature 5"),
@@ -313,8 +313,8 @@ def test_ids_are_below_two_to_the_31_where_sizes_are_not_known() -> None:
     agree(f"{largest} {largest}:1".encode(), UNKNOWN, UNKNOWN, LIBSVM)
     [(labels, [(feature, _)])] = parsed(f"{largest} {largest}:1".encode(), UNKNOWN, UNKNOWN, LIBSVM)
     assert labels == [feature] == [largest]
-    assert "say how many by --features" in reason(f"1 {largest + 1}:1", UNKNOWN)
-    assert "say how many by --labels-count" in reason(f"{2**40} 1:1", UNKNOWN)
+    assert "say how many by n_features" in reason(f"1 {largest + 1}:1", UNKNOWN)
+    assert "say how many by n_labels" in reason(f"{2**40} 1:1", UNKNOWN)
     [(labels, [(feature, _)])] = parsed(b"1099511627776 1099511627775:1", 2**40, 2**40 + 1, LIBSVM)
     assert (labels, feature) == ([2**40], 2**40 - 1)
 

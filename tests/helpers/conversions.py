@@ -81,6 +81,8 @@ INPUTS = {
     "header alone": b"0 40 9",
     "no rows": b"0 40 9\r\n",
     "empty rows": b"30 4 2\n" + b"\n" * 30,
+    "csv": b"text,labels\n"
+    + b"".join(b'"w%d,\n""w%d"" %s",l%d\n' % (i % 5, i % 7, b"\nw" * (i % 9), i % 3) for i in range(60)),
     "jsonl": b"".join(
         json.dumps({"text": f"w{i % 5} w{i % 7} " * (i % 9 + 1), "labels": [f"l{i % 3}"]}).encode() + b"\n"
         for i in range(60)

@@ -11,7 +11,7 @@ from xmc_stream.cli.options import PATH, common, executed, show, with_options
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
-FORMATS = ["xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy", "anndata"]
+FORMATS = ["xmlrepo", "libsvm", "jsonl", "csv", "parquet", "npz", "npy", "anndata"]
 NOTED = {
     "skipped": "bad rows left out",
     "dropped_features": "values of unseen features left out",
@@ -22,13 +22,30 @@ NOTED = {
 }
 
 
+FORMAT = click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: recognised by its content]")
+BESIDE = click.option(
+    "--beside", type=PATH, multiple=True,
+    help="A matrix (.npy, .npz) with a row for each row of SOURCE: its columns are features too, behind SOURCE's.",
+)  # fmt: skip
+CSV = (
+    click.option(
+        "--delimiter", metavar="CHARACTER",
+        help=r"CSV: what stands between columns, \t for a tab. [default: recognised: tab, comma, semicolon or |]",
+    ),
+    click.option("--quote", metavar="CHARACTER", help="CSV: what texts are put in, '' for nothing. [default: \"]"),
+    click.option(
+        "--header/--no-header", default=True, show_default=True,
+        help="CSV: the first row has the names of the columns; else they are called 1, 2, 3, ...",
+    ),
+)  # fmt: skip
 _READING = (  # how the input is read: options by the names of convert.Options, and of convert itself
-    click.option("--format", type=click.Choice(FORMATS), help="Of SOURCE. [default: recognised by its content]"),
+    FORMAT,
     click.option(
         "--labels", type=PATH, multiple=True,
         help="The file of Y, when SOURCE is that of X alone; as many as there are SOURCEs. "
         "[default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
     ),
+    BESIDE,
     click.option("--like", type=PATH, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
     click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: recognised]"),
     click.option(
@@ -47,6 +64,7 @@ _READING = (  # how the input is read: options by the names of convert.Options, 
     click.option("--labels-count", "n_labels", type=click.IntRange(0), help="K, where SOURCE does not say it."),
     click.option("--label-names", type=PATH, help="A file with the names of the labels: one a line, or lbl.json."),
     click.option("--feature-names", type=PATH, help="A file with the names of the features, one a line."),
+    *CSV,
     click.option("--layer", metavar="NAME", help="AnnData: this layer instead of X."),
     click.option(
         "--label-key", metavar="KEY",
@@ -64,8 +82,14 @@ def reading(values: dict[str, Any]) -> dict[str, Any]:
         "skip": values.pop("on_error") == "skip",
         "sum_duplicates": values.pop("duplicates") == "sum",
         "drop_unseen": values.pop("unseen") == "drop",
+        "delimiter": delimiter_of(values.pop("delimiter")),
         **values,
     }
+
+
+def delimiter_of(word: str | None) -> str | None:
+    """The character that is meant on the command line."""
+    return "\t" if word == r"\t" else word
 
 
 @click.command()
@@ -94,8 +118,10 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
       text of features    first line N D, then `feature:value ...`; --labels: first line N K, then `label:1 ...`
       libsvm text         `label,label feature:value ...` without a first line of sizes; ids from 0 or 1 are told apart
       JSONL, raw text     an object a line, as {"text": "...", "labels": ["...", "..."]}: features are tf-idf of words
+      CSV, TSV, raw text  columns with names instead of fields; texts in quotes may have newlines in them
       Parquet, raw text   columns instead of fields (needs pyarrow: pip install 'xmc-stream[parquet]')
       .npz of scipy       features (N x D); --labels: labels (N x K)
+      .npz of NumPy       dense features X (N x D) and labels y, a matrix or the class of each row, as id or text
       .npy of NumPy       dense features, or a folder with indptr.npy, indices.npy, data.npy; --labels
       AnnData             .h5ad or a zarr folder, --label-key (needs h5py: pip install 'xmc-stream[anndata]')
 

@@ -30,9 +30,8 @@ def verify(
     all damage found (the first 100).
     """
     from xmc_stream.datasets.verify import verify as verify_store
-    from xmc_stream.models import Execution
 
-    report = verify_store(path, Execution(memory_limit, threads, scheduler, True))
+    report = verify_store(path, memory_limit=memory_limit, threads=threads, scheduler=scheduler)
     if report["sound"] or as_json:
         show(report, as_json, [
             f"{path}: {report['kind']}, sound: {report['n_files']:,} files, {format_size(report['bytes_read'])} read "
@@ -52,19 +51,26 @@ def verify(
 @click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
 @common
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
-    """Say what the dataset or model at PATH is: sizes, sparsity, label frequencies, bytes, where it came from.
+    """Say what the dataset, model or predictions at PATH are: sizes, sparsity, label frequencies, bytes, where it came from.
 
-    Of a model also how its training went: seconds, memory and bytes read of each phase; of one that is not finished, how
+    Of a model also how its training went: seconds, memory and bytes read of each phase; of what is not finished, how
     far it is.
 
     Nothing passes over the data: numbers a row are of a sample of the rows where there are more than a million.
     """
     from xmc_stream.datasets.summary import summarise
-    from xmc_stream.engine.summary import describe_unfinished, unfinished_run
+    from xmc_stream.datasets.unfinished import unfinished
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.encoding import folder_bytes
+    from xmc_stream.store.inventory import LOGS, SEAL
     from xmc_stream.store.model import is_model
     from xmc_stream.store.nodes import understood
+    from xmc_stream.store.predictions import Predictions, is_predictions
+
+    def _under_way(path: Path) -> dict[str, Any] | None:
+        with understood(path):
+            return unfinished(path)
 
     if is_model(path):
         model = load_model(path)
@@ -73,10 +79,21 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
             if digest:
                 report["digest"] = model.digest()
             lines = _model_lines(report)
-    elif work := unfinished_run(path):
-        with understood(work):
-            report = describe_unfinished(work)
-            lines = _model_lines(report)
+    elif under_way := _under_way(path):
+        report = under_way
+        with understood(path):
+            lines = _model_lines(report) if "run" in report else _plain_lines(report)
+    elif is_predictions(path):
+        predictions = Predictions(path)
+        report = {
+            "kind": "predictions",
+            "n_samples": predictions.n_samples,
+            **predictions.attributes,
+            "k": predictions.k,
+        }
+        report = {name: value for name, value in report.items() if name not in ("format", SEAL, LOGS)}
+        report["bytes_on_disk"] = folder_bytes(path)
+        lines = _plain_lines(report)
     else:
         dataset = open_dataset(path)
         report = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
@@ -211,6 +228,7 @@ def export(
     \b
     OUT says as what by its name:
       NAME.npz    X for scipy.sparse.load_npz, and Y in NAME-labels.npz; of a model: D x K weights, `bias`, calibration
+      -           standard output, which gets text
       any other   XMLRepo text, or with --format libsvm lines without a header; .gz is compressed
     Values are written so that the same float32 is read back.
     """
@@ -223,10 +241,15 @@ def export(
     also = f" and {report['labels']}" if "labels" in report else ""
     blank = report.get("blank_lines") if report["format"] == "libsvm" else 0
     show(report, as_json, [
-        f"{out}{also}: {format_size(report['bytes_out'])} in {report['seconds']:.1f} s, "
+        f"{out}{also}: " + (f"{format_size(report['bytes_out'])} in " if "bytes_out" in report else "")
+        + f"{report['seconds']:.1f} s, "
         f"peak memory {format_size(report['peak_rss'])}",
         *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
-    ])  # fmt: skip
+    ], err=str(out) == "-")  # fmt: skip
+
+
+def _plain_lines(report: dict[str, Any]) -> list[str]:
+    return [f"{name:16} {plain(value)}" for name, value in report.items()]
 
 
 def _history_line(done: dict[str, Any]) -> str:
@@ -241,9 +264,11 @@ def _model_lines(report: dict[str, Any]) -> list[str]:
     """Attributes of a model and how its training went, for people."""
     run = report["run"]
     lines = [f"{name:16} {plain(value)}" for name, value in report.items() if name not in ("run", "history")]
-    lines += [
-        f"{'history' if n == 0 else '':16} {_history_line(done)}" for n, done in enumerate(report.get("history", ()))
-    ]
+    history = [_history_line(done) for done in report.get("history", ())]
+    if len(history) > 2 * _SHOWN:
+        hidden = f"... {len(history) - 2 * _SHOWN:,} more (--json has them all)"
+        history = [*history[:_SHOWN], hidden, *history[-_SHOWN:]]
+    lines += [f"{'history' if n == 0 else '':16} {line}" for n, line in enumerate(history)]
     if not run["sessions"]:
         return lines
     lines.append(

@@ -12,11 +12,16 @@ from xmc_stream.errors import InputError
 if TYPE_CHECKING:
     from xmc_stream.convert.options import TextOptions
 
+TEXT_FIELDS = click.option(
+    "--text-field", "text_fields", multiple=True, metavar="NAME",
+    help="Raw text: a field (a column) of the text; several are joined. [default: title and content, or text, ...]",
+)  # fmt: skip
+ID_FIELD = click.option(
+    "--id-field", metavar="NAME", help="Raw text: the field of the rows' own ids, which predictions come back with."
+)
 TEXT = (
-    click.option(
-        "--text-field", "text_fields", multiple=True, metavar="NAME",
-        help="Raw text: a field of the text; several are joined. [default: title and content, or text, ...]",
-    ),
+    TEXT_FIELDS,
+    ID_FIELD,
     click.option(
         "--label-field", metavar="NAME",
         help='Raw text: the field of the labels, "" for none. [default: target_ind, labels, label, ...]',
@@ -24,6 +29,10 @@ TEXT = (
     click.option(
         "--label-delimiter", metavar="TEXT",
         help="Raw text: what stands between labels in a string. [default: the string is one label]",
+    ),
+    click.option(
+        "--label-ids/--label-texts", default=False, show_default=True,
+        help="Raw text: labels in a string are ids, whole numbers, or names.",
     ),
     click.option(
         "--analyzer", type=click.Choice(["word", "char", "char_wb"]), default="word", show_default=True,

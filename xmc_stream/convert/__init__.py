@@ -12,25 +12,59 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, peak_resident
+from xmc_stream.progress import working
 
 if TYPE_CHECKING:
-    from xmc_stream.convert.options import Like
+    from xmc_stream.convert.options import Like, TextOptions
     from xmc_stream.convert.source import Source
     from xmc_stream.store.dataset import Dataset
+    from xmc_stream.store.model import StoredModel
 
 _NORMALIZE = ("none", "l2")
 _VERSION = 1  # of the work folder of a conversion
 MARK = "conversion"  # the attribute of a dataset that tells which conversion it came of
 
 
-def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
+def convert(
+    source: Any,
+    target: str | Path,
+    *,
+    labels: Any = None,
+    like: str | Path | Dataset | StoredModel | None = None,
+    normalize: Literal["none", "l2"] | None = None,
+    memory_limit: str | float | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    columns: bool = False,
+    observed: str | Path | None = None,
+    format: str | None = None,
+    label_names: str | Path | None = None,
+    feature_names: str | Path | None = None,
+    base: Literal[0, 1] | None = None,
+    skip: bool = False,
+    sum_duplicates: bool = False,
+    drop_unseen: bool = False,
+    n_features: int | None = None,
+    n_labels: int | None = None,
+    layer: str | None = None,
+    label_key: str | None = None,
+    text: TextOptions | None = None,
+    unlabelled: bool = False,
+    beside: str | Path | Sequence[str | Path] | None = None,
+    delimiter: str | None = None,
+    quote: str | None = None,
+    header: bool = True,
+) -> Dataset:
     """Convert a data set of a common format into a dataset on disk, and open it.
 
     The input is read once, in bounded memory. The format is recognised by the content; docs/convert.md describes the formats.
@@ -63,14 +97,14 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     overwrite : bool, default False
         Replace a dataset at `target`.
     progress : bool, default False
-        Show progress bars on stderr.
+        Show a bar on stderr, where that is a terminal.
     columns : bool, default False
         Store X by columns too. Without it, `Dataset.X_columns` makes that when it is first asked for.
     observed : str, Path or None, default None
         A file of lines `row label`, counted from zero: the pairs whose labels are known. See `Dataset.with_observed`.
     format : str or None, default None
-        The name of the format, as "xmlrepo", "libsvm", "jsonl", "parquet", "npz", "npy" or "anndata". None: recognised by the
-        content.
+        The name of the format, as "xmlrepo", "libsvm", "jsonl", "csv", "parquet", "npz", "npy" or "anndata". None: recognised
+        by the content.
     label_names, feature_names : str, Path or None, default None
         A file of the names of the labels, or of the features: one a line, or JSON objects with a title.
     base : {0, 1} or None, default None
@@ -92,6 +126,16 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
         How raw text becomes features, see `xmc_stream.convert.options.TextOptions`. None: its defaults.
     unlabelled : bool, default False
         The rows get no labels. Labels that stand in the source are passed over.
+    beside : str, Path, list of these, or None, default None
+        Files of matrices (.npy or .npz, dense or sparse) with as many rows, whose columns become features behind those
+        of the source: embeddings beside a text. Where rows are normalised, those of the source and of each matrix are
+        so first, and then the whole. A test set needs them too.
+    delimiter : str or None, default None
+        Of CSV: the character between columns. None: recognised (tab, comma, semicolon or "|").
+    quote : str or None, default None
+        Of CSV: the character that texts are put in, "" for none. None: a double quote.
+    header : bool, default True
+        Of CSV: the first row has the names of the columns. False: they are called "1", "2", "3" and so on.
 
     Returns
     -------
@@ -128,14 +172,25 @@ def convert(source: Any, target: str | Path, **options: Any) -> Dataset:
     >>> xs.convert(X, "matrices.xmc", labels=X)
     Dataset('matrices.xmc': 30 x 3, 3 labels)
     """
-    return convert_report(source, target, **options)[0]
+    of_source = {
+        "label_names": label_names, "feature_names": feature_names, "base": base, "skip": skip,
+        "sum_duplicates": sum_duplicates, "drop_unseen": drop_unseen, "n_features": n_features, "n_labels": n_labels,
+        "layer": layer, "label_key": label_key, "text": text, "unlabelled": unlabelled,
+        "beside": beside, "delimiter": delimiter, "quote": quote,
+    }  # fmt: skip
+    return convert_report(
+        source, target, like=like, normalize=normalize, memory_limit=memory_limit, overwrite=overwrite, labels=labels,
+        progress=progress, threads=threads, scheduler=scheduler, columns=columns, observed=observed, format=format,
+        **{name: value for name, value in of_source.items() if value is not None and value is not False},
+        **({} if header else {"header": False}),
+    )[0]  # fmt: skip
 
 
 def convert_report(
     source: Any,
     target: str | Path,
     *,
-    like: str | Path | Dataset | None = None,
+    like: str | Path | Dataset | StoredModel | None = None,
     normalize: str | None = None,
     memory_limit: str | float | None = None,
     overwrite: bool = False,
@@ -158,18 +213,31 @@ def convert_report(
         dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, bytes_in, bytes_on_disk, seconds, peak_rss
         (bytes), said (a line for people) and resumed.
     """
-    from xmc_stream.convert.lines.files import file_identity
+    with working("convert", progress):
+        return _convert(
+            source, Path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns, observed,
+            format, options,
+        )  # fmt: skip
+
+
+def _convert(
+    source: Any, target: Path, like: str | Path | Dataset | StoredModel | None, normalize: str | None,
+    memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
+    observed: str | Path | None, format: str | None, options: dict[str, Any],
+) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
+    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
-    limit = MemoryLimit.kept(memory_limit)
+    limit = MemoryLimit.kept(memory_limit, here=scheduler is None)
     if normalize not in (None, *_NORMALIZE):
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
-    target = Path(target)
-    train = None if like is None else taken_over(like)
-    opened = opened_source(source, labels, train, format, options)
+    if target == STANDARD_INPUT:
+        raise InputError("a dataset is a folder and cannot go to standard output: name it")
+    train = None if like is None else replace(taken_over(like), names=not options.get("unlabelled"))
+    opened = opened_source(source, labels, train, format, options, normalize)
     try:
         identity = {
             "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
@@ -180,11 +248,11 @@ def convert_report(
         done = _published(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
-            with running(opened, limit, threads, scheduler, progress) as (engine, plan):
+            with running(opened, limit, threads, scheduler) as (engine, plan):
                 limit.check(plan.needs, "convert", plan.budget)
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: _digest(identity)}
-                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, progress, mark)
+                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, mark)
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()
@@ -223,7 +291,7 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
         write_observed(dataset, SparseMatrix(Path(scratch) / "pairs").blocks(2**22))
 
 
-def taken_over(like: str | Path | Dataset) -> Like:
+def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     """What a test set takes over from a training set, given by path or opened, or from a model."""
     from xmc_stream.convert.options import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
@@ -244,17 +312,38 @@ def taken_over(like: str | Path | Dataset) -> Like:
     normalize = train.attributes.get("normalize", "none")
     if normalize not in _NORMALIZE:
         raise InputError(f"{train.path} is normalised by {normalize!r}, unknown here: set normalize yourself")
-    bases = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
-    return Like(str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, *bases)
+    base, label_base = (int(train.attributes.get(name, 0)) for name in ("base", "label_base"))
+    return Like(
+        str(train.path), train.path.absolute(), train.n_features, train.n_labels, normalize, base, label_base,
+        beside=_columns_beside(train),
+    )  # fmt: skip
+
+
+def _columns_beside(train: Dataset | StoredModel) -> tuple[int, ...]:
+    """How many features the matrices beside had. Raises StoreError for what cannot be."""
+    from xmc_stream.store.nodes import understood
+
+    with understood(train.path):
+        return tuple(int(one["n_features"]) for one in train.attributes.get("beside", ()))
 
 
 def opened_source(
-    source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None
-) -> Source:
+    source: Any, labels: Any, like: Like | None, format: str | None = None, options: dict[str, Any] | None = None,
+    normalize: str | None = None,
+) -> Source:  # fmt: skip
     """The source by what it is: paths of files, or matrices."""
     from xmc_stream.convert.options import Options
 
     options = dict(options or {})
+    beside = _paths(options.pop("beside", None), "beside", "save a matrix by numpy.save and give its path")
+    if beside or (like and like.beside):
+        from xmc_stream.convert.formats.beside import BesideSource, words_of
+
+        own = opened_source(source, labels, like and words_of(like, beside), format, options)
+        joined: Any = BesideSource(
+            own, beside, like, normalize or (like.normalize if like else None), options.get("skip", False)
+        )
+        return cast("Source", joined)
     names = {what: options.pop(f"{what[:-1]}_names", None) for what in ("features", "labels")}
     files = {what: Path(path) for what, path in names.items() if path is not None}
     if files:
@@ -274,13 +363,13 @@ def opened_source(
     return open_matrices(source, labels, Options(**options), like)
 
 
-def _paths(given: Any, what: str) -> tuple[Path, ...]:
+def _paths(given: Any, what: str, advice: str = "give files for both, or matrices for both") -> tuple[Path, ...]:
     if given is None:
         return ()
     several = given if isinstance(given, list | tuple) else [given]
     if not all(isinstance(path, str | os.PathLike) for path in several):
         kinds = ", ".join(sorted({type(path).__name__ for path in several}))
-        raise InputError(f"{what} must be paths of files here, not {kinds}: give files for both, or matrices for both")
+        raise InputError(f"{what} must be paths of files here, not {kinds}: {advice}")
     return tuple(Path(path) for path in several)
 
 

@@ -13,6 +13,7 @@ from xmc_stream.errors import InputError
 WORD_PATTERN = r"(?u)\b\w\w+\b"
 _ANALYZERS = ("word", "char", "char_wb")
 _MOST_HASHED = 2**28
+_LATER = ("label_ids", "id_field")  # that vectorizers of before do not have
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Like:
     """What a test set takes over from its training set, or from a model.
 
     name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
-    ids of features and of labels in its text, 0 or 1.
+    ids of features and of labels in its text, 0 or 1; names: whether the test set keeps the names too; beside: of its features,
+    the last ones that are columns of matrices beside, of each.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Like:
     normalize: str
     base: int = 0
     label_base: int = 0
+    names: bool = True
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class TextOptions:
         The field of the labels. None: one of a common name. "": there are no labels.
     label_delimiter : str or None, default None
         What stands between labels in a string. None: the string is one label.
+    label_ids : bool, default False
+        Labels in a string are whole numbers, ids, as they always are where numbers stand. False: they are names.
+    id_field : str or None, default None
+        The field of the rows' own ids, texts or whole numbers, which predictions are given back with. None: they have none.
     analyzer : {"word", "char", "char_wb"}, default "word"
         What a feature is made of. This and the next four are as in scikit-learn's TfidfVectorizer.
     ngrams : tuple (int, int), default (1, 1)
@@ -74,6 +82,8 @@ class TextOptions:
     text_fields: tuple[str, ...] = ()
     label_field: str | None = None
     label_delimiter: str | None = None
+    label_ids: bool = False
+    id_field: str | None = None
     analyzer: str = "word"
     ngrams: tuple[int, int] = (1, 1)
     lowercase: bool = True
@@ -121,8 +131,14 @@ class TextOptions:
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> TextOptions:
         """Options from the attributes of a stored vectorizer."""
-        values = {field.name: attributes[field.name] for field in fields(cls)}
+        names = [field.name for field in fields(cls) if field.name in attributes or field.name not in _LATER]
+        values = {name: attributes[name] for name in names}
         return cls(**{**values, "text_fields": tuple(values["text_fields"]), "ngrams": tuple(values["ngrams"])})
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All fields that are read."""
+        return tuple(dict.fromkeys((*self.text_fields, *filter(None, (self.label_field, self.id_field)))))
 
     def attributes(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -148,6 +164,17 @@ class Options:
     label_key: str | None = None
     text: TextOptions | None = None
     unlabelled: bool = False
+    delimiter: str | None = None
+    quote: str | None = None
+    header: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "quote"):
+            character = getattr(self, name)
+            if character and (len(character) > 1 or not character.isascii() or character in "\r\n\0"):
+                raise InputError(f"{name} must be one ASCII character, got {character!r}")
+        if self.delimiter == "" or (self.delimiter or "") == ('"' if self.quote is None else self.quote or "none"):
+            raise InputError(f"delimiter must be one ASCII character, and not the quote, got {self.delimiter!r}")
 
 
 def _is_count(value: float) -> bool:

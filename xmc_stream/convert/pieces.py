@@ -185,3 +185,56 @@ class PieceWriter:
         """What was written, after the block."""
         checksums = tuple(self._crcs)
         return Piece(str(self._folder), self.n_rows, self.nnz, self._longest, checksums, self._type.name, self._valued)
+
+
+class PieceRows:
+    """The rows of a piece in turn: lengths, indices and values, some at a time, of at most ENTRIES entries or one row."""
+
+    ENTRIES = 2**18
+    ROWS = 2**16
+
+    def __init__(self, piece: Piece) -> None:
+        self._lengths = _Items(piece.lengths())
+        self._indices = _Items(piece.indices())
+        self._data = _Items(data for _, data in piece.values()) if piece.valued else None
+
+    def rows(self, n_rows: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
+        """The next n_rows rows."""
+        while n_rows:
+            window = self._lengths.take(min(self.ROWS, n_rows))
+            n_rows -= len(window)
+            while len(window):
+                n = max(1, int(np.searchsorted(np.cumsum(window), self.ENTRIES, side="right")))
+                size = int(window[:n].sum())
+                yield window[:n], self._indices.take(size), self._data.take(size) if self._data else None
+                window = window[n:]
+
+    def end(self) -> None:
+        """Read to the end of the files, where their checksums are compared."""
+        for items in (self._lengths, self._indices, self._data):
+            if items:
+                items.end()
+
+
+class _Items:
+    """Items of a file in any numbers, from windows of it."""
+
+    def __init__(self, windows: Iterator[NDArray[Any]]) -> None:
+        self._windows = windows
+        self._window: NDArray[Any] = np.empty(0, np.int64)
+
+    def take(self, n: int) -> NDArray[Any]:
+        """The next n items, copied."""
+        taken = [self._window[:n].copy()]
+        missing = n - len(taken[0])
+        self._window = self._window[n:]
+        while missing:
+            window = next(self._windows)
+            taken.append(window[:missing].copy())
+            self._window = window[missing:]
+            missing -= len(taken[-1])
+        return np.concatenate([items for items in taken if len(items)] or taken)
+
+    def end(self) -> None:
+        for _ in self._windows:
+            pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,15 +17,21 @@ from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, JobError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Job, Loop, Phase, run_here
+from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
+from xmc_stream.progress import current
 from xmc_stream.store import assembly
 from xmc_stream.store.encoding import publish
+from xmc_stream.store.names import copy_names
 
 if TYPE_CHECKING:
     from xmc_stream.engine.runner import Engine
 
+_READ, _SETTLED, _LABELS, _WRITTEN = 0.6, 0.7, 0.75, 0.95  # of a conversion: where each step ends
+_COMPILING = 5.0  # seconds
+_READING = "reading the input"
 WHOLE = "whole"  # the note of a ledger that all is written
-_SMALL = 2**25  # bytes of input below which one thread does all, and dask is not loaded
+_SMALL = 2**25  # bytes of input below which one thread does all
 
 
 class ConversionRun:
@@ -53,12 +58,13 @@ class ConversionRun:
 
     def loop(self) -> Loop:
         """Yields the phases, is sent their receipts; returns sizes, attributes and `said`."""
-        receipts = yield Phase("read", self.part_jobs)
+        receipts = yield Phase("read", self.part_jobs, _READING, (0.0, _READ))
         read = [
             PartRead({side: Piece.of(piece) for side, piece in receipt["pieces"].items()}, receipt["notes"])
             for receipt in receipts
         ]
-        settled = yield from self._source.settle(self._work, read)
+        with current().part(_READ, _SETTLED):
+            settled = yield from self._source.settle(self._work, read)
         sizes = {
             "n_samples": sum(piece.n_rows for piece in settled.x),
             "n_features": settled.n_features,
@@ -91,17 +97,24 @@ class ConversionRun:
                 f"{format_size(self._budget)}: raise --memory-limit and give the same command, it goes on"
             )
         assembly.begin(self.store)
-        labels = yield Phase("write labels", self._arrays("Y", settled, normalize))
+        labels = yield Phase(
+            "write labels", self._arrays("Y", settled, normalize), "writing the labels", (_SETTLED, _LABELS)
+        )
         self._finish("Y", sizes, labels)
         jobs: list[Job] = [*self._arrays("X", settled, normalize), ColumnsJob(str(self.store), "Y", plan.max_bytes)]
-        features = yield Phase("write", jobs)
+        features = yield Phase("write", jobs, "writing the features", (_LABELS, _WRITTEN))
         self._finish("X", sizes, features[:3])
         if self._columns:
-            yield Phase("write columns", [ColumnsJob(str(self.store), "X", plan.max_bytes)])
+            columns: list[Job] = [ColumnsJob(str(self.store), "X", plan.max_bytes)]
+            yield Phase("write columns", columns, "writing the features by columns", (_WRITTEN, 1.0))
         for name, folder in settled.folders.items():
             if folder.exists():  # else a run that was killed has moved it
                 (self.store / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(folder, self.store / name)
+        if self._like and self._like.names:
+            sizes_of = {"features": settled.n_features, "labels": settled.n_labels}
+            for kind in {name for name in sizes_of if f"names/{name}" not in settled.folders}:
+                copy_names(self._like.path, self.store, kind, sizes_of[kind])
         attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize, **self._mark}
         if self._like:
             attributes["like"] = Path(self._like.name).name
@@ -139,7 +152,7 @@ def threads_for(source: Source, threads: int | None) -> int:
 
 @contextmanager
 def running(
-    source: Source, limit: MemoryLimit, threads: int | None, scheduler: Any, progress: bool
+    source: Source, limit: MemoryLimit, threads: int | None, scheduler: Any
 ) -> Iterator[tuple[Engine | None, ConversionPlan]]:
     """The engine that runs the jobs, None where this thread does, and the memory plan when all code is loaded."""
     load = LoadJob(source)
@@ -147,17 +160,18 @@ def running(
         threads = threads_for(source, threads)
         if threads > 1:
             from xmc_stream.engine.runner import Engine
-        load.run()
+        with loading(f"convert {type(source).__name__}", _COMPILING):
+            load.run()
         plan = plan_memory(source, limit.budget(), threads)
         if threads == 1:
             yield None, plan
         else:
-            with Engine(limit, plan.threads, None, None, progress) as engine:
+            with Engine(limit, plan.threads) as engine:
                 yield engine, plan
     else:
         from xmc_stream.engine.runner import Engine
 
-        with Engine(limit, threads or 1, scheduler, None, progress) as engine:
+        with Engine(limit, threads or 1, scheduler) as engine:
             if source.alone:
                 load.run()
             budget = limit.budget(engine.warm(load))
@@ -166,7 +180,7 @@ def running(
 
 def run_conversion(
     source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
-    plan: ConversionPlan, engine: Engine | None, progress: bool, mark: Mapping[str, str],
+    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
     work = work_folder(target)
@@ -178,8 +192,8 @@ def run_conversion(
             try:
                 run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
                 if engine is None or source.alone:
-                    _read_here(run.part_jobs, ledger, source.bytes_in, progress)
-                result = run_here(run.loop(), ledger) if engine is None else engine.run(run.loop(), ledger)
+                    _read_here(run.part_jobs, ledger, source.bytes_in)
+                result = run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
             except BaseException as error:
                 if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
                     shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
@@ -204,27 +218,21 @@ def run_conversion(
         ) from None
 
 
-def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int, progress: bool) -> None:
-    """Read parts one after another in this thread, with a bar of bytes."""
-    from tqdm import tqdm
+def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:
+    """Read parts one after another in this thread; bytes say how far it is, where it is known how many there are."""
+    progress, behind = current(), 0
+    progress.phase(_READING, (0.0, _READ) if total else None)
+    for job in jobs:
+        receipt = ledger.get(job.key)
+        if receipt is None:
 
-    bar = tqdm(
-        total=total or None, desc="read", unit="B", unit_scale=True, file=sys.stderr, delay=2,
-        disable=None if progress else True,
-    )  # fmt: skip
-    with bar:
-        behind = 0
-        for job in jobs:
-            receipt = ledger.get(job.key)
-            if receipt is None:
+            def watch(n_bytes: int, behind: int = behind) -> None:
+                progress.advance((behind + n_bytes) / max(total, 1))
 
-                def watch(n_bytes: int, behind: int = behind) -> None:
-                    bar.update(behind + n_bytes - bar.n)
-
-                receipt = job.run(watch)
-                ledger.add(job.key, receipt)
-            behind += receipt["bytes_read"]
-            bar.update(behind - bar.n)
+            receipt = job.run(watch)
+            ledger.add(job.key, receipt)
+        behind += receipt["bytes_read"]
+        progress.advance(behind / max(total, 1))
 
 
 def remove_work(ledger: Ledger) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from xmc_stream.datasets.check import windows
-from xmc_stream.datasets.text import text_bytes, text_writer
+from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
+from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -58,7 +57,7 @@ def export(
     data : Dataset, str or Path
         The dataset, its path, or the path of a model.
     out : str or Path
-        The file to write. Text is compressed where the name ends in .gz.
+        The file to write. Text is compressed where the name ends in .gz. "-" is standard output, for text.
     format : {"xmlrepo", "libsvm", "npz"} or None, default None
         "xmlrepo": text with a header, ids from 0. "libsvm": text without a header. None: "npz" where `out` ends in
         .npz, else "xmlrepo".
@@ -72,13 +71,13 @@ def export(
     overwrite : bool, default False
         Replace files at these names.
     progress : bool, default False
-        Show a progress bar on stderr.
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
     dict
-        exported (the path), format, labels (the path, if there is one), the sizes of what was written, bytes_out,
-        seconds and peak_rss (bytes).
+        exported (the path), format, labels (the path, if there is one), the sizes of what was written, bytes_out (of
+        files), seconds and peak_rss (bytes).
 
     Raises
     ------
@@ -114,34 +113,39 @@ def export(
     elif labels is not None:
         raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
     for target in targets:
-        if target.exists() and not (overwrite and target.is_file()):
+        if target.exists() and target != STANDARD_OUTPUT and not (overwrite and target.is_file()):
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
-    report: dict[str, Any]
-    if of_model:
-        report = _model_npz(load_model(Path(data)), out, limit, progress)  # type: ignore[arg-type]
-    else:
-        dataset = data if isinstance(data, Dataset) else open_dataset(data)
-        report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
-        report |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
-        if format == "npz":
-            limit.check({"windows": 4 * 8 * _WINDOW}, "export")
-            for matrix, target in zip((dataset.X_rows(), dataset.Y_rows()), targets, strict=True):
-                _matrix_npz(matrix, target, progress)
+    with working("export", progress) as bar:
+        report: dict[str, Any]
+        if of_model:
+            report = _model_npz(load_model(Path(data)), out, limit)  # type: ignore[arg-type]
         else:
-            base = (1 if format == "libsvm" else 0) if base is None else base
-            report["blank_lines"] = _text(dataset, out, format, base, limit, progress)
+            dataset = data if isinstance(data, Dataset) else open_dataset(data)
+            report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
+            report |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
+            if format == "npz":
+                limit.check({"windows": 4 * 8 * _WINDOW}, "export")
+                matrices, done = (dataset.X_rows(), dataset.Y_rows()), 0
+                for matrix, target in zip(matrices, targets, strict=True):
+                    before, done = done, done + matrix.nnz
+                    whole = max(sum(of.nnz for of in matrices), 1)
+                    with bar.part(before / whole, done / whole):
+                        _matrix_npz(matrix, target)
+            else:
+                base = (1 if format == "libsvm" else 0) if base is None else base
+                report["blank_lines"] = _text(dataset, out, format, base, limit)
     return {
         "exported": str(out),
         "format": format,
         **({"labels": str(targets[1])} if len(targets) > 1 else {}),
         **report,
-        "bytes_out": sum(target.stat().st_size for target in targets),
+        **({} if out == STANDARD_OUTPUT else {"bytes_out": sum(target.stat().st_size for target in targets)}),
         "seconds": round(time.perf_counter() - began, 3),
         "peak_rss": peak_resident(),
     }
 
 
-def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimit, progress: bool) -> int:
+def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimit) -> int:
     """Write the rows; returns how many have neither labels nor features."""
     from xmc_stream.kernels.format import write_rows
 
@@ -154,19 +158,17 @@ def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimi
     values, positives = x_bytes // X.entry_bytes, y_bytes // Y.entry_bytes
     text = text_bytes(y_bytes // 8, values, positives, X.shape[1], Y.shape[1])
     limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
-    blank = 0
-    with (
-        text_writer(out, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append,
-        _bar(dataset.n_samples, "row", out, progress) as bar,
-    ):
+    blank, bar = 0, current()
+    bar.phase(f"writing {out.name}")
+    with text_writer(out, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
         for x, y in stream((X, Y), (x_bytes, y_bytes), 0, dataset.n_samples):
             append(x.indptr, x.indices, x.values, y.indptr, y.indices)
             blank += int(((np.diff(x.indptr) == 0) & (np.diff(y.indptr) == 0)).sum())
-            bar.update(x.n)
+            bar.advance((x.start + x.n) / dataset.n_samples)
     return blank
 
 
-def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
+def _matrix_npz(matrix: SparseMatrix, out: Path) -> None:
     """A matrix as scipy.sparse.save_npz writes it, uncompressed."""
 
     def ones() -> Values:
@@ -180,10 +182,10 @@ def _matrix_npz(matrix: SparseMatrix, out: Path, progress: bool) -> None:
 
     indices = matrix.index_windows(0, matrix.n_lines, _WINDOW)
     data = ones() if matrix.data is None else windows(matrix.data)
-    _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {}, progress)
+    _npz(out, matrix.encoding[:3], matrix.shape, matrix.nnz, ends(), indices, data, {})
 
 
-def _model_npz(model: Model, out: Path, limit: MemoryLimit, progress: bool) -> dict[str, Any]:
+def _model_npz(model: Model, out: Path, limit: MemoryLimit) -> dict[str, Any]:
     """An array at a time."""
     weights = model.weight_arrays()
     limit.check({"windows": 4 * 8 * _WINDOW}, "export")
@@ -193,7 +195,7 @@ def _model_npz(model: Model, out: Path, limit: MemoryLimit, progress: bool) -> d
     if calibration is not None:
         for row, name in {SLOPE: "slope", SHIFT: "shift", CAP: "cap", TOP: "top"}.items():
             beside[name] = (model.n_labels, f4, _rows_of(calibration, model, row))
-    _npz(out, "csc", model.shape, weights.nnz, weights.indptr, weights.indices, weights.data, beside, progress)
+    _npz(out, "csc", model.shape, weights.nnz, weights.indptr, weights.indices, weights.data, beside)
     return {"n_features": model.n_features, "n_labels": model.n_labels, "nnz": weights.nnz}
 
 
@@ -205,7 +207,7 @@ def _rows_of(calibration: Calibration, model: Model, row: int) -> Values:
 
 def _npz(
     out: Path, kind: str, shape: tuple[int, int], nnz: int, indptr: Values, indices: Values, data: Values,
-    others: Mapping[str, tuple[int, np.dtype[Any], Values]], progress: bool,
+    others: Mapping[str, tuple[int, np.dtype[Any], Values]],
 ) -> None:  # fmt: skip
     """Write a zip of .npy members, an array at a time; indptr and indices of one type, as scipy wants them."""
     index = index_dtype(max(nnz, *shape))
@@ -217,9 +219,10 @@ def _npz(
         **others,
     }
     work = out.with_name(out.name + ".partial")
-    total = sum(size * dtype.itemsize for size, dtype, _ in members.values())
+    total, written, bar = sum(size * dtype.itemsize for size, dtype, _ in members.values()), 0, current()
+    bar.phase(f"writing {out.name}")
     try:
-        with zipfile.ZipFile(work, "w") as file, _bar(total, "B", out, progress) as bar:
+        with zipfile.ZipFile(work, "w") as file:
             for name, value in (("format", np.array(kind.encode())), ("shape", np.array(shape))):
                 with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w") as member:
                     npy.write_array(member, value)
@@ -229,18 +232,11 @@ def _npz(
                     npy.write_array_header_1_0(member, about)
                     for window in windows:
                         member.write(window.astype(dtype, copy=False).data)
-                        bar.update(window.size * dtype.itemsize)
+                        written += window.size * dtype.itemsize
+                        bar.advance(written / max(total, 1))
         work.replace(out)
     finally:
         work.unlink(missing_ok=True)
-
-
-@contextmanager
-def _bar(total: int, unit: str, out: Path, progress: bool) -> Iterator[Any]:
-    with tqdm(
-        total=total, unit=unit, unit_scale=True, desc=f"export {out.name}", delay=2, disable=None if progress else True
-    ) as bar:
-        yield bar
 
 
 __all__ = ["export"]

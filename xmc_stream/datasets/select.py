@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model
+from xmc_stream.progress import working
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
-from xmc_stream.store.names import WINDOW, select_names
+from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
@@ -58,7 +58,7 @@ def select_features(
     overwrite : bool, default False
         Replace a dataset at `out`.
     progress : bool, default False
-        Show a progress bar on stderr.
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -111,6 +111,7 @@ def select_features(
         for name in ("Y", "observed", "statistics/label_counts"):
             if (dataset.path / name).exists():
                 shutil.copytree(dataset.path / name, group.path / name, copy_function=_link)
+        copy_row_ids(dataset.path, group.path, _link)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(
@@ -204,11 +205,8 @@ def _copy_columns(
     from xmc_stream.kernels.rowsparse import keep_selected
 
     counts = np.zeros(len(columns), np.int64)
-    bar = tqdm(
-        total=dataset.n_samples, unit="row", unit_scale=True, desc="select-features", delay=2,
-        disable=None if progress else True,
-    )  # fmt: skip
-    with bar:
+    with working("select-features", progress) as bar:
+        bar.phase("writing the selected features")
         for (x,) in stream((dataset.X_rows(),), x_bytes, 0, dataset.n_samples):
             ends, lengths = np.empty(x.n + 1, np.int64), np.empty(x.n, np.float32)
             keep_selected(x.indptr, x.indices, x.values, columns, ends)
@@ -217,7 +215,7 @@ def _copy_columns(
             count_indices(places, counts)
             row_norms(ends, kept, lengths)
             norms.append(lengths)
-            bar.update(x.n)
+            bar.advance((x.start + x.n) / dataset.n_samples)
     return counts
 
 

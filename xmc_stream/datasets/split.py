@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
+from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, stream
-from xmc_stream.store.names import copy_vocabulary
+from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
@@ -46,7 +47,7 @@ def split(
     Each row belongs to its rarest label. Of the rows of each label, and of those without labels, `fraction` goes to
     `valid`. They are evenly spaced, from a place that `seed` and the label give. No label loses its last positive in
     `train`: where many labels are rare, less than `fraction` is reached. Rows keep their order. Attributes, names and
-    vectorizer of the dataset go to both.
+    vectorizer of the dataset go to both, and the rows' own ids with their rows.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def split(
     overwrite : bool, default False
         Replace datasets at `train` and `valid`.
     progress : bool, default False
-        Show a progress bar on stderr.
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -116,7 +117,13 @@ def split(
     counts = 2 * 8 * (dataset.n_features + dataset.n_labels) + (
         dataset.n_samples if rows is not None else 5 * 8 * dataset.n_labels
     )
-    needs = {"blocks of rows": 5 * x_bytes + 8 * MIB, "writers": _WRITERS, "counts": counts}
+    ids = dataset.row_ids()
+    needs = {
+        "blocks of rows": 5 * x_bytes + 8 * MIB,
+        "writers": _WRITERS,
+        "counts": counts,
+        "ids of rows": 2 * WRITER_BYTES if ids else 0,
+    }
     limit.check({**needs, "labels by columns": max_bytes + 4 * 8 * dataset.n_labels}, "split", budget)
     provenance: dict[str, Any] = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
     if rows is None:
@@ -129,30 +136,34 @@ def split(
         def choose(y: Block) -> NDArray[np.bool_]:
             return chosen_rows[y.start : y.start + y.n]
 
-    kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
-    sizes = kept.pop("n_features"), kept.pop("n_labels")
+    handed_on = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
+    sizes = handed_on.pop("n_features"), handed_on.pop("n_labels")
     n_valid = 0
     with (
         new_dataset(
-            train, *sizes, {**kept, "split": {**provenance, "part": "train"}}, max_bytes, overwrite
+            train, *sizes, {**handed_on, "split": {**provenance, "part": "train"}}, max_bytes, overwrite
         ) as train_writer,
         new_dataset(
-            valid, *sizes, {**kept, "split": {**provenance, "part": "valid"}}, max_bytes, overwrite
+            valid, *sizes, {**handed_on, "split": {**provenance, "part": "valid"}}, max_bytes, overwrite
         ) as valid_writer,
-        tqdm(
-            total=dataset.n_samples, unit="row", unit_scale=True, desc="split", delay=2,
-            disable=None if progress else True,
-        ) as bar,
-    ):  # fmt: skip
+        working("split", progress) as bar,
+        ExitStack() as opened,
+    ):
+        bar.phase("splitting")
+        ids_of = []
         for writer in (train_writer, valid_writer):
             copy_vocabulary(dataset.path, writer.folder)
+            if ids:
+                ids_of.append((ids, opened.enter_context(new_names(writer.folder / ROW_IDS))))
         matrices = dataset.X_rows(), dataset.Y_rows()
         for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
             chosen = choose(y)
             _append(train_writer, x, y, ~chosen)
             _append(valid_writer, x, y, chosen)
+            for (ids, ids_writer), kept in zip(ids_of, (~chosen, chosen), strict=False):
+                _append_ids(ids_writer, ids, x.start, kept)
             n_valid += int(chosen.sum())
-            bar.update(x.n)
+            bar.advance((x.start + x.n) / dataset.n_samples)
     return {
         "train": str(train),
         "valid": str(valid),
@@ -230,6 +241,14 @@ def _append(writer: DatasetWriter, x: Block, y: Block, kept: NDArray[np.bool_]) 
         if block.data is not None:
             parts.append(block.data[entries])
     writer.append(*parts)
+
+
+def _append_ids(writer: NamesWriter, ids: Names, start: int, kept: NDArray[np.bool_]) -> None:
+    """Append the ids of the rows from `start` on that are marked."""
+    for first in range(0, len(kept), WINDOW):
+        marked = kept[first : first + WINDOW]
+        names = ids.read_bytes(start + first, start + first + len(marked))
+        writer.append([name for name, keep in zip(names, marked.tolist(), strict=True) if keep])
 
 
 __all__ = ["split", "split_once"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+STANDARD_OUTPUT = Path("-")
 Append = Callable[[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray[np.int64], NDArray[Any]], None]
 
 
@@ -20,6 +22,8 @@ def text_writer(
 ) -> Iterator[Append]:
     """A function that appends rows, two CSR triples with indptr from 0, to a text that gets its name at a good end.
 
+    A path of "-" is standard output.
+
     header: XMLRepo's first line `N D K`; base: added to features and labels. A path that ends in .gz is compressed, with no
     name or time inside. Values are the shortest decimals that give back the same float32.
     """
@@ -27,6 +31,8 @@ def text_writer(
 
     work = path.with_name(path.name + ".partial")
     buffer = np.empty(0, np.uint8)
+    first = f"{n_samples} {n_features} {n_labels}\n".encode()
+    file: Any
 
     def append(x_indptr: Any, x_indices: Any, x_data: Any, y_indptr: Any, y_indices: Any) -> None:
         nonlocal buffer
@@ -38,13 +44,20 @@ def text_writer(
         )
         file.write(buffer[:n].data)
 
+    if path == STANDARD_OUTPUT:
+        file = sys.stdout.buffer
+        if header:
+            file.write(first)
+        yield append
+        file.flush()
+        return
     try:
         with open(work, "wb") as raw, ExitStack() as stack:
-            file: Any = raw
+            file = raw
             if path.suffix == ".gz":
                 file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
             if header:
-                file.write(f"{n_samples} {n_features} {n_labels}\n".encode())
+                file.write(first)
             yield append
         work.replace(path)
     finally:
@@ -59,4 +72,4 @@ def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_
     return 2 * n_rows + (feature + VALUE_BYTES + 2) * n_values + (label + 1) * n_positives
 
 
-__all__ = ["Append", "text_bytes", "text_writer"]
+__all__ = ["STANDARD_OUTPUT", "Append", "text_bytes", "text_writer"]

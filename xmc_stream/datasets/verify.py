@@ -24,12 +24,15 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs, windows
+from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Notes, Phase, Receipt
+from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
+from xmc_stream.progress import working
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset
@@ -38,23 +41,39 @@ from xmc_stream.store.inventory import LOGS, Inventory, log_damage, seal_damage,
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
+from xmc_stream.store.names import ROW_IDS
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.selection import SELECTED, read_selection
 
 _KINDS = {DATASET: "dataset", MODEL: "model", PREDICTIONS: "predictions"}
+_COMPILING = 2.0  # seconds
 _NOTHING = hashlib.sha256().hexdigest()
 
 
-def verify(path: str | Path, execution: Execution | None = None) -> dict[str, Any]:
+def verify(
+    path: str | Path | Dataset | Model,
+    *,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    progress: bool = False,
+) -> dict[str, Any]:
     """Check a dataset, a model or predictions: every file, and all that must hold of what is in them.
 
     Parameters
     ----------
-    path : str or Path
-        The folder of the dataset, model or predictions.
-    execution : Execution or None, default None
-        Memory limit, threads, cluster. None: `Execution()`.
+    path : str, Path, Dataset or Model
+        The folder of the dataset, model or predictions, or one of these.
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+        the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+    progress : bool, default False
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -67,7 +86,7 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     StoreError
         There is nothing at `path`, or nothing that xmc_stream wrote.
     InputError
-        The execution cannot be used.
+        The memory limit is not understood, threads is below 1, or no scheduler answers.
     MemoryLimitError
         The memory limit cannot work.
 
@@ -81,14 +100,16 @@ def verify(path: str | Path, execution: Execution | None = None) -> dict[str, An
     ('dataset', True, [])
     """
     began = time.perf_counter()
-    path = Path(path)
+    path = path.path if isinstance(path, Dataset | Model) else Path(path)
+    if under_way := unfinished(path):
+        raise StoreError(f"{path} is an {under_way['kind']}, which nothing can be said of yet: {under_way['next']}")
     if not path.exists():
         raise StoreError(f"there is nothing at {path}: check the name")
     if not (path / "zarr.json").is_file():
         raise StoreError(f"{path} has no zarr.json: it is damaged, or not a dataset, a model or predictions at all")
-    execution = execution or Execution()
+    execution = Execution(memory_limit, threads, scheduler, progress)
     limit = execution.limit()
-    with planned(execution, limit, _Warm()) as (engine, plan):
+    with working("verify", execution.progress), planned(execution, limit, _Warm()) as (engine, plan):
         plan.refuse_unless({"reading": (plan.threads + 1) * JOB_BYTES}, f"verifying on {plan.threads} threads")
         check = StoreCheck(path.absolute(), take_inventory(path.absolute()), secrets.randbits(64))
         report = engine.run(check.loop(), Notes())
@@ -112,7 +133,11 @@ class StoreCheck:
     def loop(self) -> Generator[Phase, list[Receipt], Receipt]:
         """All files, then what is in those that are whole."""
         self.damage += [*seal_damage(self.path), *self.inventory.damage]
-        for receipt in (yield Phase("verify: files", files_jobs(self.inventory.arrays))):
+        for receipt in (
+            yield Phase(
+                "verify: files", files_jobs(self.inventory.arrays), "comparing files with their checksums", (0.0, 0.5)
+            )
+        ):
             self.hashes |= receipt["hashes"]
             self.damage += receipt["damage"]
             self.n_hidden += receipt["n_damage"] - len(receipt["damage"])
@@ -182,6 +207,7 @@ class StoreCheck:
             self.expect_size(folder, n, name)
         norms, features, labels = (str(folder) if self.whole(folder) else "" for folder in arrays.values())
         self._beside(dataset)
+        self._names(self.path / ROW_IDS, "rows", dataset.n_samples)
         wanted = [
             ("X/rows", x_shape, "csr_matrix", norms, ""),
             ("Y/rows", y_shape, "csr_matrix", "", ""),
@@ -219,21 +245,25 @@ class StoreCheck:
             read_selection(self.path, store.attributes, store.n_features)
             self.expect(f"whether there is {SELECTED}", (self.path / SELECTED).exists(), SELECTED in store.attributes)
         for kind, n in (("features", store.n_features), ("labels", store.n_labels)):
-            folder = self.path / "names" / kind
-            if folder.exists() and self.whole(folder):
-                ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
-                self.expect(f"the number of names of {kind}", ends.size, n)
-                last = 0
-                for window in windows(ends):
-                    if int(window[0]) < last or (np.diff(window) < 0).any():
-                        self.damage.append(f"{folder / 'ends'} does not ascend")
-                    last = int(window[-1])
-                self.expect(f"the end of the last name of {kind}", last, size)
+            self._names(self.path / "names" / kind, kind, n)
         idf = self.path / "vectorizer" / "idf"
         if idf.exists() and self.whole(idf):
             array = open_array(idf)
             self.expect("the size of vectorizer/idf", array.size, store.n_features)
             self.finite(idf)
+
+    def _names(self, folder: Path, kind: str, n: int) -> None:
+        """Names end where they can, and are as many as there must be. kind: of what, for messages."""
+        if not (folder.exists() and self.whole(folder)):
+            return
+        ends, size = open_array(folder / "ends"), open_array(folder / "bytes").size
+        self.expect(f"the number of names of {kind}", ends.size, n)
+        last = 0
+        for window in windows(ends):
+            if int(window[0]) < last or (np.diff(window) < 0).any():
+                self.damage.append(f"{folder / 'ends'} does not ascend")
+            last = int(window[-1])
+        self.expect(f"the end of the last name of {kind}", last, size)
 
     def expect_size(self, folder: Path, n: int, name: str) -> None:
         """Note an array of another size."""
@@ -251,7 +281,8 @@ class StoreCheck:
 
     def _sums(self, jobs: dict[str, Any]) -> Generator[Phase, list[Receipt], dict[str, tuple[int, int]]]:
         """Run all jobs in one phase; returns the sums of each matrix whose lines could all be told apart."""
-        receipts = iter((yield Phase("verify: content", [job for some in jobs.values() for job in some])))
+        every = [job for some in jobs.values() for job in some]
+        receipts = iter((yield Phase("verify: content", every, "checking what the files say", (0.5, 1.0))))
         sums = {}
         for name, some in jobs.items():
             mine = [next(receipts) for _ in some]
@@ -287,6 +318,7 @@ class StoreCheck:
             return
         predictions = Predictions(self.path)
         self.damage += log_damage(self.path, {})
+        self._names(self.path / ROW_IDS, "rows", predictions.n_samples)
         for start, labels, scores in predictions.blocks():
             # places without a label come last
             falling = (labels[:, 1:] < 0) | ((labels[:, :-1] >= 0) & (scores[:, :-1] >= scores[:, 1:]))
@@ -306,12 +338,13 @@ class _Warm:
         from xmc_stream.kernels.check import N_STATE, check_entries, sum_of_counts
 
         ends, none = np.zeros(0, np.int64), np.empty(0, np.float32)
-        for dtype in (np.int32, np.int64):
-            check_entries(
-                ends, 0, 0, np.empty(0, dtype), none, none.view(np.uint32), 0, False, np.uint64(0),
-                np.zeros(N_STATE, np.int64), np.zeros(2, np.uint64), np.zeros(0),
-            )  # fmt: skip
-        sum_of_counts(0, ends, np.uint64(0))
+        with loading("verify", _COMPILING):
+            for dtype in (np.int32, np.int64):
+                check_entries(
+                    ends, 0, 0, np.empty(0, dtype), none, none.view(np.uint32), 0, False, np.uint64(0),
+                    np.zeros(N_STATE, np.int64), np.zeros(2, np.uint64), np.zeros(0),
+                )  # fmt: skip
+            sum_of_counts(0, ends, np.uint64(0))
         return {}
 
 

@@ -2,7 +2,7 @@
 
 Read by ranges of rows, in the documented encoding, without loading anndata: CSR and dense matrices in windows, CSC whole.
 The names of the variables are those of the features, and the values of a column of obs the names of the labels; a test
-set's are found among its training set's by name.
+set's are found among its training set's by name. The names of obs are the rows' own ids.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.matrix_files import label_sides
+from xmc_stream.convert.formats.matrix_files import NamedMatrices, label_sides
 from xmc_stream.convert.matrices.arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
 from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
-from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.store.names import ROW_IDS
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_VALUES = 10**6  # of a column that is not categorical, to be sorted in memory
@@ -39,7 +39,7 @@ def recognises(path: Path, head: bytes) -> bool:
     return head.startswith(_HDF5) or (path.is_dir() and all((path / name).is_dir() for name in ("obs", "var")))
 
 
-def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> Matrices:
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> NamedMatrices:
     """Features of AnnData files; labels of the same, or of other files of matrices. Raises InputError."""
     features = f"layers/{options.layer}" if options.layer else "X"
     x = [_features(path, features, like) for path in paths]
@@ -48,7 +48,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
             raise InputError(
                 f"--label-key {options.label_key} and --labels were given: there can be one place of labels"
             )
-        y, place = label_sides(x, paths, options), ""
+        y, place = label_sides(x, paths, options, like), ""
     else:
         keys = [_label_element(path, options.label_key) for path in paths]
         y = [_labels(path, key, like, options.drop_unseen) for path, key in zip(paths, keys, strict=True)]
@@ -64,7 +64,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> M
     return source
 
 
-class _AnnData(Matrices):
+class _AnnData(NamedMatrices):
     """The source, which keeps names besides.
 
     place: of the labels, if they are in the file; column: of obs, whose values are the names of the labels, if one is.
@@ -75,28 +75,25 @@ class _AnnData(Matrices):
     column: str
     features: str
 
-    def fit(self, room: int) -> int:
-        """As of any matrices, or what writing names takes."""
-        from xmc_stream.store.names import WRITER_BYTES
-
-        return max(super().fit(room), WRITER_BYTES)
-
     def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
         """Names, which must be the same in all files; those of a training set where there is one."""
         settled = yield from super().settle(work, parts)
         missing = sum(part.notes.get("missing", 0) for part in parts)
-        attributes = {**settled.attributes, **({"rows_without_class": missing} if missing else {})}
         said = f"{settled.said}, {self.features}" + (f", labels of {self.place}" if self.place else "")
         said += f", {missing:,} rows without a class" if missing else ""
-        folders = {}
+        folders = dict(settled.folders)
         for name, column in (("features", "var"), ("labels", self.column)):
             folder = work / f"names-{name}"
             if column and not self._take_over(folder, name):
                 self._check_same(column)
-                _write_names(folder, self.paths[0], column)
+                _write_names(folder, self.paths[:1], column)
             if folder.exists():
                 folders[f"names/{name}"] = folder
-        return replace(settled, said=said, attributes=attributes, folders=folders)
+        folders[ROW_IDS] = work / ROW_IDS
+        n_ids = _write_names(folders[ROW_IDS], self.paths, "obs")
+        if n_ids != self.n_samples:
+            raise InputError(f"{self.paths[0]}: obs has {n_ids} names for {self.n_samples} rows: write it again")
+        return replace(settled, said=said, folders=folders)
 
     def _take_over(self, folder: Path, name: str) -> bool:
         """Copy the names of the training set, if there is one; False if there is none."""
@@ -120,17 +117,20 @@ class _AnnData(Matrices):
                 )
 
 
-def _write_names(folder: Path, path: Path, column: str) -> None:
+def _write_names(folder: Path, paths: Sequence[Path], column: str) -> int:
+    """Write `_names` of some files in turn; returns how many they are."""
     from xmc_stream.store.names import new_names
 
     with new_names(folder) as writer:
-        window = []
-        for name in _names(path, column):
-            window.append(name.encode())
-            if len(window) == 2**12:
-                writer.append(window)
-                window = []
-        writer.append(window)
+        for path in paths:
+            window = []
+            for name in _names(path, column):
+                window.append(name.encode())
+                if len(window) == 2**12:
+                    writer.append(window)
+                    window = []
+            writer.append(window)
+        return writer.n
 
 
 def _same(a: Iterator[Any], b: Iterator[Any]) -> bool:
@@ -138,10 +138,10 @@ def _same(a: Iterator[Any], b: Iterator[Any]) -> bool:
 
 
 def _names(path: Path, column: str) -> Iterator[str]:
-    """Names of the variables ("var"), or the classes of a column of obs, in order."""
+    """Names of the variables ("var") or of the rows ("obs"), or the classes of a column of obs, in order."""
     with opened(path) as root:
         element = root[column]
-        if column == "var":
+        if column in ("var", "obs"):
             yield from _values(element[element.attrs["_index"]])
         elif encoding(element) == "categorical":
             yield from _values(element["categories"])

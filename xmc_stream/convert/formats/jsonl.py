@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, name_of, ranges
+from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, place_of, ranges
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.tfidf.records import Record, RecordsSource
 from xmc_stream.errors import InputError
@@ -49,10 +49,7 @@ class JsonLines:
 
     def where(self, number: int) -> str:
         """File and line; the lines before the range are counted when it is asked."""
-        if self.text.start == 0:
-            return f"{name_of(self.text.path)}:{number}"
-        with TextFile(self.text.path, self.text.start, self.text.stop) as file:
-            return f"{file.name}:{file.first_line() + number - 1}"
+        return place_of(self.text, number)
 
 
 def _object(line: bytes) -> Record:

@@ -5,12 +5,13 @@ Labels are known by their content: a .npz, arrays of NumPy, or XMLRepo's text of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xmc_stream.convert.formats import npz, numpy_arrays
+from xmc_stream.convert.formats.string_classes import with_names, write_names
 from xmc_stream.convert.formats.xmlrepo import label_file
 from xmc_stream.convert.lines.compression import compression_of
 from xmc_stream.convert.lines.files import Buffers, TextRange
@@ -20,30 +21,54 @@ from xmc_stream.convert.matrices.arrays import check_file, reading
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels, Raw, Reader, Side
 from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Phase, Receipt
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
 
 
+class NamedMatrices(Matrices):
+    """Matrices, of which labels may be texts: they keep their names."""
+
+    def fit(self, room: int) -> int:
+        """As of any matrices, or what writing names takes."""
+        from xmc_stream.store.names import WRITER_BYTES
+
+        return max(super().fit(room), WRITER_BYTES)
+
+    def settle(self, work: Path, parts: list[PartRead]) -> Generator[Phase, list[Receipt], Settled]:
+        """Names of labels, and how many rows have none."""
+        settled = yield from super().settle(work, parts)
+        missing = sum(part.notes.get("missing", 0) for part in parts)
+        attributes = {**settled.attributes, **({"rows_without_class": missing} if missing else {})}
+        folders = dict(settled.folders)
+        if write_names(self._sides["Y"], work / "names-labels"):
+            folders["names/labels"] = work / "names-labels"
+        return replace(settled, attributes=attributes, folders=folders)
+
+
 def open_source(
     open_side: Callable[[Path], Side], paths: Sequence[Path], options: Options, like: Like | None
-) -> Matrices:
+) -> NamedMatrices:
     """Features in files that `open_side` opens, and labels in any files of matrices. Raises InputError."""
     x = [open_side(path) for path in paths]
-    return Matrices(x, label_sides(x, paths, options), options, like)
+    return NamedMatrices(x, label_sides(x, paths, options, like), options, like)
 
 
-def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options) -> list[Side]:
+def label_sides(x: Sequence[Side], paths: Sequence[Path], options: Options, like: Like | None) -> list[Side]:
     """Y of each of the files of features, X. Raises InputError where they lack, or are of no kind known."""
     if options.unlabelled:
         return [NoLabels(side.name, side.kind, side.n_rows) for side in x]
+    if not options.labels and all(isinstance(side, npz.NpzDense) for side in x) and all(map(npz.has_labels, paths)):
+        return with_names([npz.open_side(path, labels=True) for path in paths], like, options.drop_unseen)
     if not options.labels:
-        raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (labels=, --labels)")
+        raise InputError(f"{paths[0]} holds features alone: name the file of its labels too (--labels)")
     if len(options.labels) != len(paths):
         raise InputError(
             f"{len(paths)} files of features and {len(options.labels)} of labels: name one of labels for each, in order"
         )
-    return [_open(path, options) for path in options.labels]
+    return with_names([_open(path, options) for path in options.labels], like, options.drop_unseen)
 
 
 def _open(path: Path, options: Options) -> Side:
@@ -57,14 +82,14 @@ def _open(path: Path, options: Options) -> Side:
             with open(path, "rb") as file:
                 head = file.read(16)
     if npz.recognises(path, head):
-        return npz.open_side(path)
+        return npz.open_side(path, labels=True)
     if numpy_arrays.recognises(path, head):
         return numpy_arrays.open_side(path, labels=True)
     if head[:1].isdigit() or compression_of(head):
         return _text(path, options)
     raise InputError(
-        f"{path} is not a file of labels for a matrix: it must be a .npz of scipy.sparse.save_npz, a folder or file of a "
-        "CSR matrix in .npy files, a .npy of class ids, or a text with the header 'N K'"
+        f"{path} is not a file of labels for a matrix: it must be a .npz of scipy.sparse.save_npz or numpy.savez, a folder or "
+        "file of a CSR matrix in .npy files, a .npy of class ids or names, or a text with the header 'N K'"
     )
 
 

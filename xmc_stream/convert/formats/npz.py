@@ -1,5 +1,7 @@
 """Files of scipy.sparse.save_npz, a CSR matrix in bounded memory: the arrays in the zip file are read side by side.
 
+Files of numpy.savez too: a dense matrix, and beside it labels as a matrix or as the class of each row.
+
 Stored (uncompressed) arrays are read by ranges like files of their own, deflated ones as streams. Their checksums are
 compared either way. A matrix of another format is loaded whole, and made CSR.
 """
@@ -19,8 +21,24 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.numpy_arrays import FileArray, Head, read_head
-from xmc_stream.convert.matrices.arrays import Array, CSRSide, Stream, check_file, check_real, csr_reader
+from xmc_stream.convert.formats.numpy_arrays import (
+    FileArray,
+    Head,
+    check_classes,
+    check_dense,
+    read_head,
+)
+from xmc_stream.convert.formats.string_classes import string_classes
+from xmc_stream.convert.matrices.arrays import (
+    Array,
+    ClassSide,
+    CSRSide,
+    DenseSide,
+    Stream,
+    check_file,
+    check_real,
+    csr_reader,
+)
 from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
@@ -29,6 +47,8 @@ from xmc_stream.errors import InputError
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
 _INDICES = ("indptr", "indices", "row", "col", "offsets")  # scipy would cut them to integers
+_FEATURES = ("X", "x", "features", "embeddings")  # names of dense arrays, where there are several
+_LABELS = ("y", "Y", "labels", "classes")
 _LARGEST_DIRECTORY = 2**20
 _END, _END64 = (b"PK\x05\x06", "<12xL"), (b"PK\x06\x06", "<40xQ")  # records that tell a directory's size, and where
 _STEP = 2**20  # bytes inflated at a time
@@ -105,28 +125,92 @@ class NpzSide(CSRSide):
     """A CSR matrix in a zip file."""
 
     def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Compare the checksums of stored arrays, joined from those of the parts. Raises InputError."""
-        if not notes or "checksums" not in notes[0]:
-            return
-        with _reading(self.name):
-            members = _members(Path(self.name))
-            for place, name in enumerate(("indptr", "indices", "data")):
-                head = members[name].head
-                crc = head.crc
-                for part in notes:
-                    crc = _joined(crc, *part["checksums"][place])
-                if crc != members[name].info.CRC:
-                    raise ValueError(f"Bad CRC-32 of {name}.npy")
+        """Compare the checksums of stored arrays. Raises InputError."""
+        _compare_sums(self.name, ("indptr", "indices", "data"), notes)
 
 
-def open_side(path: Path) -> Side:
-    """The matrix in a .npz, by its directory and the headers of its arrays. Raises InputError."""
+@dataclass(frozen=True)
+class NpzDense(DenseSide):
+    """A dense matrix in a zip file. member: its name there."""
+
+    member: str = ""
+
+    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Compare the checksum of a stored array. Raises InputError."""
+        _compare_sums(self.name, (self.member,), notes)
+
+
+@dataclass(frozen=True)
+class NpzClasses(ClassSide):
+    """The class of each row in a zip file. member: its name there."""
+
+    member: str = ""
+
+    def settle(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Compare the checksum of a stored array. Raises InputError."""
+        _compare_sums(self.name, (self.member,), notes)
+
+
+def _compare_sums(path: str, names: Sequence[str], notes: Sequence[Mapping[str, Any]]) -> None:
+    """Compare the checksums of stored arrays, joined from those of the parts. Raises InputError."""
+    if not notes or "checksums" not in notes[0]:
+        return
+    with _reading(path):
+        members = _members(Path(path))
+        for place, name in enumerate(names):
+            crc = members[name].head.crc
+            for part in notes:
+                crc = _joined(crc, *part["checksums"][place])
+            if crc != members[name].info.CRC:
+                raise ValueError(f"Bad CRC-32 of {name}.npy")
+
+
+def has_labels(path: Path) -> bool:
+    """Whether a .npz has labels beside its features."""
+    with _reading(path):
+        members = _members(path)
+        return not _is_scipy(members) and len(members) > 1 and any(name in members for name in _LABELS)
+
+
+def _is_scipy(members: Mapping[str, _Member]) -> bool:
+    return {"format", "shape", "data"} <= set(members)
+
+
+def _dense(path: Path, members: Mapping[str, _Member], labels: bool) -> Side:
+    """The array of features, or of labels: the only one, or that of such a name."""
+    names = [name for name in (_LABELS if labels else _FEATURES) if name in members]
+    if len(members) == 1:
+        names = list(members)
+    if len(names) != 1:
+        wanted = f"labels {_LABELS[0]}" if labels else f"features {_FEATURES[0]}"
+        raise ValueError(f"it has the arrays {', '.join(sorted(members)) or '(none)'}: call that of the {wanted}")
+    name, (member,) = str(path), names
+    head = members[member].head
+    stored = members[member].offset is not None
+    array = _array(path, members[member], stored)
+    kind = f"npz array {member}"
+    if labels and len(head.shape) == 1:
+        if head.dtype.kind in "US":
+            return string_classes(name, kind, (path,), _array(path, members[member], stored=False))
+        check_classes(head, f"{name}: {member}")
+        return NpzClasses(name, kind, (path,), array, divisible=stored, member=member)
+    check_dense(head, f"{name}: {member}")
+    return NpzDense(name, kind, (path,), head.shape[0], head.shape[1], array, divisible=stored, member=member)
+
+
+def open_side(path: Path, labels: bool = False) -> Side:
+    """The matrix in a .npz, by its directory and the headers of its arrays. Raises InputError.
+
+    labels: it may be class ids, or names of classes.
+    """
     name = str(path)
     with _reading(path):
         members = _members(path)
+        if not _is_scipy(members):
+            return _dense(path, members, labels)
         heads = {name: member.head for name, member in members.items()}
         shapes = {name: head.shape for name, head in heads.items()}
-        if not {"format", "shape", "data"} <= set(heads) or shapes["format"] != () or shapes["shape"] != (2,):
+        if shapes["format"] != () or shapes["shape"] != (2,):
             raise ValueError(f"it has the arrays {', '.join(sorted(heads)) or '(none)'}")
         form, shape = (_small(path, members[name]) for name in ("format", "shape"))
         kind = form.item().decode("ascii") if form.dtype.kind == "S" else str(form.item())
@@ -241,7 +325,8 @@ def _reading(path: str | Path) -> Iterator[None]:
         zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise InputError(
-            f"{path} is not a sparse matrix of scipy.sparse.save_npz ({one_line(error)}): save it again"
+            f"{path} is not a sparse matrix of scipy.sparse.save_npz, and no dense array of numpy.savez ({one_line(error)}): "
+            "save it again"
         ) from None
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from xmc_stream.convert.formats.string_classes import string_classes
 from xmc_stream.convert.matrices.arrays import (
     ClassSide,
     CSRSide,
@@ -168,19 +169,31 @@ def open_side(path: Path, labels: bool = False) -> Side:
         return _triple(path, path.parent, name[1] or "", labels)
     head, array = _array(path)
     if len(head.shape) == 1 and labels:
-        if head.dtype.kind not in "iu":
-            raise InputError(f"{path} holds {head.dtype} and not class ids: they must be integers from 0")
+        if head.dtype.kind in "US":
+            return string_classes(str(path), "npy class names", (path,), array)
+        check_classes(head, str(path))
         return ClassSide(str(path), "npy class ids", (path,), array)
+    check_dense(head, str(path))
+    return DenseSide(str(path), "dense npy", (path,), head.shape[0], head.shape[1], array)
+
+
+def check_classes(head: Head, name: str) -> None:
+    """Raises InputError for an array that is not of class ids."""
+    if head.dtype.kind not in "iu":
+        raise InputError(f"{name} holds {head.dtype} and not class ids: they must be integers from 0, or texts")
+
+
+def check_dense(head: Head, name: str) -> None:
+    """Raises InputError for an array that is not a matrix by rows."""
     if len(head.shape) != 2:
         raise InputError(
-            f"{path} has the shape {head.shape}: features must be a matrix of two dimensions, labels that or class ids"
+            f"{name} has the shape {head.shape}: features must be a matrix of two dimensions, labels that or class ids"
         )
     if head.fortran:
-        raise InputError(f"{path} lies by columns (Fortran order): save numpy.ascontiguousarray of it")
+        raise InputError(f"{name} lies by columns (Fortran order): save numpy.ascontiguousarray of it")
     if head.shape[1] == 0:
-        raise InputError(f"{path} has the shape {head.shape}, without columns: there is nothing to convert")
-    check_real(head.dtype, str(path))
-    return DenseSide(str(path), "dense npy", (path,), *head.shape, array)
+        raise InputError(f"{name} has the shape {head.shape}, without columns: there is nothing to convert")
+    check_real(head.dtype, name)
 
 
 def _triple(path: Path, folder: Path, prefix: str, labels: bool) -> Side:

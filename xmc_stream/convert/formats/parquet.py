@@ -124,5 +124,4 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
         records = [RowGroup(str(path), group, number, columns) for path, group, number in groups]
         return RecordsSource("Parquet", paths, records, first, options, like, identity, None, overhead=2 * overhead)
 
-    text = source(()).text  # which tells the columns to read
-    return source((*text.text_fields, *([text.label_field] if text.label_field else [])))
+    return source(source(()).text.columns)

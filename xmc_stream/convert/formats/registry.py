@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from xmc_stream.convert.formats import anndata, jsonl, libsvm, matrix_files, npz, numpy_arrays, parquet, xmlrepo
+from xmc_stream.convert.formats import (
+    anndata,
+    delimited,
+    jsonl,
+    libsvm,
+    matrix_files,
+    npz,
+    numpy_arrays,
+    parquet,
+    xmlrepo,
+)
 from xmc_stream.convert.lines.files import HEAD, STANDARD_INPUT, Buffers, TextRange, forget, name_of
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import shown
@@ -38,6 +48,7 @@ _FORMATS = {
     "xmlrepo": Format(xmlrepo.recognises, xmlrepo.open_source, streams=True),
     "jsonl": Format(jsonl.recognises, jsonl.open_source, streams=True),
     "libsvm": Format(libsvm.recognises, libsvm.open_source, streams=True),
+    "csv": Format(delimited.recognises, delimited.open_source, streams=True),
 }
 
 
@@ -55,7 +66,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None, form
         raise InputError(f"format {format!r} is not known: it is one of {', '.join(_FORMATS)}")
     try:
         if format is None:
-            format = _recognised(paths[0])
+            format = _recognised(paths[0], "csv" if _of_csv(options) else None)
         if not _FORMATS[format].streams:
             _check_files(paths, format)
         _refuse_idle(paths[0], format, options)
@@ -72,24 +83,33 @@ def _refuse_idle(path: Path, format: str, options: Options) -> None:
         raise InputError(f"{path}: labels are named, and are to be left out: leave one of them out yourself")
     if format != "anndata" and (options.layer is not None or options.label_key is not None):
         raise InputError(f"{path} is {format}: --layer and --label-key are of AnnData, leave them out")
-    if format not in ("jsonl", "parquet") and options.text is not None:
-        raise InputError(f"{path} is {format}: options of raw text go with jsonl and parquet, leave them out")
+    if format not in ("jsonl", "parquet", "csv") and options.text is not None:
+        raise InputError(f"{path} is {format}: options of raw text go with jsonl, parquet and csv, leave them out")
+    if format != "csv" and _of_csv(options):
+        raise InputError(f"{path} is {format}: --delimiter, --quote and --no-header are of csv, leave them out")
 
 
-def _recognised(path: Path) -> str:
-    """The name of the format of a file."""
+def _of_csv(options: Options) -> bool:
+    """Whether options of CSV were given."""
+    return (options.delimiter, options.quote, options.header) != (None, None, True)
+
+
+def _recognised(path: Path, otherwise: str | None) -> str:
+    """The name of the format of a file; otherwise: where nothing recognises it."""
     head = _head(path)
     bom_length(name_of(path), head)
     for name, known in _FORMATS.items():
         if known.recognises(path, head):
             return name
+    if otherwise:
+        return otherwise
     if path.is_dir():
         raise InputError(f"{path} is a folder, and none of arrays (.npy) or of AnnData: name a file in it")
     line = shown(head[:HEAD].split(b"\n")[0])
     what = f"it begins with {line}" if head else "it is empty"
     raise InputError(
-        f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: name it by --format "
-        f"({', '.join(_FORMATS)}), or check that this is the file you mean"
+        f"{name_of(path)}:1: the format is not recognised, {what}, no header 'N D K' and no row: "
+        f"name it by --format ({', '.join(_FORMATS)}), or check that this is the file you mean"
     )
 
 

@@ -258,7 +258,7 @@ def _labels_beside(path: Path) -> Path:
     if match is None:
         raise InputError(
             f"{path}:1: a header of two numbers says that here are features alone: name the file of their labels too "
-            "(labels=, --labels)"
+            "(--labels)"
         )
     name = f"{match[1]}Y.txt"
     for suffix in (match[2] or "", "", *SUFFIXES):
@@ -266,5 +266,5 @@ def _labels_beside(path: Path) -> Path:
             return path.parent / f"{name}{suffix}"
     raise InputError(
         f"{path} holds features alone, and there is no {name} beside it, compressed or not: name the file of the labels "
-        "(labels=, --labels)"
+        "(--labels)"
     )

@@ -10,7 +10,7 @@ import gzip
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -309,6 +309,14 @@ class TextFile:
             raise InputError(f"{self.name} cannot be read ({error.strerror or error}): check the file") from None
 
 
+def place_of(text: TextRange, number: int) -> str:
+    """File and line of a line of a range, by its number there, from 1; those before the range are counted for that."""
+    if text.start == 0:
+        return f"{name_of(text.path)}:{number}"
+    with TextFile(text.path, text.start, text.stop) as file:
+        return f"{file.name}:{file.first_line() + number - 1}"
+
+
 def name_of(path: Path) -> str:
     """What messages call a file."""
     return "standard input" if path == STANDARD_INPUT else str(path)
@@ -321,16 +329,24 @@ def forget(paths: Iterable[Path]) -> None:
             stream.close()
 
 
-def ranges(path: Path, first: int, size: int | None) -> list[TextRange]:
-    """A file cut into ranges; first: the byte behind its header; size: of a plain file, None for what streams.
+def cuts(first: int, size: int) -> list[int]:
+    """Where the ranges of a plain file of `size` bytes begin, the first of them at `first`.
 
-    The cuts depend on the file alone, so that a conversion goes on under another memory limit.
+    They depend on the file alone, so that a conversion goes on under another memory limit.
     """
+    step = max(_PART, -(-size // _PARTS))
+    return [first, *range(first + step, size - step // 2, step)]
+
+
+def ranges(
+    path: Path, first: int, size: int | None, cut: Callable[[int, int], Sequence[int]] = cuts
+) -> list[TextRange]:
+    """A file cut into ranges; first: the byte behind its header; size: of a plain file, None for what streams; cut: as
+    `cuts`, where they begin."""
     if size is None:
         return [TextRange(path, first)]
-    step = max(_PART, -(-size // _PARTS))
-    cuts = [first, *range(first + step, size - step // 2, step)]
-    return [TextRange(path, a, b) for a, b in zip(cuts, [*cuts[1:], max(size, first)], strict=True)]
+    begins = cut(first, size)
+    return [TextRange(path, a, b) for a, b in zip(begins, [*begins[1:], max(size, first)], strict=True)]
 
 
 def file_identity(path: Path) -> list[Any]:

@@ -194,6 +194,7 @@ class DenseSide:
     n_columns: int
     array: Array
     load_bytes: int = 0
+    divisible: bool = True
 
     @property
     def entries(self) -> int:
@@ -201,8 +202,8 @@ class DenseSide:
         return self.n_rows * self.n_columns
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Of about PART entries."""
-        return row_ranges(self.n_rows, self.entries)
+        """Of about PART entries, or all at once."""
+        return row_ranges(self.n_rows, self.entries) if self.divisible else [(0, self.n_rows)]
 
     def reader(self) -> DenseSide:
         """It reads its rows."""
@@ -225,6 +226,7 @@ class DenseSide:
                 np.cumsum(np.count_nonzero(there, axis=1), out=indptr[1:])
                 indices = np.nonzero(there)[1]
                 yield indptr, indices, block[there]
+            _note_sums(stream, notes)
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,7 @@ class ClassSide:
     array: Array
     n_columns: int | None = None
     load_bytes: int = 0
+    divisible: bool = True
 
     @property
     def n_rows(self) -> int:
@@ -249,8 +252,8 @@ class ClassSide:
         return self.array.n_items
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Of about PART rows."""
-        return row_ranges(self.n_rows, self.entries)
+        """Of about PART rows, or all at once."""
+        return row_ranges(self.n_rows, self.entries) if self.divisible else [(0, self.n_rows)]
 
     def reader(self) -> ClassSide:
         """It reads its rows."""
@@ -265,3 +268,10 @@ class ClassSide:
             for row in range(start, stop, size.block):
                 n = min(size.block, stop - row)
                 yield np.arange(n + 1), stream.take(n), None
+            _note_sums(stream, notes)
+
+
+def _note_sums(stream: Stream, notes: dict[str, Any]) -> None:
+    """Read an array to the end of what was asked for, and note its checksum if one is made."""
+    if sums := stream.finish():
+        notes["checksums"] = [sums]

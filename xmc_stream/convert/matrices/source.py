@@ -83,7 +83,7 @@ class Matrices:
         }
         if kinds[0] != kinds[1]:
             self.attributes["source_labels_format"] = ", ".join(kinds[1])
-        self._stamps = [_stamp(file) for file in dict.fromkeys(file for side in (*x, *y) for file in side.files)]
+        self._stamps = [stamp(file) for file in dict.fromkeys(file for side in (*x, *y) for file in side.files)]
         self.identity: dict[str, Any] = {"files": self._stamps}
         self._size = {"X": BlockSize(), "Y": BlockSize()}
 
@@ -226,7 +226,7 @@ def _total(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _stamp(path: Path) -> list[Any]:
+def stamp(path: Path) -> list[Any]:
     """Name, bytes and time of a file, or of the files of a folder."""
     stats = [file.stat() for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path.stat()]
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.tfidf.vectorizer import Terms, analyser_of, count_ids
 from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
+
+_WHOLE = re.compile(r" *[+-]?[0-9]{1,19} *")
 
 
 class BadRowError(Exception):
@@ -145,6 +148,23 @@ def label_base(options: Options, like: Like | None) -> int:
     return like.label_base if like else 0
 
 
+def _whole(label: str | int) -> int:
+    """A label that is an id."""
+    if isinstance(label, str) and not _WHOLE.fullmatch(label):
+        raise BadRowError(f"label {shown(label.encode())} is no whole number, as ids are: names need no --label-ids")
+    return int(label)
+
+
+def id_of(record: Mapping[str, Any], field: str) -> bytes:
+    """The id of a row in UTF-8. Raises BadRowError where it is neither a text nor a whole number."""
+    if field not in record:
+        raise BadRowError(f"there is no field {field!r}: name the field of the ids (--id-field)")
+    value = record[field]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BadRowError(f"field {field!r} is {kind_of(value)}, not an id: a text or a whole number")
+    return sound(str(value), field).encode()
+
+
 class LabelRows:
     """Labels of rows: ids as they stand, or names by the numbers of a dictionary; kind: which, "" before the first."""
 
@@ -153,6 +173,7 @@ class LabelRows:
     ) -> None:
         self._field = text.label_field or ""
         self._delimiter = text.label_delimiter
+        self._ids_as_text = text.label_ids
         self._options, self._notes = options, notes
         self._bound = like.n_labels if like else options.n_labels
         self._like = like
@@ -217,7 +238,7 @@ class LabelRows:
                 )
             if isinstance(label, str) and not sound(label, field):
                 raise BadRowError(f"a label in field {field!r} is empty")
-        return labels
+        return [_whole(label) for label in labels] if self._ids_as_text else labels
 
     def _in_range(self, labels: list[int]) -> list[int]:
         low, high = min(labels), max(labels)

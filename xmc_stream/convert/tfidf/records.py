@@ -2,12 +2,13 @@
 
 A part counts the words of its rows by numbers of its own, in a dictionary that is written out as a sorted run and begun
 anew when it is full. When all parts are read, the runs are merged into the vocabulary, and the rows get its numbers and
-weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl` and `parquet`.
+weights. Nothing in memory grows with the vocabulary. Reading files is in `jsonl`, `delimited` and `parquet`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.rowids import IDS_BYTES, JoinIds, RowIds
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
@@ -34,6 +36,7 @@ from xmc_stream.convert.tfidf.vocabulary import (
 from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.store.names import ROW_IDS
 
 _TOKENS = 2**17  # of rows that are counted together
 _ROWS = 2**14
@@ -89,6 +92,12 @@ class RecordsPart:
         rows = HashedRows(self.text) if self.text.hash_features else WordRows(self.text)
         labels = LabelRows(self.text, self.options, self.like, self.number, self.kind, notes)
         folder = Path(notes["folder"])
+        with ExitStack() as opened:
+            yield from self._counted(rows, labels, RowIds(self.text.id_field, folder, opened), folder, notes)
+
+    def _counted(
+        self, rows: WordRows | HashedRows, labels: LabelRows, ids: RowIds, folder: Path, notes: dict[str, Any]
+    ) -> Iterator[tuple[Rows, ...]]:
         runs: list[list[int]] = []
         n_rows = n_run = 0
         notes.update({"skipped": 0, "skipped_rows": [], "blank_lines": 0})
@@ -100,6 +109,7 @@ class RecordsPart:
                 if isinstance(record, str):
                     raise BadRowError(record)
                 text = self._text(record)
+                name = ids.of(record)
                 labels.add(record, line)
             except BadRowError as error:
                 if not self.options.skip:
@@ -107,6 +117,7 @@ class RecordsPart:
                 self._skip(notes, line, str(error))
                 continue
             rows.add(text)
+            ids.add(name)
             n_run += 1
             full = max(rows.size, labels.terms.size) > self.dictionary
             if full or rows.n_tokens >= _TOKENS or n_run % _ROWS == 0 or labels.n_ids >= _TOKENS:
@@ -115,6 +126,7 @@ class RecordsPart:
                     runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
                     n_rows, n_run = n_rows + n_run, 0
         yield rows.take(), labels.take()
+        ids.close()
         if n_run or not runs:
             runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
         notes.update({"rows": n_rows + n_run, "runs": runs, "kind": labels.kind, "most_label": labels.most})
@@ -204,6 +216,7 @@ class RecordsSource:
         Where that is little, the line gets up to _LINE_ROOM of it first.
         """
         n_hashed = self.text.hash_features or 0
+        room -= IDS_BYTES if self.text.id_field else 0
         fixed = (_HASHED_BYTES + 24 * n_hashed if n_hashed else _BLOCK_BYTES) + 2**21
         per_byte = bytes_per_byte(self.text)
         largest = _MOST_LINE if self._largest is None else self._largest + 2
@@ -213,7 +226,8 @@ class RecordsSource:
         self._dictionary = max(_LEAST_DICTIONARY, min(_MOST_DICTIONARY, 80 * largest, rest * 9 // 10))
         reading = fixed + self._longest * per_byte + self._dictionary * 10 // 9
         weighing = WEIGH_BYTES + max(self._dictionary // 4, 16 * n_hashed) + 40 * self._longest
-        return max(reading, weighing, MERGE_BYTES, CHOICE_BYTES)
+        ids = IDS_BYTES if self.text.id_field else 0
+        return max(reading + ids, weighing, MERGE_BYTES, CHOICE_BYTES, ids)
 
     def parts(self) -> list[Part]:
         """The parts, with the sizes that `fit` chose."""
@@ -235,6 +249,8 @@ class RecordsSource:
         like = str(self._like.path) if self._like else ""
         folders: dict[str, Path] = {}
         attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
+        if self.text.id_field:
+            attributes["id_field"] = self.text.id_field
         word_maps: list[list[str]] = []
         words = _sorted_runs(notes, "words", 1)
         features = work / "features"
@@ -246,7 +262,8 @@ class RecordsSource:
             said = f"words hashed to {n_features:,} features"
         else:
             merged, word_maps = yield from _merged(work, "words", words)
-            choose = ChooseFeatures("features", merged, n_rows, self.text, str(features), like)
+            n_like = self._like.n_features if self._like else 0
+            choose = ChooseFeatures("features", merged, n_rows, self.text, str(features), like, n_like)
             (receipt,) = yield Phase("choose words", [choose])
             n_features = receipt["n"]
             folders["names/features"] = features / "names"
@@ -283,6 +300,9 @@ class RecordsSource:
                 )
             )
         receipts = yield Phase("weigh", weigh)
+        if self.text.id_field:
+            folders[ROW_IDS] = work / ROW_IDS
+            yield Phase("join ids", [JoinIds(tuple(note["folder"] for note in notes), str(folders[ROW_IDS]))])
         if kinds == {"ids"}:
             attributes["label_base"] = self._base()
         summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
@@ -323,7 +343,9 @@ class RecordsSource:
                 folders["names/labels"] = work / "labels" / "names"
             return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
         if like and open_names(like.path, "labels") is None:
-            raise InputError(f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too")
+            raise InputError(
+                f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
+            )
         runs = _sorted_runs(notes, "labels", 2)
         merged, maps = yield from _merged(work, "labels", runs)
         choose = ChooseLabels("labels", merged, str(work / "labels"), str(like.path) if like else "")
@@ -389,8 +411,14 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
         raise InputError(f"{name}:1: no label field: it has {_names(first)}: give --label-field")
+    ids = text.id_field or None
+    if ids is not None and ids not in first:
+        if not optional:
+            raise InputError(f"{name}:1: no id field {ids}: it has {_names(first)}: give --id-field")
+        ids = None
     said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
-    return replace(text, text_fields=tuple(fields), label_field=label), said
+    said += f", ids of {ids}" if ids else ""
+    return replace(text, text_fields=tuple(fields), label_field=label, id_field=ids), said
 
 
 def _names(first: Mapping[str, Any]) -> str:

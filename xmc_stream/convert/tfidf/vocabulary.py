@@ -160,7 +160,7 @@ class ChooseFeatures:
     """A job: which words are features, their names and idf.
 
     In `folder`: `ids` (of each merged word, -1 for those left out), `weights` (idf of each), and the stores `names` and
-    `vectorizer`. like: the store whose features these are, "" for none.
+    `vectorizer`. like: the store whose first `n_like` features these are, "" for none.
     """
 
     key: str
@@ -169,6 +169,7 @@ class ChooseFeatures:
     text: TextOptions
     folder: str
     like: str
+    n_like: int = 0
 
     def run(self) -> Receipt:
         """Choose; the receipt has n, and of words without an id unknown_words (different) and unknown (times)."""
@@ -178,14 +179,15 @@ class ChooseFeatures:
         with ExitStack() as stack:
             ids_file, weights_file = (stack.enter_context(open(work / name, "wb")) for name in ("ids", "weights"))
             opened = open_vectorizer(Path(self.like)) if self.like else None
-            chosen = _Joined(Path(self.like) / "names" / "features") if self.like else self._chooser()
+            chosen = _Joined(Path(self.like) / "names" / "features", self.n_like) if self.like else self._chooser()
             names = stack.enter_context(new_names(work / "names"))
             idf = stack.enter_context(new_vectorizer(work / "vectorizer", self.text.attributes()))
             if opened:  # kept with what is made from it too, so that it can be a training set itself
-                for start in range(0, opened[1].size, _WINDOW):
-                    idf.append(opened[1].read(start, min(start + _WINDOW, opened[1].size)))
-                for window in Names(Path(self.like) / "names" / "features").windows():
-                    names.append(window)
+                known = Names(Path(self.like) / "names" / "features")
+                for start in range(0, self.n_like, _WINDOW):
+                    idf.append(opened[1].read(start, min(start + _WINDOW, self.n_like)))
+                for window in known.windows():
+                    names.append(window[: self.n_like - names.n])
             for start, terms in self.words.windows():
                 rows, repeated = (self.words.column(name, start, start + len(terms)) for name in ("rows", "times"))
                 ids = chosen.ids(terms, rows, repeated)
@@ -302,11 +304,11 @@ class _Filtered:
 
 
 class _Joined:
-    """Ids of words in stored names, both sorted."""
+    """Ids of words in stored names, both sorted. n: of the names, the first ones that are looked at; None for all."""
 
-    def __init__(self, path: Path) -> None:
-        names = Names(path)
-        self._names = ((i, name) for i, name in enumerate(n for window in names.windows() for n in window))
+    def __init__(self, path: Path, n: int | None = None) -> None:
+        names = itertools.islice((name for window in Names(path).windows() for name in window), n)
+        self._names = enumerate(names)
         self._id: int
         self._name: bytes | None
         self._id, self._name = next(self._names, (0, None))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmc_stream.convert.options import TextOptions
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceWriter, begin_folder, finish_folder
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, begin_folder, finish_folder
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
 from xmc_stream.convert.tfidf.vocabulary import SortedRun, chosen
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
 
-_ENTRIES = 2**18  # of rows that are weighed together, or one row
-_ROWS = 2**16
-WEIGH_BYTES = 80 * _ENTRIES + 16 * _ROWS + 24 * WINDOW
+WEIGH_BYTES = 80 * PieceRows.ENTRIES + 16 * PieceRows.ROWS + 24 * WINDOW
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Weigh:
         self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, list[str]]], source: Path, bound: int
     ) -> dict[str, Any]:
         dtype = index_dtype(bound)
-        blocks = _Blocks(piece)
+        blocks = PieceRows(piece)
         with PieceWriter(folder, piece.valued) as writer:
             for i, n_rows in enumerate(self.lengths):
                 ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
@@ -102,53 +98,3 @@ class Weigh:
                     writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
             blocks.end()
         return writer.piece().receipt()
-
-
-class _Blocks:
-    """The rows of a piece in turn: lengths, indices and values, some at a time."""
-
-    def __init__(self, piece: Piece) -> None:
-        self._lengths = _Items(piece.lengths())
-        self._indices = _Items(piece.indices())
-        self._data = _Items(data for _, data in piece.values()) if piece.valued else None
-
-    def rows(self, n_rows: int) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32] | None]]:
-        """The next n_rows rows."""
-        while n_rows:
-            window = self._lengths.take(min(_ROWS, n_rows))
-            n_rows -= len(window)
-            while len(window):
-                n = max(1, int(np.searchsorted(np.cumsum(window), _ENTRIES, side="right")))
-                size = int(window[:n].sum())
-                yield window[:n], self._indices.take(size), self._data.take(size) if self._data else None
-                window = window[n:]
-
-    def end(self) -> None:
-        """Read to the end of the files, where their checksums are compared."""
-        for items in (self._lengths, self._indices, self._data):
-            if items:
-                items.end()
-
-
-class _Items:
-    """Items of a file in any numbers, from windows of it."""
-
-    def __init__(self, windows: Iterator[NDArray[Any]]) -> None:
-        self._windows = windows
-        self._window: NDArray[Any] = np.empty(0, np.int64)
-
-    def take(self, n: int) -> NDArray[Any]:
-        """The next n items, copied."""
-        taken = [self._window[:n].copy()]
-        missing = n - len(taken[0])
-        self._window = self._window[n:]
-        while missing:
-            window = next(self._windows)
-            taken.append(window[:missing].copy())
-            self._window = window[missing:]
-            missing -= len(taken[-1])
-        return np.concatenate([items for items in taken if len(items)] or taken)
-
-    def end(self) -> None:
-        for _ in self._windows:
-            pass

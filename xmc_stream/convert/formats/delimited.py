@@ -1,0 +1,318 @@
+"""CSV and TSV: a row a record, with columns of text and labels, as `jsonl` has fields; read by Python's csv.
+
+Texts in quotes may have delimiters and newlines in them. Everything in a cell is text; an empty cell of labels is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmc_stream.convert.lines.files import (
+    HEAD,
+    Buffers,
+    TextFile,
+    TextRange,
+    cuts,
+    file_identity,
+    name_of,
+    place_of,
+    ranges,
+)
+from xmc_stream.convert.lines.parser import bom_length
+from xmc_stream.convert.messages import one_line, shown
+from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, Record, RecordsSource
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.memory import format_size
+
+_DELIMITERS = "\t,;|"  # that are recognised
+_QUOTE = '"'
+_WINDOW = 2**20  # bytes of lines at hand
+_LONGEST_FIRST = 2**24  # bytes of the header and the first row
+_SAMPLE = 50  # rows that tell the delimiter
+_UNREADABLE = "\ufffd"  # for bytes that are not UTF-8
+_REASONS = {  # of what Python's csv says
+    "expected after": "text follows a closing quote: write a quote within quotes twice, or --quote '' where quotes are text",
+    "unexpected end": "quotes that begin here do not end: close them, or --quote '' where quotes are text",
+    "new-line character": "there is a carriage return within the row: put the text in quotes, or end lines alike",
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How rows are written. quote: "" for none."""
+
+    delimiter: str
+    quote: str
+
+    def reader(self, lines: Iterator[str]) -> Iterator[list[str]]:
+        """The rows of lines that end in a newline, raising csv.Error for a bad one, and reading on behind it then."""
+        return csv.reader(
+            lines, delimiter=self.delimiter, quotechar=self.quote or None, strict=True,
+            quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CsvRows:
+    """The rows of a range of a file. names: of its columns; wanted: of those that are passed on; labels: the one of them
+    in which an empty cell is no label; header: whether the range begins with the names."""
+
+    text: TextRange
+    dialect: Dialect
+    names: tuple[str, ...]
+    wanted: tuple[str, ...]
+    labels: str
+    header: bool
+
+    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+        """The line that each row begins in, by its number in the range from 1, and its columns."""
+        csv.field_size_limit(max(csv.field_size_limit(), longest))  # of the process: `_Lines` bounds rows
+        places = [(name, self.names.index(name)) for name in self.wanted]
+        with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
+            lines = _Lines(file, longest, notes)
+            rows = self.dialect.reader(iter(lines))
+            header = self.header
+            while True:
+                lines.begin()
+                try:
+                    row = next(rows)
+                except StopIteration:
+                    return
+                except csv.Error as error:
+                    yield lines.first, lines.wrong or _reason(error, lines)
+                    continue
+                if header:
+                    header = False
+                elif not row:
+                    yield lines.first, lines.wrong or None
+                elif lines.wrong or len(row) != len(self.names):
+                    yield lines.first, lines.wrong or self._other_length(row)
+                else:
+                    yield lines.first, self._record(row, places)
+
+    def _record(self, row: list[str], places: list[tuple[str, int]]) -> Mapping[str, Any]:
+        record: dict[str, Any] = {name: row[place] for name, place in places}
+        if self.labels and not record[self.labels].strip():
+            record[self.labels] = []
+        return record
+
+    def _other_length(self, row: list[str]) -> str:
+        return (
+            f"the row has {len(row)} columns and the header {len(self.names)}: put a text with "
+            f"{shown(self.dialect.delimiter.encode())} in it into quotes, or name another --delimiter"
+        )
+
+    def where(self, number: int) -> str:
+        """File and line; the lines before the range are counted when it is asked."""
+        return place_of(self.text, number)
+
+
+class _Lines:
+    """The lines of a file as texts. first: the line that the row at hand begins in; wrong: what is wrong with its lines."""
+
+    def __init__(self, file: TextFile, longest: int, notes: dict[str, Any]) -> None:
+        self._file, self._longest, self._notes = file, longest, notes
+        self.n = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A row begins behind the lines that were taken."""
+        self.first, self.wrong, self._size = self.n + 1, "", 0
+
+    def __iter__(self) -> Iterator[str]:
+        for window in self._file.windows():
+            self._notes["bytes_read"] = self._file.bytes_read
+            lines = window.tobytes().split(b"\n")
+            last = lines.pop()
+            for line in lines:
+                yield self._text(line) + "\n"
+            if last:
+                yield self._text(last)
+            self._file.n_lines += len(lines) + bool(last)
+        self._notes["bytes_read"] = self._file.bytes_read
+
+    def _text(self, line: bytes) -> str:
+        self.n += 1
+        self._size += len(line) + 1
+        if self._size > self._longest + 1:
+            raise MemoryLimitError(
+                f"{self._file.name}:{self._file.first_line() + self.first - 1}: the row that begins here is longer than "
+                f"{format_size(self._longest)}, all that the limit leaves for one: close its quotes, or raise --memory-limit"
+            )
+        if b"\0" in line:
+            self.wrong = self.wrong or "there is a NUL byte in the row: the file is damaged or not a text"
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            where = "the line" if self.n == self.first else f"line {self.n - self.first + 1} of the row"
+            self.wrong = self.wrong or f"byte {error.start + 1} of {where} is not UTF-8: convert the file to UTF-8"
+            return line.decode("utf-8", "replace")
+
+
+def _reason(error: csv.Error, lines: _Lines) -> str:
+    said = next((words for part, words in _REASONS.items() if part in str(error)), one_line(error))
+    more = lines.n - lines.first
+    return said + (f" (the row goes on for {more:,} lines)" if more else "")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What the beginning of a file shows. first: its first row, if there is one."""
+
+    names: tuple[str, ...]
+    dialect: Dialect
+    first: list[str] | None
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """A header of names, none of them a number, and rows of as many columns; or a name that `jsonl` knows as a field."""
+    if path.is_dir():
+        return False
+    text = head.decode("utf-8-sig", "replace")
+    if len(head) >= HEAD:
+        text = text.rpartition("\n")[0]
+    rows, _, agree = _sampled(text, None, _QUOTE)
+    known = {*TEXT_FIELDS, *LABEL_FIELDS}
+    if not rows or _UNREADABLE in "".join(rows[0]) or any(map(_is_number, rows[0])):
+        return False
+    return (len(rows[0]) > 1 and agree > 0) or bool(known & set(rows[0]))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _sampled(text: str, delimiter: str | None, quote: str) -> tuple[list[list[str]], Dialect, int]:
+    """The first rows of a text that are sound, with the delimiter given, or else with the one that cuts them alike into
+    most columns; and how many rows behind the first have as many columns as that."""
+    found = []
+    for character in delimiter or _DELIMITERS:
+        dialect = Dialect(character, quote)
+        rows = list(islice(_sound(dialect.reader(io.StringIO(text, newline="\n"))), _SAMPLE))
+        agree = sum(len(row) == len(rows[0]) for row in rows[1:])
+        columns = len(rows[0]) if rows else 0
+        found.append((columns > 1, agree == len(rows) - 1, agree, columns, rows, dialect))
+    best = max(found, key=lambda one: one[:4])
+    if not best[0]:  # one column
+        best = next(one for one in found if delimiter or one[5].delimiter == ",")
+    return best[4], best[5], best[2]
+
+
+def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The rows before the first that is not sound, as that which was cut off, without blank lines."""
+    with suppress(csv.Error):
+        yield from filter(None, rows)
+
+
+def _table(file: TextFile, options: Options) -> _Table:
+    """Names of columns, dialect and first row, by the beginning of a file. Raises InputError where there are none."""
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIRST))
+    quote = _QUOTE if options.quote is None else options.quote
+    size = HEAD
+    while True:
+        bom_length(file.name, file.head(4))
+        head = file.head(size)
+        whole = len(head) < size
+        text = head if whole else head[: head.rfind(b"\n") + 1]
+        rows, dialect, _ = _sampled(text.decode("utf-8", "replace"), options.delimiter, quote)
+        if len(rows) > 1 or whole or size >= _LONGEST_FIRST:
+            break
+        size *= 4
+    if not rows:
+        raise InputError(f"{file.name}:1: there is no row: give a file with a header of names and rows, quotes closed")
+    if not options.header:
+        return _Table(tuple(map(str, range(1, len(rows[0]) + 1))), dialect, rows[0])
+    names = [name.strip() for name in rows[0]]
+    if _UNREADABLE in "".join(names):
+        raise InputError(f"{file.name}:1: the header is not UTF-8: convert the file to UTF-8")
+    twice = next((name for i, name in enumerate(names) if name and name in names[:i]), None)
+    if twice is not None:
+        raise InputError(
+            f"{file.name}:1: there are two columns {shown(twice.encode())}: give each a name of its own, or --no-header "
+            "and numbers instead of names"
+        )
+    return _Table(tuple(names), dialect, next((row for row in rows[1:] if len(row) == len(names)), None))
+
+
+def _cuts(path: Path, dialect: Dialect, first: int, size: int) -> list[int]:
+    """As `cuts`, at the begin of the next row. The file is read once for that, if it has several ranges."""
+    from xmc_stream.kernels.records import START, next_record
+
+    wanted = cuts(first, size)
+    found = wanted[:1]
+    if len(wanted) == 1:
+        return found
+    quote = ord(dialect.quote) if dialect.quote else -1
+    with open(path, "rb", buffering=0) as file:
+        at, state = bom_length(str(path), file.read(3)), START
+        file.seek(at)
+        buffer = np.empty(_WINDOW, np.uint8)
+        targets = iter(wanted[1:])
+        target = next(targets)
+        while n := file.readinto(buffer.data):
+            begin = 0
+            while begin < n:
+                place, state = next_record(buffer[begin:n], state, ord(dialect.delimiter), quote, target - at - begin)
+                if place < 0:
+                    break
+                begin += place
+                found.append(at + begin)
+                target = next((one for one in targets if one > at + begin), size + 1)
+            at += n
+    return [place for place in found if place < size]
+
+
+def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> RecordsSource:
+    """Files of CSV as one set. Raises InputError where a header shows no columns of text and labels, or differs."""
+    tables, sizes, overhead = [], [], 0
+    for path in paths:
+        file = TextRange(path).open(Buffers())
+        try:
+            tables.append(_table(file, options))
+            overhead = max(overhead, file.decompressor_bytes)
+            sizes.append(file.size if file.plain else None)
+        except BaseException:
+            file.close()
+            raise
+        file.leave()
+        if set(tables[-1].names) != set(tables[0].names):
+            raise InputError(
+                f"{name_of(path)}:1: its columns are not those of {name_of(paths[0])}: files of one set have the same"
+            )
+    first = next((table for table in tables if table.first is not None), tables[0])
+    row = dict(zip(first.names, first.first or [""] * len(first.names), strict=True))
+    identity = [file_identity(path) for path in paths]
+    identity += [[table.dialect.delimiter, table.dialect.quote] for table in tables]
+    alone = not all(path.is_file() for path in paths)
+    largest = None if None in sizes else max(size or 0 for size in sizes)
+
+    def source(wanted: tuple[str, ...], labels: str) -> RecordsSource:
+        records: list[CsvRows] = []
+        for path, table, size in zip(paths, tables, sizes, strict=True):
+
+            def cut(begin: int, size: int, path: Path = path, table: _Table = table) -> list[int]:
+                return _cuts(path, table.dialect, begin, size)
+
+            parts = ranges(path, 0, size, cut) if wanted else []
+            records += [
+                CsvRows(text, table.dialect, table.names, wanted, labels, options.header and text.start == 0)
+                for text in parts
+            ]
+        return RecordsSource("CSV", paths, records, row, options, like, identity, largest, alone, overhead)
+
+    text = source((), "").text  # which tells the columns to read
+    return source(text.columns, text.label_field or "")
