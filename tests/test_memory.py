@@ -136,7 +136,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_need_parts_have_and_knob() -> 
         "weights 300 MB",
         "rows 200 MB",
         "1 GB leaves 100 MB",
-        "set --memory-limit to",
+        "set memory_limit to",
     ):
         assert part in message
     assert "unused" not in message
@@ -161,7 +161,7 @@ def test_the_limit_that_a_refusal_suggests_is_enough_and_not_far_too_much(limit:
     try:
         MemoryLimit(limit).check(needs, "training")
     except MemoryLimitError as error:
-        [suggested] = re.findall(r"set --memory-limit to (.+) or more$", str(error))
+        [suggested] = re.findall(r"set memory_limit to (.+) or more$", str(error))
         enough = MemoryLimit.of(suggested)
         enough.check(needs, "training")
         assert enough.limit < 1.12 * (sum(sizes) + resident() + enough.reserve)
@@ -276,7 +276,7 @@ print(json.dumps([quiet, crowded, message, gone, guard.peak - start, peak_reside
 def test_the_guard_samples_records_the_peak_and_ends_a_run_at_the_limit_only() -> None:
     quiet, crowded, message, gone, peak, kernel = child(GUARD)
     assert (quiet, crowded, gone) == (False, True, True)
-    for part in ("at the limit of", "can be resumed", "--memory-limit", "--threads"):
+    for part in ("at the limit of", "can be resumed", "memory_limit", "threads"):
         assert part in message
     assert message.isprintable()
     assert 240 * MIB < peak <= kernel + MIB

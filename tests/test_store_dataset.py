@@ -201,7 +201,7 @@ def test_an_existing_dataset_is_replaced_only_with_overwrite(tmp_path: Path, X: 
     before = files(path)
     with pytest.raises(InputError) as caught:
         make(path, X[:10], Y[:10])
-    one_line(caught, path, "--overwrite")
+    one_line(caught, path, "overwrite=True")
     assert files(path) == before
     assert make(path, X[:10], Y[:10], overwrite=True).n_samples == 10
     assert [p.name for p in tmp_path.iterdir()] == ["d.xmc"]
@@ -329,7 +329,7 @@ def some_predictions(path: Path, value: int = 1, overwrite: bool = False) -> Pre
 def test_existing_predictions_are_replaced_only_with_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "p.zarr"
     some_predictions(path)
-    with pytest.raises(InputError, match="--overwrite"):
+    with pytest.raises(InputError, match="overwrite=True"):
         some_predictions(path, 2)
     assert (Predictions(path).rows(0, 5)[0] == 1).all()
     assert (some_predictions(path, 2, overwrite=True).rows(0, 5)[0] == 2).all()

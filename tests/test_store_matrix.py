@@ -504,7 +504,7 @@ def test_any_flipped_bit_of_a_chunk_fails_its_checksum_and_only_that_chunk(
 
 def test_a_line_larger_than_a_block_may_be_is_refused_and_named(tmp_path: Path) -> None:
     matrix = write(tmp_path / "m", make_lines([2, 3, 1000, 2]))
-    with pytest.raises(MemoryLimitError, match=r"^line 2 of .*8\.01 kB.*1 kB.*--memory-limit"):
+    with pytest.raises(MemoryLimitError, match=r"^line 2 of .*8\.01 kB.*1 kB.*memory_limit"):
         list(matrix.blocks(1000))
 
 
@@ -604,7 +604,9 @@ def test_a_stream_asks_for_the_next_block_before_it_gives_one(disk_path: Path) -
     blocks = matrix.blocks(1000 * (250 * 8 + 8))
     for asked in (2000, 3000, 3000):
         assert next(blocks).n == 1000
-        assert until(lambda asked=asked: cached_pages(matrix.indices.chunk_file(0)) == pages_of(0, asked * 250))
+        assert until(lambda asked=asked: pages_of(0, asked * 250) <= cached_pages(matrix.indices.chunk_file(0)))
+        # a fault that comes before what was asked for has arrived reads around itself: far less than a block of 244
+        assert len(cached_pages(matrix.indices.chunk_file(0))) < len(pages_of(0, asked * 250)) + 100
 
 
 def test_asking_ahead_leaves_compressed_matrices_alone(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_counts_and_rows_that_disagree_are_refused_and_leave_nothing(tmp_path: P
 def test_a_row_larger_than_the_buffer_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     X = sp.csr_matrix(np.ones((3, 2000), np.float32))
     rows = write(tmp_path / "rows", X)
-    with pytest.raises(MemoryLimitError, match="--memory-limit"), new_store(tmp_path / "columns", {}) as group:
+    with pytest.raises(MemoryLimitError, match="memory_limit"), new_store(tmp_path / "columns", {}) as group:
         transpose(rows, column_counts(X), group, 20_000)
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 

@@ -64,12 +64,15 @@ def available_memory() -> int:
 
     What the page cache holds counts as free.
     """
-    free = int(psutil.virtual_memory().available)
+    return min([int(psutil.virtual_memory().available), *free_in_cgroups(_memberships(), _CGROUPS)])
+
+
+def _memberships() -> str:
+    """The cgroups of this process; nothing where the system has none."""
     try:
-        memberships = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        return Path("/proc/self/cgroup").read_text(encoding="utf-8")
     except OSError:
-        return free
-    return min([free, *free_in_cgroups(memberships, _CGROUPS)])
+        return ""
 
 
 def free_in_cgroups(memberships: str, root: Path) -> list[int]:
@@ -77,6 +80,16 @@ def free_in_cgroups(memberships: str, root: Path) -> list[int]:
 
     Inside a container the names may be the host's: what is not there under `root` is looked for at the top.
     """
+    return [max(bound - used + cache, 0) for bound, used, cache in _of_cgroups(memberships, root)]
+
+
+def least_bound(memberships: str, root: Path) -> int | None:
+    """The bytes that the memory cgroups of a process let it have at most; None where nothing bounds it."""
+    return min((bound for bound, _, _ in _of_cgroups(memberships, root)), default=None)
+
+
+def _of_cgroups(memberships: str, root: Path) -> list[tuple[int, int, int]]:
+    """Of each memory cgroup with a limit: that, what is used, and how much of this is page cache."""
     found = []
     for line in memberships.splitlines():
         number, controllers, name = line.split(":", 2)
@@ -94,7 +107,7 @@ def free_in_cgroups(memberships: str, root: Path) -> list[int]:
                 continue
             if bound != "max":
                 cache = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-                found.append(max(int(bound) - int(used) + cache, 0))
+                found.append((int(bound), int(used), cache))
     return found
 
 
@@ -164,17 +177,25 @@ class MemoryLimit:
         return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
 
     @classmethod
-    def kept(cls, size: str | float | None, spare: bool = False) -> MemoryLimit:
+    def kept(cls, size: str | float | None, spare: bool = False, here: bool = True) -> MemoryLimit:
         """As `of`, and from then on large buffers go back to the system as soon as they are freed (glibc only).
 
         Large is 1 / 256 of the limit, from 256 KiB to 16 MiB. By default glibc raises that bound to 32 MiB as a program
         frees large blocks, after which freed buffers stay resident and a planned peak is exceeded by what was planned,
         and freed, before. With a small bound under a large limit, getting the same pages again and again takes a tenth
         of a training's time. spare: what is kept for speed alone stays; else it is let go, see `when_room_is_needed`.
+        here: the limit is that of this process, not of a cluster's workers. Raises InputError where it is more than the
+        process's memory cgroup has: the system would kill it before.
         """
         for let_go in () if spare else _spare:
             let_go()
         limit = cls.of(size)
+        bound = least_bound(_memberships(), _CGROUPS) if here and size is not None else None
+        if bound is not None and limit.limit > bound:
+            raise InputError(
+                f"--memory-limit {size} is more than the {format_size(bound)} that this container or service may have (its "
+                f"memory cgroup): set --memory-limit to {int(0.9 * bound) // 10**6}MB or less, or leave it out"
+            )
         large = min(max(limit.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             _glibc("mallopt")(parameter, large)

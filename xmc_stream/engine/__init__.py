@@ -1,4 +1,4 @@
-"""Runs jobs it knows nothing about, on dask: in process by default, on a cluster when given one.
+"""Runs jobs it knows nothing about: on threads of this process, or on a dask cluster when one is given.
 
 The only package that knows dask.
 """

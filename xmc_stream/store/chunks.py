@@ -12,17 +12,18 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-import zarr
 from numpy.typing import DTypeLike, NDArray
-from zarr.codecs import BytesCodec, Crc32cCodec
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array
+
+if TYPE_CHECKING:  # see nodes: what is plain does without it
+    import zarr
 
 _PROT_NONE, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0, 0x02, 0x10, 0x20, 0x4000
 _CHECKSUM_BYTES = 4
@@ -324,7 +325,11 @@ class ChunkedArray:
 def described(path: Path) -> PlainArray | zarr.Array[Any]:
     """What the array in a folder is. Raises StoreError where there is none."""
     try:
-        return plain_array(path) or zarr.open_array(path, mode="r")
+        if (plain := plain_array(path)) is not None:
+            return plain
+        import zarr
+
+        return zarr.open_array(path, mode="r")
     except StoreError:
         raise
     except ZARR_ERRORS as error:
@@ -402,6 +407,9 @@ def _close_all(files: dict[int, int]) -> None:
 
 def _local_path(array: zarr.Array[Any]) -> Path | None:
     """The folder of a local array whose chunk files are its plain values and a checksum, else None."""
+    import zarr
+    from zarr.codecs import BytesCodec, Crc32cCodec
+
     metadata = array.metadata
     if metadata.zarr_format != 3 or not isinstance(array.store, zarr.storage.LocalStore):
         return None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
@@ -22,7 +21,7 @@ from xmc_stream.store.encoding import (
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
-from xmc_stream.store.names import Names, open_names
+from xmc_stream.store.names import Names, open_names, open_row_ids
 from xmc_stream.store.nodes import Group, attributes_of, understood, whole_of
 from xmc_stream.store.transpose import transpose
 
@@ -76,7 +75,7 @@ class Dataset:
         self.path = Path(path)
         try:
             self.attributes = attributes_of(self.path)
-        except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
+        except (FileNotFoundError, ValueError):
             raise StoreError(f"{path} is not a dataset: make one with `xmc-stream convert INPUT {path}`") from None
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
@@ -400,6 +399,21 @@ class Dataset:
             `names.read(start, stop)` gives those of a range; None where the labels have no names.
         """
         return open_names(self.path, "labels")
+
+    def row_ids(self) -> Names | None:
+        """The rows' own ids, as the input had them.
+
+        Returns
+        -------
+        Names or None
+            `names.read(start, stop)` gives those of a range of rows; None where the rows have no ids.
+
+        Raises
+        ------
+        StoreError
+            The ids are damaged, or not as many as there are rows.
+        """
+        return open_row_ids(self.path, self.n_samples)
 
 
 def open_dataset(path: str | Path) -> Dataset:

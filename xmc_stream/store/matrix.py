@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import MemoryLimitError, StoreError
@@ -17,6 +16,9 @@ from xmc_stream.memory import format_size
 from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
 from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
 from xmc_stream.store.widened import widened
+
+if TYPE_CHECKING:
+    import zarr
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
 _CHECKED = 1 << 16  # entries that are looked at at a time: they stay in the second cache

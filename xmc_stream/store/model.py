@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
@@ -71,7 +70,7 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     if "tiles" in attributes and (attributes["n_features"] <= NARROW_BOUND or attributes.get(HALVES)):
         version = VERSION
     known = {"format": FORMAT, "version": version, **attributes, LOGS: log_hashes(work)}
-    zarr.open_group(work, mode="a", attributes=known)
+    Group(work, known)
     seal(work)
     publish(work, path, apart=("units",))
 
@@ -96,7 +95,7 @@ class StoredModel:
         self.path = Path(path)
         try:
             self.attributes = attributes_of(self.path) if attributes is None else attributes
-        except (FileNotFoundError, ValueError, zarr.errors.GroupNotFoundError):
+        except (FileNotFoundError, ValueError):
             partial = self.path.with_name(self.path.name + ".partial")
             hint = "its training is not finished: run the train command again" if partial.exists() else "train it first"
             raise StoreError(f"{path} is not a model: {hint}") from None

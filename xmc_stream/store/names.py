@@ -1,15 +1,17 @@
 """Names of features and labels, and how text becomes features: as much as there is of them, read by ranges.
 
-Names are a group of two arrays: `bytes`, the UTF-8 of all names in turn, and `ends`, where each ends in it. A
-vectorizer is a group with its options as attributes and the array `idf`, in the order of the features.
+Names are a group of two arrays: `bytes`, the UTF-8 of all names in turn, and `ends`, where each ends in it. The rows'
+own ids, of a dataset or of predictions, are stored likewise. A vectorizer is a group with its options as attributes and
+the array `idf`, in the order of the features.
 """
 
 from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from xmc_stream.store.selection import SELECTED
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
 WRITER_BYTES = 2 * 3 * CHUNK_BYTES  # two arrays: a chunk, its padded and its checksummed copy
+ROW_IDS = "row_ids"
 WINDOW = 2**13  # names read at a time
 _WINDOW_BYTES = 2**19  # of which at most so many bytes, or one name
 _MOST_BYTES = 2**28  # of a name, and of names that are taken at once
@@ -142,10 +145,82 @@ class Names:
         return [self._text(blob[b - n : b]) for b, n in zip(stops, lengths.tolist(), strict=True)]
 
 
+class NamedIds:
+    """Ids by names, of names that may be many: 16 bytes a name are in memory."""
+
+    BYTES = 48  # of a name, while hashes are sorted
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        hashes = np.empty(len(names), np.uint64)
+        start = 0
+        for window in names.windows():
+            hashes[start : start + len(window)] = _hashes(window)
+            start += len(window)
+        self._ids = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._ids]
+
+    def ids(self, wanted: Sequence[str]) -> list[int]:
+        """Ids of these names. Raises LookupError with what to say where there is none of a name, or several."""
+        different = sorted(set(wanted))
+        known = dict(zip(different, self.find(different).tolist(), strict=True))
+        if (unknown := next((name for name, label in known.items() if label < 0), None)) is not None:
+            raise LookupError(f"{unknown!r:.50} is the name of no label of {self._names.path.parents[1]}")
+        return [known[name] for name in wanted]
+
+    def find(self, different: Sequence[str]) -> NDArray[np.int64]:
+        """Ids of different names, -1 for those that there are not. Raises LookupError for one that there is twice."""
+        hashes = _hashes([name.encode("utf-8", "surrogatepass") for name in different])
+        first, last = (np.searchsorted(self._hashes, hashes, side=side) for side in ("left", "right"))
+        if len(several := np.flatnonzero(last - first > 1)):
+            name, (one, other) = different[several[0]], self._ids[first[several[0]] :][:2].tolist()
+            raise LookupError(f"{name!r:.50} is the name of label {one} and of label {other}")
+        found = np.full(len(different), -1, np.int64)
+        there = last > first
+        found[there] = self._ids[first[there]]
+        ids = np.unique(found[there])
+        called = dict(zip(ids.tolist(), self._names.take(ids), strict=True))
+        same = [called.get(label) == name for label, name in zip(found.tolist(), different, strict=True)]
+        found[~np.array(same, bool)] = -1  # others that have the hash of one
+        return found
+
+
+def _hashes(names: Sequence[bytes]) -> NDArray[np.uint64]:
+    """64 bits of each."""
+    return np.frombuffer(b"".join(blake2b(name, digest_size=8).digest() for name in names), np.uint64)
+
+
 def open_names(store: Path, kind: str) -> Names | None:
     """The names of `kind` ("features" or "labels") that a dataset or model keeps, or None."""
     path = store / "names" / kind
     return Names(path) if path.exists() else None
+
+
+def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
+    """Copy the names of `kind`, if they are n, into another store under construction, in place of what is there."""
+    names = open_names(source, kind)
+    if names is not None and len(names) == n:
+        shutil.rmtree(target / "names" / kind, ignore_errors=True)
+        shutil.copytree(names.path, target / "names" / kind)
+        fsync_tree(target / "names")
+
+
+def open_row_ids(store: Path, n_rows: int) -> Names | None:
+    """The rows' own ids that a dataset, or predictions, keep, or None. Raises StoreError where there are not n_rows."""
+    path = store / ROW_IDS
+    if not path.exists():
+        return None
+    names = Names(path)
+    if len(names) != n_rows:
+        raise StoreError(f"{path} has {len(names)} ids for {n_rows} rows: the store is damaged; make it again")
+    return names
+
+
+def copy_row_ids(source: Path, target: Path, copy: Callable[..., Any] = shutil.copyfile) -> None:
+    """Copy the rows' own ids, if there are any, into another store under construction."""
+    if (source / ROW_IDS).exists():
+        shutil.copytree(source / ROW_IDS, target / ROW_IDS, copy_function=copy)
+        fsync_tree(target / ROW_IDS)
 
 
 @contextmanager

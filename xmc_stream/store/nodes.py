@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from xmc_stream.errors import StoreError, XmcStreamError
 from xmc_stream.store.packs import member
@@ -191,6 +190,10 @@ def attributes_of(path: Path) -> dict[str, Any]:
         if not isinstance(attributes, dict):
             raise StoreError(f"{path / _NAME}: its attributes are no object: the store is damaged; make it again")
         return attributes
+    if not path.exists():
+        raise FileNotFoundError(path)
+    import zarr  # it takes a quarter of a second, and plain stores do without
+
     try:
         return dict(zarr.open_group(path, mode="r").attrs)
     except (FileNotFoundError, ValueError):

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
-from zarr.codecs import Crc32cCodec
 
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import index_dtype, naming, publish
 from xmc_stream.store.inventory import array_files, seal
-from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood
+from xmc_stream.store.names import Names, open_row_ids
+from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood, read_json
 
 FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one
@@ -38,6 +37,8 @@ class Predictions:
             ) from None
         if self.attributes.get("format") != FORMAT:
             raise StoreError(f"{path} is a zarr group but holds no predictions of xmc_stream")
+        import zarr
+
         try:
             described = [array_files(self.path / name / "zarr.json")[0] for name in ("labels", "scores")]
             arrays: list[Any] = [zarr.open_array(self.path / name, mode="r") for name in ("labels", "scores")]
@@ -69,14 +70,30 @@ class Predictions:
             raise StoreError(f"{self.path} has labels below -1: it is damaged; predict again")
         return labels, scores
 
+    def row_ids(self) -> Names | None:
+        """The own ids of the rows that were predicted for, None where they have none. Raises StoreError."""
+        return open_row_ids(self.path, self.n_samples)
+
     def blocks(self) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float32]]]:
         """First row, labels and scores of a few thousand rows at a time."""
         for start in range(0, self.n_samples, CHUNK_ROWS):
             yield start, *self.rows(start, min(start + CHUNK_ROWS, self.n_samples))
 
 
+def is_predictions(path: Path) -> bool:
+    """Whether a folder says it holds predictions; read without zarr, so that any other folder is told apart cheaply."""
+    try:
+        attributes = read_json(path / "zarr.json")["attributes"]
+    except (OSError, KeyError, TypeError):
+        return False
+    return isinstance(attributes, dict) and attributes.get("format") == FORMAT
+
+
 def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path:
     """Empty arrays under a work name, which is returned."""
+    import zarr
+    from zarr.codecs import Crc32cCodec
+
     work = path.with_name(path.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)
     group = zarr.create_group(work)
@@ -96,6 +113,8 @@ def begin_predictions(path: Path, n_samples: int, n_labels: int, k: int) -> Path
 
 def write_predictions(work: Path, start: int, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
     """Fill in rows from `start` on: whole chunks, or up to the last row."""
+    import zarr
+
     stop_if_unwanted()
     group = zarr.open_group(work, mode="r+")
     with naming(work):

@@ -5,14 +5,16 @@ Kernels are compiled for one type of indices and one of values. What is narrower
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from xmc_stream.store.chunks import ChunkedArray
 from xmc_stream.store.nodes import PlainArray
+
+if TYPE_CHECKING:
+    import zarr
 
 NARROW_BOUND = 1 << 16  # indices below it fit into two bytes
 _WIDE: dict[np.dtype[Any], np.dtype[Any]] = {

@@ -1,0 +1,76 @@
+"""Threads of this process that run jobs: where a run works when no cluster is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from xmc_stream.engine.work import Done, Failed, do, do_while, receipt_of, under_way
+from xmc_stream.jobs.job import Job, Receipt
+
+
+class Threads:
+    """So many threads, of one run. They end with the process, whatever they are doing."""
+
+    processes = 1
+
+    def __init__(self, threads: int, run: str) -> None:
+        self.threads = threads
+        self._run = run
+        self._withdrawn = False
+        self._waiting: SimpleQueue[tuple[Job, Future[Done | Failed]] | None] = SimpleQueue()
+        self._ended: SimpleQueue[Future[Done | Failed]] = SimpleQueue()
+        self._started = 0
+
+    def submit(self, job: Job) -> Future[Done | Failed]:
+        """Have a job run: `next_ended` gives its future when it has."""
+        future: Future[Done | Failed] = Future()
+        future.add_done_callback(self._ended.put)
+        self._waiting.put((job, future))
+        if self._started < self.threads:  # not before there is work: a phase of one job needs one
+            self._started += 1
+            threading.Thread(target=self._work, name=f"xmc-stream-job-{self._started}", daemon=True).start()
+        return future
+
+    def next_ended(self) -> Future[Done | Failed]:
+        """A job's future, as it ends. Waits for one."""
+        return self._ended.get()
+
+    def outcome(self, job: Job, future: Future[Done | Failed]) -> Done | Failed:
+        """What a job ended with. Raises what it raised, if that is no error of the library's own."""
+        return future.result()
+
+    def warm(self, job: Job) -> Done:
+        """Run a job in this thread: it loads libraries and kernels, which the process needs once."""
+        return receipt_of(do(job))
+
+    def once(self, job: Job) -> Receipt:
+        """Run a job in this thread."""
+        return receipt_of(do(job)).receipt
+
+    def jobs_here(self) -> int:
+        """Jobs that are under way in this process."""
+        return under_way(self._run)
+
+    def withdraw(self, futures: Iterable[Future[Done | Failed]]) -> None:
+        """Want no job any more: what has not begun does not begin, what has begun stops at its next block."""
+        self._withdrawn = True
+
+    def close(self) -> None:
+        """Let the threads go, each when its job has ended."""
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            job, future = item
+            try:
+                future.set_result(do_while(self._wanted, job, self._run))
+            except BaseException as error:  # noqa: BLE001 (whoever asks for the outcome is told)
+                future.set_exception(error)
+            del item, job, future  # or what they hold would live until the next job comes
+
+    def _wanted(self) -> bool:
+        return not self._withdrawn
