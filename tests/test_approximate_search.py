@@ -1,8 +1,9 @@
-"""Approximate searches: same model however the work is cut, exact figures in the end, and the optimum all the same."""
+"""Approximate and narrow searches: any cut gives the same model, figures are exact in the end, the optimum is reached."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,9 @@ def test_without_a_cap_on_rounds_the_optimum_is_reached(change: dict[str, Any], 
     assert approximate.report_["objective"] == pytest.approx(exact.report_["objective"], rel=1e-4)
 
 
-@EACH
+@pytest.mark.parametrize(
+    "change", [CUT, DELTA, MIN_VALUE, BOTH, {}], ids=["cut", "delta", "min_value", "both", "narrow"]
+)
 def test_figures_are_those_of_an_exact_search(change: dict[str, Any]) -> None:
     X, Y = problem(n=300, d=20, k=3, seed=4)
     clf = xs.PPDSparse(lam=0.05, memory_limit="2GB", added=10, max_rounds=2, **change).fit(X, Y)
@@ -102,7 +105,7 @@ def test_figures_are_those_of_an_exact_search(change: dict[str, Any]) -> None:
 
 
 def found_in(model: Path, prefix: str) -> dict[str, int]:
-    """Rows found in each search whose key begins so: rounds, with /approximate if it was."""
+    """Classes with violators in each search whose key begins so: rounds, with /approximate or /narrow if it was."""
     found: dict[str, int] = {}
     for line in (model / "ledger.jsonl").read_text().splitlines():
         entry = json.loads(line.rpartition("\t")[0])
@@ -128,6 +131,32 @@ def test_an_exact_search_decides_when_a_rough_one_sees_nothing_left() -> None:
     assert found["search/3"] == 0
     assert clf.report_["n_open"] == 0
     assert clf.report_["violation"] <= 0.4
+
+
+def test_searches_before_the_check_are_narrow_and_without_a_cap_none_is() -> None:
+    X, Y = problem(n=400, d=30, k=4, seed=5)
+    kinds = {}
+    for max_rounds in (1, 2, 6, None):
+        clf = xs.PPDSparse(max_rounds=max_rounds, C=0.1, added=10, memory_limit="2GB").fit(X, Y)
+        kinds[max_rounds] = sorted(found_in(clf.model_.path, "search/"))
+    assert kinds[1] == ["search/1"]
+    assert kinds[2] == ["search/1/narrow", "search/2"]
+    assert kinds[6] == ["search/1/narrow", "search/2/narrow", "search/3"]
+    assert all(re.fullmatch("search/[0-9]+", search) for search in kinds[None])
+
+
+def test_an_exact_search_decides_when_a_narrow_one_sees_nothing_left() -> None:
+    X, Y = problem(n=50, d=30, k=4, seed=5)
+    clf = xs.PPDSparse(C=1, epochs=200, memory_limit="2GB").fit(X, Y)
+    found = found_in(clf.model_.path, "search/")
+    assert found.pop("search/1/narrow") > 0
+    assert found == {"search/2/narrow": 0, "search/2": 0}
+    assert clf.report_["rounds"] == 2
+    assert clf.report_["n_open"] == 0
+    W, bias = (a.astype(np.float64) for a in dense_weights(clf.model_))
+    losses = 0.5 * np.maximum(0, 1 - (2 * Y.toarray() - 1) * (X.toarray() @ W + bias)) ** 2
+    objective = 0.01 * np.abs(W).sum() + 0.5 * ((W**2).sum() + (bias**2).sum()) + losses.sum()
+    assert clf.report_["objective"] == pytest.approx(objective, rel=1e-5)
 
 
 def test_rough_searches_that_bring_in_what_is_of_no_use_give_way_to_exact_ones() -> None:

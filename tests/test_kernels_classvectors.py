@@ -144,7 +144,7 @@ def test_gaps_close_where_room_runs_out_and_an_error_names_the_cure() -> None:
         vectors.put(np.array([c]), rows)
     assert (dense(vectors)[3:] == X).all()
     check_tables(vectors)
-    with pytest.raises(MemoryLimitError, match=r"6 classes need more than .*: set a larger --memory-limit"):
+    with pytest.raises(MemoryLimitError, match=r"6 classes need more than .*: set a larger memory_limit"):
         vectors.put(np.array([0]), rows)
     with pytest.raises(MemoryLimitError):
         ClassVectors(1000, 5, 100)

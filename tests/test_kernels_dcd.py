@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import pytest
 from helpers.compiler import needs_compiler, unless_plain
@@ -21,8 +22,9 @@ from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
+from xmc_stream.kernels.vectors import soft_product
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import Solver, penalty_of
+from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, penalty_of
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered:RuntimeWarning")
@@ -143,11 +145,11 @@ def random_rows(rng: np.random.Generator, n: int, d: int, share: float = 0.4) ->
     return X.astype(np.float64)
 
 
-def sparse(X: NDArray[np.float64]) -> Rows:
-    """Rows with their features in no order: nothing relies on it."""
+def sparse(X: NDArray[np.float64], ascending: bool = False) -> Rows:
+    """Rows with their features in no order: only dense rows rely on it."""
     rows, columns = np.nonzero(X)
     indptr = np.searchsorted(rows, np.arange(len(X) + 1)).astype(np.int64)
-    for begin, end in itertools.pairwise(indptr):
+    for begin, end in () if ascending else itertools.pairwise(indptr):
         columns[begin:end] = columns[begin:end][::-1]
     return Rows(indptr, columns.astype(np.int32), X[rows, columns].astype(np.float32))
 
@@ -213,13 +215,13 @@ def check_clean(scratch: Scratch) -> None:
 
 def solved(
     p: twin.Problem, sets: ActiveSets, epochs: int, tol: float = 1e-12, block: Rows | None = None, max_nnz: int = 10_000,
-    rounds: int = ROUND + 1,
+    rounds: int = ROUND + 1, dense: bool = False,
 ) -> Solution:  # fmt: skip
     """Solve classes whose active rows are rows of X, or of the block given."""
-    block = block or sparse(p.X)
+    block = block or sparse(p.X, dense)
     scratch = new_scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
     statistics, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
-    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER).solve(
+    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense).solve(
         sets, sets.rows, block, ROUND, scratch, statistics, sink
     )
     check_clean(scratch)
@@ -247,13 +249,16 @@ def start(p: twin.Problem, seed: int = 1) -> NDArray[np.float64]:
 @biases
 @lams
 @weights
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize(("epochs", "tol"), [(1, 1e-5), (2, 1e-5), (7, 1e-5), (40, 0.05)])
-def test_epochs_follow_the_twin(loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float) -> None:
+def test_epochs_follow_the_twin(
+    loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float, dense: bool
+) -> None:
     for seed, begin in ((0, False), (1, True)):
         p = problem(loss, bias, lam, seed, positive_weight=weight)
         sets = one_class(p, start(p) if begin else None, label=3)
         expected = twin.descend(p, sets.alpha, SEED, 3, ROUND, epochs, tol)
-        got = solved(p, sets, epochs, tol)
+        got = solved(p, sets, epochs, tol, dense=dense)
         np.testing.assert_allclose(got.alpha, expected, rtol=0, atol=1e-10)
         w = twin.weights(p, expected)
         np.testing.assert_allclose(got.w[0], w[:12], rtol=1e-6, atol=1e-9)
@@ -479,8 +484,10 @@ def test_the_dual_variables_are_bounded(loss: str, lam: float, n_positives: int)
 # large classes
 
 
-def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max_nnz: int, rounds: int) -> Solution:
-    rows, d = sparse(p.X), p.X.shape[1]
+def solved_large(
+    p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max_nnz: int, rounds: int, dense: bool = False
+) -> Solution:
+    rows, d = sparse(p.X, dense), p.X.shape[1]
     lengths = np.diff(rows.indptr)
     scratch, statistics, sink = new_scratch(d, 0, 0), np.full(4, np.nan), Collector(d)
 
@@ -489,7 +496,7 @@ def solved_large(p: twin.Problem, sets: ActiveSets, epochs: int, tol: float, max
         assert lengths[wanted].sum() <= max_nnz or len(wanted) == 1
         return rows.take(wanted)
 
-    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER).solve_large(
+    Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense).solve_large(
         sets, lengths[sets.rows], gather, max_nnz, ROUND, scratch, statistics, sink
     )
     check_clean(scratch)
@@ -507,13 +514,37 @@ def sizes(p: twin.Problem) -> Sequence[int]:
 @biases
 @pytest.mark.parametrize(("lam", "epochs", "tol"), [(0.0, 6, 1e-5), (0.3, 1, 1e-5), (0.3, 60, 0.05)])
 @weights
+@pytest.mark.parametrize(("dense", "d"), [(False, 12), (True, 12), (True, 41)])
 def test_a_large_class_in_pieces_ends_the_same(
-    loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float
+    loss: str, bias: bool, lam: float, weight: float, epochs: int, tol: float, dense: bool, d: int
 ) -> None:
     for seed, begin in ((0, False), (1, True)):
-        p = problem(loss, bias, lam, seed, positive_weight=weight)
+        p = problem(loss, bias, lam, seed, d=d, positive_weight=weight)
         alpha = start(p) if begin else None
         for rounds in (ROUND + 1, ROUND + 2):
-            expected = solved(p, one_class(p, alpha, label=3), epochs, tol, rounds=rounds).bits()
+            expected = solved(p, one_class(p, alpha, label=3), epochs, tol, rounds=rounds, dense=dense).bits()
             for max_nnz in sizes(p):
-                assert solved_large(p, one_class(p, alpha, label=3), epochs, tol, max_nnz, rounds).bits() == expected
+                got = solved_large(p, one_class(p, alpha, label=3), epochs, tol, max_nnz, rounds, dense)
+                assert got.bits() == expected
+
+
+@numba.njit
+def _soft_product(row: NDArray[np.float32], at: int, v: NDArray[np.float64], n: int, lam: float) -> float:
+    return soft_product(row, at, v, n, lam)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.4])
+def test_a_soft_product_is_that_of_numpy(lam: float) -> None:
+    rng = np.random.default_rng(3)
+    row, v = rng.standard_normal(100).astype(np.float32), rng.standard_normal(64)
+    soft = np.sign(v) * np.maximum(np.abs(v) - lam, 0.0)
+    for n in (0, 16, 48, 64):
+        np.testing.assert_allclose(
+            _soft_product(row, 20, v, n, lam), row[20 : 20 + n] @ soft[:n], rtol=1e-13, atol=1e-14
+        )
+
+
+def test_what_dense_rows_are() -> None:
+    assert has_dense_rows(10, 100, 500)
+    assert not has_dense_rows(10, 100, 499)
+    assert not has_dense_rows(10, 5000, 50_000)  # v would not stay in a cache

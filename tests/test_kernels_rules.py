@@ -15,6 +15,7 @@ from xmc_stream.kernels.permutation import key_of
 
 MOST_ARGUMENTS = 12
 SOURCES = sorted(Path(xmc_stream.kernels.__file__).parent.glob("*.py"))
+ROOT = str(SOURCES[0].parents[2])
 
 
 def test_no_kernel_takes_many_arguments() -> None:
@@ -86,7 +87,7 @@ def test_where_numba_has_lost_its_private_option_it_is_said(tmp_path: Path) -> N
     for number, remove in enumerate(("", "del cpu._options_mixin._nrt")):
         script = tmp_path / f"gone{number}.py"
         script.write_text(GONE.format(remove=remove))
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ROOT}
         ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
         said.append(ended.stdout.strip())

@@ -28,15 +28,15 @@ from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.denserows import dense_rows
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
+from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.narrow import narrow, widen
 from xmc_stream.kernels.ranking import Ranking, top_k
-from xmc_stream.kernels.scores import (
+from xmc_stream.kernels.scores import FEW, Tile, TileClasses
+from xmc_stream.kernels.search import (
     BINS,
-    FEW,
     ActiveAhead,
     BestRows,
     LossSums,
-    Tile,
-    TileClasses,
     begin_anew,
     bias_losses,
     close_up,
@@ -45,9 +45,21 @@ from xmc_stream.kernels.scores import (
     places,
     search,
 )
+from xmc_stream.kernels.vectors import above
 from xmc_stream.models.cache import TileCache
 from xmc_stream.models.linear import tiles
 from xmc_stream.models.linear.tiles import tile_bytes, tile_width
+
+
+@kernel
+def widened_by_kernel(weight: np.uint16) -> np.float32:
+    return widen(weight)
+
+
+@kernel
+def word_above(scores: NDArray[np.float32], at: int, bounds: NDArray[np.float32]) -> np.uint64:
+    return above(scores, at, bounds)
+
 
 LOSSES = ("squared_hinge", "hinge")  # in the order of the kernels' numbers
 KINDS = (*LOSSES, "none")  # of searches
@@ -131,6 +143,41 @@ def test_a_quarter_of_the_width_makes_a_run_dense(n_classes: int) -> None:
     for j, count in enumerate([quarter - 1, quarter, n_classes, 0, 1]):
         W[j, n_classes - min(count, n_classes) :] = j + 1
     check_layout(W, np.arange(n_classes, dtype=np.float32))
+
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+BETWEEN = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 3.4e38, -3.4e38, 1e-45, -0.0, 0.0]
+
+
+@given(st.lists(st.one_of(FINITE, st.sampled_from(BETWEEN)), min_size=1))
+def test_narrow_weights_are_the_nearest_of_16_bits(values: list[float]) -> None:
+    weights = np.array(values, np.float32)
+    narrowed = narrow(weights.copy())
+    assert narrowed.dtype == np.uint16
+    widened = np.array([widened_by_kernel(weight) for weight in narrowed], np.float32)
+    expected, largest = twin.narrow(weights), np.array([0x7F7F0000], np.uint32).view(np.float32)
+    expected[np.isinf(expected)] = np.copysign(largest, expected[np.isinf(expected)])
+    assert np.array_equal(widened.view(np.uint32), expected.view(np.uint32))
+
+
+@given(matrices(ANY))
+@settings(deadline=None)
+def test_a_narrow_tile_has_the_places_of_a_wide_one(problem: Any) -> None:
+    _, W, bias = problem
+    wide, narrowed = tile_of(W, bias), tile_of(W, bias, narrowed=True)
+    for name in ("start", "slots", "bias"):
+        assert np.array_equal(getattr(wide, name), getattr(narrowed, name))
+    assert np.array_equal(narrowed.weights.astype(np.uint32) << 16, twin.narrow(wide.weights).view(np.uint32))
+    assert wide.nbytes - narrowed.nbytes == 2 * len(wide.weights)
+
+
+@pytest.mark.parametrize("at", [0, 32])
+def test_a_word_of_what_is_above_its_bound(at: int) -> None:
+    rng = np.random.default_rng(0)
+    scores, bounds = (rng.integers(-1, 2, 64).astype(np.float32) for _ in range(2))
+    scores[3], bounds[9], scores[at + 31], bounds[at + 31] = np.nan, np.inf, 2.0, -np.inf
+    expected = sum(1 << b for b in range(32) if scores[at + b] > bounds[at + b])
+    assert int(word_above(scores, at, bounds)) == expected
 
 
 # ---- scores and top k
@@ -269,14 +316,16 @@ class Problem:
 Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
 
 
-def searched(p: Problem, loss: str, start: int, cuts: Sequence[int], interval: int = 1000) -> Result:
+def searched(
+    p: Problem, loss: str, start: int, cuts: Sequence[int], interval: int = 1000, narrowed: bool = False
+) -> Result:
     """What is found, rows ascending, and the losses, by open class; rows cuts[0] .. cuts[-1] - 1 of a range from start.
 
-    Classes that want more than `interval` rows are emptied after so many.
+    Classes that want more than `interval` rows are emptied after so many. narrowed: with weights of 16 bits.
     """
     classes, n_rows = np.flatnonzero(p.open), cuts[-1] - start
     width = tile_width(len(classes))
-    tile = tile_of(p.W[:, classes], p.bias[classes])
+    tile = tile_of(p.W[:, classes], p.bias[classes], narrowed)
     slot_of = np.full(len(p.open), -1, np.int16)
     slot_of[classes] = np.arange(len(classes))
     wanted = np.zeros(width, np.int64)
@@ -399,6 +448,46 @@ def test_search_of_many_rows(whole: bool, loss: str) -> None:
     p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
     for interval in (1, 20, 150):
         check_search(p, loss, [[0, 100, 101, 290], [290, 300]], interval)
+
+
+@pytest.mark.parametrize("loss", KINDS)
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_search_of_rows_that_have_most_features(share: float, loss: str) -> None:
+    """They are scored four at a time, but for what is left of a block: nobody can tell."""
+    rng = np.random.default_rng(2)
+    X, W, bias = random_matrices(60, 30, 100, 3, share, whole=False)
+    assert dense_rows(csr(X)[0], 30) == 60
+    true = rng.random((60, 100)) < 0.05
+    active = true | (rng.random((60, 100)) < rng.random(100) ** 4)
+    p = Problem(X, W, bias, true, active, rng.integers(0, 20, 100), rng.random(100) < 0.9, 5, -1.0)
+    check_search(p, loss, [[0, 3, 20, 51], [51, 60]], 7)
+    assert searched(p, loss, 0, [0, 60]) == searched(p, loss, 0, list(range(61)))  # each row by itself
+
+
+@given(problems(ANY), st.data())
+@settings(deadline=None)
+def test_a_narrow_search_is_one_of_rounded_weights(p: Problem, data: st.DataObject) -> None:
+    cuts = cut(data.draw, len(p.X))
+    rounded = replace(p, W=twin.narrow(p.W))
+    assert searched(p, "none", 0, cuts, narrowed=True) == searched(rounded, "none", 0, cuts)
+
+
+@pytest.mark.parametrize("share", [0.04, 0.3, 0.9])
+def test_a_narrow_search_finds_what_an_exact_one_does_up_to_rounding(share: float) -> None:
+    X, W, bias = random_matrices(400, 100, 200, 5, share, whole=False)
+    W[:] /= 10
+    none = np.zeros((400, 200), np.bool_)
+    p = Problem(X, W, bias, none, none, np.full(200, 40), np.ones(200, np.bool_), 0, -1.0)
+    exact, narrow = searched(p, "none", 0, [0, 400])[0], searched(p, "none", 0, [0, 400], narrowed=True)[0]
+    assert exact != narrow
+    scores, error = twin.scores(rows_of(X), W, bias), 2.0**-8 * np.abs(X) @ np.abs(W) + 1e-5
+    for c in range(200):
+        of_exact, of_narrow = dict(exact[c]), dict(narrow[c])
+        least = min(of_exact.values()) if len(of_exact) == 40 else -1.0
+        bound = error[:, c].max()
+        assert set(np.flatnonzero(scores[:, c] > least + bound)) <= set(of_narrow)
+        assert all(scores[row, c] > least - bound for row in of_narrow)
+        assert all(abs(score - scores[row, c]) <= error[row, c] for row, score in of_narrow.items())
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -619,7 +708,7 @@ def test_a_dropped_tile_is_given_back_before_the_next_is_made() -> None:
 
 @in_time
 def test_a_tile_that_never_fits_is_refused() -> None:
-    with pytest.raises(MemoryLimitError, match=r"takes 11 B and 10 B are planned for tiles: raise --memory-limit"):
+    with pytest.raises(MemoryLimitError, match=r"takes 11 B and 10 B are planned for tiles: raise memory_limit"):
         TileCache(10).use("a", 11, empty_tile).__enter__()
 
 

@@ -105,13 +105,13 @@ class Held:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans(),
-    st.sampled_from([1.0, 3.0]),
+    st.sampled_from([1.0, 3.0]), st.booleans(),
 )  # fmt: skip
 def test_streaming_takes_the_steps_that_holding_takes(
-    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool, weight: float
+    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool, weight: float, dense: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    n, d, k = int(rng.integers(1, 150)), 9, 3
+    n, d, k = int(rng.integers(1, 150)), 37 if dense else 9, 3
     X = np.where(rng.random((n, d)) < 0.5, rng.standard_normal((n, d)), 0).astype(np.float32)
     at = np.nonzero(X)
     block = Rows(np.concatenate([[0], np.cumsum(np.bincount(at[0], minlength=n))]), at[1].astype(np.int32), X[at])
@@ -136,13 +136,15 @@ def test_streaming_takes_the_steps_that_holding_takes(
             weights[done, features[begin:end]] = values[begin:end]
             done += 1
 
-    Solver(p, seed, RowOrder(n, -1, strip_bits)).solve(sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink)
+    Solver(p, seed, RowOrder(n, -1, strip_bits), dense).solve(
+        sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink
+    )
 
     def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else lambda: found
 
-    solver = StreamSolver(p, seed, n, d, strip_bits, active, gather, lambda ranges: None, threads)
+    solver = StreamSolver(p, seed, n, d, strip_bits, active, gather, lambda ranges: None, threads, dense)
     inside = solver.solve(1)
     assert np.array_equal(active.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])

@@ -25,6 +25,17 @@ def scores(rows: Sequence[Row], weights: NDArray[np.float32], bias: NDArray[np.f
     return out
 
 
+def narrow(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The nearest float32 whose lower 16 bits are zero, of two the one whose next bit is zero too; finite."""
+    below = (weights.view(np.uint32) & np.uint32(0xFFFF0000)).astype(np.uint32)  # towards zero
+    beyond = below + np.uint32(0x10000)
+    sizes = [np.abs(bits.view(np.float32).astype(np.float64)) for bits in (below, beyond)]
+    size = np.abs(weights.astype(np.float64))
+    odd = below & np.uint32(0x10000) != 0
+    down, up = size - sizes[0], sizes[1] - size
+    return np.where((down < up) | ((down == up) & ~odd), below, beyond).astype(np.uint32).view(np.float32)
+
+
 def run_lengths(weights: NDArray[np.float32], width: int) -> list[int]:
     """Places that the features' runs take in a tile: all classes where a quarter of them or more has the feature."""
     counts = [int(np.count_nonzero(of_feature)) for of_feature in weights]

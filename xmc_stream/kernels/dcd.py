@@ -5,7 +5,7 @@
 
 with h2_i = 1/C_i and no upper bound for the squared hinge, h2_i = 0 and upper_i = C_i for the hinge. C_i is one number for
 positives and one for negatives. All sums in float64, in an order given by the data and the key: rows ascending, or the
-epoch's permutation; features in the order of the row.
+epoch's permutation; features in the order of the row, of margins every other one in a sum of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.kernels.vectors import LANES
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed
 
 
 class Penalty(NamedTuple):
-    """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, and whether there is a
-    bias."""
+    """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, whether there is a bias.
+
+    lanes: whether margins are sums by feature, as those of rows with all features are (`kernels.densedcd`).
+    """
 
     lam: float
     tau: float
@@ -36,6 +39,7 @@ class Penalty(NamedTuple):
     h2_positive: float
     upper_positive: float
     bias: bool
+    lanes: bool = False
 
 
 class Ramp(NamedTuple):
@@ -243,7 +247,7 @@ def start_alpha(
 
 
 @inner_kernel
-def _of_sign(sign: int, penalty: Penalty) -> tuple[float, float]:
+def of_sign(sign: int, penalty: Penalty) -> tuple[float, float]:
     """h2_i and upper_i of a row."""
     if sign > 0:
         return penalty.h2_positive, penalty.upper_positive
@@ -260,12 +264,49 @@ def _margin(
     v0: float,
     lam: float,
 ) -> float:
-    """tau w.x of a row with the entries [begin, end): soft() is applied as v is read."""
-    z = v0
-    for p in range(begin, end):
+    """tau w.x of a row with the entries [begin, end): soft() is applied as v is read.
+
+    Every other entry goes to a sum of its own: a sum waits for its last addition.
+    """
+    two, one = np.uint64(2), np.uint64(1)
+    z, other = v0, 0.0
+    p = begin
+    while p + one < end:
+        x = v[np.uint32(indices[p])]
+        y = v[np.uint32(indices[p + one])]
+        z += data[p] * (x - min(max(x, -lam), lam))
+        other += data[p + one] * (y - min(max(y, -lam), lam))
+        p += two
+    if p < end:
         x = v[np.uint32(indices[p])]
         z += data[p] * (x - min(max(x, -lam), lam))
-    return z
+    return z + other
+
+
+@inner_kernel
+def _margin_by_lanes(
+    begin: np.uint64,
+    end: np.uint64,
+    indices: NDArray[np.int32],
+    data: NDArray[np.float32],
+    v: NDArray[np.float64],
+    v0: float,
+    lam: float,
+    sums: NDArray[np.float64],
+) -> float:
+    """`_margin` as `soft_product` has it: feature j in sum j modulo LANES, then halves added to halves. sums: scratch."""
+    for lane in range(LANES):
+        sums[lane] = 0.0
+    for p in range(begin, end):
+        j = np.uint32(indices[p])
+        x = v[j]
+        sums[j % np.uint32(LANES)] += data[p] * (x - min(max(x, -lam), lam))
+    width = LANES
+    while width > 1:
+        width //= 2
+        for lane in range(width):
+            sums[lane] += sums[lane + width]
+    return float(v0 + sums[0])
 
 
 @kernel
@@ -288,7 +329,8 @@ def descend(
     be visited from then on. Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
-    lam, tau, use_bias = penalty.lam, penalty.tau, penalty.bias
+    lam, tau, use_bias, lanes = penalty.lam, penalty.tau, penalty.bias, penalty.lanes
+    sums = np.empty(LANES)
     worst = 0.0
     for t in range(len(visit)):
         soon = min(t + _AHEAD, len(visit) - 1)
@@ -300,8 +342,12 @@ def descend(
         i, r = visit[t], local[t]
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
-        h2, upper = _of_sign(sign[i], penalty)
-        g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + a * h2
+        h2, upper = of_sign(sign[i], penalty)
+        if lanes:
+            z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
+        else:
+            z = _margin(begin, end, indices, data, v, v0, lam)
+        g = sign[i] * (z / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
             continue
@@ -332,12 +378,16 @@ def violation(
 ) -> float:
     """The largest |projected gradient| over rows `local` of a local matrix, nothing moving; or the first above `enough`."""
     indptr, indices, data = x
-    lam, tau = penalty.lam, penalty.tau
+    lam, tau, sums = penalty.lam, penalty.tau, np.empty(LANES)
     worst = 0.0
     for i in range(len(alpha)):
         begin, end = np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])
-        h2, upper = _of_sign(sign[i], penalty)
-        g = sign[i] * (_margin(begin, end, indices, data, v, v0, lam) / tau) - 1.0 + alpha[i] * h2
+        h2, upper = of_sign(sign[i], penalty)
+        if penalty.lanes:
+            z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
+        else:
+            z = _margin(begin, end, indices, data, v, v0, lam)
+        g = sign[i] * (z / tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
             g = min(g, 0.0)
         elif alpha[i] >= upper:
@@ -352,7 +402,7 @@ def violation(
 def dual_terms(sign: NDArray[np.int8], alpha: NDArray[np.float64], penalty: Penalty, total: float) -> float:
     """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w."""
     for r in range(len(alpha)):
-        h2, _ = _of_sign(sign[r], penalty)
+        h2, _ = of_sign(sign[r], penalty)
         total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
     return total
 
@@ -400,6 +450,31 @@ def take_weights(
 
 
 @kernel
+def awake_in_order(
+    label: int,
+    rows: NDArray[np.int64],
+    row_order: RowOrder,
+    steps: Steps,
+    epoch: int,
+    asleep: NDArray[np.bool_],
+    order: NDArray[np.int64],
+) -> int:
+    """order[:n] = the numbers of a class's rows that are awake, as an epoch visits them; returns n."""
+    if len(rows) > row_order.large:
+        stream_order(
+            rows, row_order.n_samples, row_order.strip_bits, steps.seed, steps.round_, epoch, order[: len(rows)]
+        )
+    else:
+        visiting_order(0, len(rows), key_of(steps.seed, label, steps.round_, epoch), order[: len(rows)])
+    n_awake = 0
+    for t in range(len(rows)):
+        i = order[t]
+        order[n_awake] = i
+        n_awake += int(not asleep[i])
+    return n_awake
+
+
+@kernel
 def solve_classes(
     first: int,
     sets: ActiveSets,
@@ -421,8 +496,7 @@ def solve_classes(
     class and how many weights were filled in. scratch: what the largest class needs.
     """
     first_label, ptr, rows, sign, alpha = sets
-    n_samples, large, strip_bits = row_order
-    seed, round_, epochs, tol, enough = steps
+    _, _, epochs, tol, enough = steps
     lam, tau = penalty.lam, penalty.tau
     local_of, features, v, mine, squares, order, asleep, w_features, w_values = scratch
     filled = 0
@@ -441,15 +515,7 @@ def solve_classes(
             squares[q], asleep[q] = norms[at[begin + q]], False
         bar = np.inf
         for epoch in range(epochs):
-            if n > large:
-                stream_order(rows[begin:end], n_samples, strip_bits, seed, round_, epoch, order[:n])
-            else:
-                visiting_order(0, n, key_of(seed, first_label + c, round_, epoch), order[:n])
-            n_awake = 0
-            for t in range(n):
-                i = order[t]
-                order[n_awake] = i
-                n_awake += int(not asleep[i])
+            n_awake = awake_in_order(first_label + c, rows[begin:end], row_order, steps, epoch, asleep, order)
             visit = order[:n_awake]
             v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
             bar = worst

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.narrow import widen
 from xmc_stream.kernels.scores import Tile
 
 TOGETHER = 4  # rows, and features
@@ -51,7 +52,7 @@ def scratch_for(n_features: int) -> FourRows:
 
 @inner_kernel
 def _add_four(
-    weights: NDArray[np.float32],
+    weights: NDArray[Any],
     begins: NDArray[np.int64],
     x: NDArray[np.float32],
     a: NDArray[np.float32],
@@ -72,7 +73,7 @@ def _add_four(
     c0, c1, c2, c3 = x[2, 0], x[2, 1], x[2, 2], x[2, 3]
     d0, d1, d2, d3 = x[3, 0], x[3, 1], x[3, 2], x[3, 3]
     for s in range(n):
-        w0, w1, w2, w3 = v0[s], v1[s], v2[s], v3[s]
+        w0, w1, w2, w3 = widen(v0[s]), widen(v1[s]), widen(v2[s]), widen(v3[s])
         a[s] = (((a[s] + a0 * w0) + a1 * w1) + a2 * w2) + a3 * w3
         b[s] = (((b[s] + b0 * w0) + b1 * w1) + b2 * w2) + b3 * w3
         c[s] = (((c[s] + c0 * w0) + c1 * w1) + c2 * w2) + c3 * w3
@@ -80,9 +81,9 @@ def _add_four(
 
 
 @inner_kernel
-def _add_one(run: NDArray[np.float32], x: np.float32, scores: NDArray[np.float32]) -> None:
+def _add_one(run: NDArray[Any], x: np.float32, scores: NDArray[np.float32]) -> None:
     for s in range(len(scores)):
-        scores[s] += x * run[s]
+        scores[s] += x * widen(run[s])
 
 
 @kernel
@@ -116,7 +117,7 @@ def score_four(rows: CSR, first: int, tile: Tile, four: FourRows, scores: NDArra
             waiting = 0
             for r in range(TOGETHER):
                 for q in range(begin, begin + n):
-                    scores[r, slots[q]] += values[r, j] * weights[q]
+                    scores[r, slots[q]] += values[r, j] * widen(weights[q])
         for r in range(TOGETHER):
             values[r, j] = 0.0
     _add_waiting(waiting, weights, begins, x, scores)
@@ -124,7 +125,7 @@ def score_four(rows: CSR, first: int, tile: Tile, four: FourRows, scores: NDArra
 
 @kernel
 def _add_waiting(
-    waiting: int, weights: NDArray[np.float32], begins: NDArray[np.int64], x: NDArray[np.float32], scores: NDArray[Any]
+    waiting: int, weights: NDArray[Any], begins: NDArray[np.int64], x: NDArray[np.float32], scores: NDArray[Any]
 ) -> None:
     for f in range(waiting):
         for r in range(TOGETHER):

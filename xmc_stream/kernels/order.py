@@ -16,9 +16,10 @@ from xmc_stream.kernels.domains import SHARED_ORDER
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, mix, permuted, word_bits
 
-_GROUP_BITS = 7
-GROUP = 1 << _GROUP_BITS  # strips of a group
+GROUP_BITS = 7
+GROUP = 1 << GROUP_BITS  # strips of a group
 _A = np.uint64(0x9E3779B97F4A7C15)
+_DIGIT_BITS = 10  # of what is sorted by, at a time: counters that stay in the first cache
 
 
 class RowOrder(NamedTuple):
@@ -55,10 +56,41 @@ def strip_slots(n_strips: int, key: np.uint64, out: NDArray[np.int64]) -> None:
 @kernel
 def place_in_group(slot: int, offset: int, strip_bits: int, key: np.uint64) -> int:
     """When a row of a group comes, within the group. slot: of its strip; offset: its number in the strip."""
-    bits = strip_bits + _GROUP_BITS
-    group = np.uint64(slot >> _GROUP_BITS)
+    bits = strip_bits + GROUP_BITS
+    group = np.uint64(slot >> GROUP_BITS)
     local = ((slot & (GROUP - 1)) << strip_bits) | offset
     return permuted(local, 1 << bits, bits, mix(key ^ (group * _A)))
+
+
+@kernel
+def order_of(keys: NDArray[np.int64], key_bits: int, out: NDArray[np.int64]) -> None:
+    """out = the numbers 0 .. n - 1 by ascending key; keys is lost.
+
+    Sorted by digits, the lowest ones first: to compare keys takes seven times as long. Key and number share a word of 64
+    bits: keys are places among samples, numbers those of some of them in memory.
+    """
+    n = len(keys)
+    number_bits = word_bits(n)
+    n_passes = -(-key_bits // _DIGIT_BITS)
+    bits = -(-key_bits // n_passes)
+    mask, ends = (1 << bits) - 1, np.empty((1 << bits) + 1, np.int64)
+    items, other = keys, np.empty(n, np.int64)
+    for i in range(n):
+        items[i] = (keys[i] << number_bits) | i
+    for digit in range(n_passes):
+        shift = number_bits + digit * bits
+        ends[:] = 0
+        for i in range(n):
+            ends[((items[i] >> shift) & mask) + 1] += 1
+        for d in range(1 << bits):
+            ends[d + 1] += ends[d]
+        for i in range(n):
+            d = (items[i] >> shift) & mask
+            other[ends[d]] = items[i]
+            ends[d] += 1
+        items, other = other, items
+    for i in range(n):
+        out[i] = items[i] & ((1 << number_bits) - 1)
 
 
 @kernel
@@ -69,12 +101,14 @@ def stream_order(
     key = epoch_key(seed, round_, epoch)
     n_strips = ((n_samples - 1) >> strip_bits) + 1
     bits = word_bits(n_strips)
-    keys = np.empty(len(rows), np.int64)
+    places = np.empty(len(rows), np.int64)
     last, slot = -1, 0
     for i in range(len(rows)):
         row = int(rows[i])
         strip, offset = row >> strip_bits, row & ((1 << strip_bits) - 1)
         if strip != last:
             last, slot = strip, permuted(strip, n_strips, bits, key)
-        keys[i] = ((slot >> _GROUP_BITS) << (strip_bits + _GROUP_BITS)) | place_in_group(slot, offset, strip_bits, key)
-    out[:] = np.argsort(keys)
+        place = place_in_group(slot, offset, strip_bits, key)
+        places[i] = ((slot >> GROUP_BITS) << (strip_bits + GROUP_BITS)) | place
+    n_groups = ((n_strips - 1) >> GROUP_BITS) + 1
+    order_of(places, strip_bits + GROUP_BITS + word_bits(n_groups), out)

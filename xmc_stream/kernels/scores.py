@@ -1,8 +1,8 @@
-"""Scores of samples for up to 1,024 classes at once, and the search for violators among them.
+"""Scores of samples for up to 1,024 classes at once.
 
 A tile holds the weights of its classes by feature: for feature j the entries [start[j], start[j + 1]) of `slots`
 (which class) and `weights`. Where the run is as long as the tile is wide, it is a dense row: one weight a class, zeros
-included. A row's scores (4 kB) stay in the first-level cache.
+included. A row's scores (4 kB) stay in the first-level cache. Weights are float32, or of 16 bits (`kernels.narrow`).
 
 Every score is bias + x_1 w_1 + x_2 w_2 + ... in float32, multiplied and added in the order of the row's features. A zero
 weight of a dense row adds nothing, so dense and sparse rows give the same bits.
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.narrow import widen
 from xmc_stream.kernels.prefetch import prefetch
 
 LANES = 32  # a tile's width is a multiple of it: classes whose scores are compared in one go
@@ -27,16 +27,8 @@ DENSE_SHARE = 4  # a feature is stored dense when at least 1/4 of the tile's cla
 
 FEW = 4  # a row is scored for the classes that its features meet where they meet at most 1/4 of the tile, see `met`
 
-SPARE = 16  # places for more rows than are wanted, at least
-BINS = 256  # of the scores that were flushed, see begin_anew
-
-SQUARED_HINGE, HINGE, NO_LOSS = 0, 1, 2
-
-_HIGHEST = np.finfo(np.float32).max
-_NO_ROW = np.iinfo(np.int64).max
 _AHEAD = 256  # weights of the next feature that are fetched while those of one are added
-_LINE = 16  # of them in a cache line
-_SPARE_SHARE = 4  # of the places that a sift frees at most, this part may stay taken
+_LINE = 64  # bytes of a cache line
 
 
 class Tile(NamedTuple):
@@ -44,7 +36,7 @@ class Tile(NamedTuple):
 
     start: NDArray[Any]
     slots: NDArray[np.uint16]
-    weights: NDArray[np.float32]
+    weights: NDArray[Any]
     bias: NDArray[np.float32]
 
     @property
@@ -68,50 +60,6 @@ class TileClasses(NamedTuple):
     scores: NDArray[np.float32]
 
 
-class ActiveAhead(NamedTuple):
-    """The active rows of each slot that are still ahead: rows[next : end], ascending."""
-
-    next: NDArray[np.int64]
-    end: NDArray[np.int64]
-    rows: NDArray[np.int32]
-
-
-class BestRows(NamedTuple):
-    """The best rows of each slot: how many are wanted (capacity), and places [begin, end) of scores and rows for them.
-
-    There are more places than that, or as many as there are rows. size: places used, rows ascending. threshold: the
-    score a row must exceed to be taken.
-    """
-
-    capacity: NDArray[np.int64]
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
-    size: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    rows: NDArray[np.int32]
-    threshold: NDArray[np.float32]
-
-
-class LossSums(NamedTuple):
-    """Which loss, rounded by what grid (`loss_grid`), how many times it counts for positives, and of each slot:
-    `bias_losses`, and the sum over all rows less these.
-
-    C is left out. Each loss is rounded: no cut of the rows shows in the sums. NO_LOSS: nothing is summed.
-    """
-
-    loss: int
-    grid: float
-    positive: float
-    of_bias: NDArray[np.float64]
-    sums: NDArray[np.float64]
-
-
-def places(capacity: NDArray[np.int64], n_rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places for the best `capacity` of n_rows rows: room to take half as many more before they are sifted."""
-    with_spare = capacity + np.maximum(capacity // 2, SPARE) * (capacity > 0)
-    return np.asarray(np.minimum(with_spare, np.maximum(n_rows, capacity)))
-
-
 @kernel
 def lay_out(features: NDArray[Any], width: int, start: NDArray[Any]) -> int:
     """Where each feature's weights begin, from the features of all weights; returns how many places all of them take.
@@ -133,12 +81,12 @@ def lay_out(features: NDArray[Any], width: int, start: NDArray[Any]) -> int:
 def fill(
     indptr: NDArray[np.int64],
     features: NDArray[Any],
-    values: NDArray[np.float32],
+    values: NDArray[Any],
     width: int,
     start: NDArray[Any],
     cursor: NDArray[np.int32],
     slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
+    weights: NDArray[Any],
 ) -> None:
     """Put the weights of the classes (CSC: class s has entries [indptr[s], indptr[s + 1])) into the places laid out.
 
@@ -177,7 +125,7 @@ def score_few(
     data: NDArray[np.float32],
     start: NDArray[Any],
     slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
+    weights: NDArray[Any],
     bias: NDArray[np.float32],
     scores: NDArray[np.float32],
     mark: int,
@@ -199,7 +147,7 @@ def score_few(
                 scores[s] = bias[s]
                 touched[n] = s
                 n += 1
-            scores[s] += x * weights[q]
+            scores[s] += x * widen(weights[q])
     return n
 
 
@@ -211,7 +159,7 @@ def score_all(
     data: NDArray[np.float32],
     start: NDArray[Any],
     slots: NDArray[np.uint16],
-    weights: NDArray[np.float32],
+    weights: NDArray[Any],
     bias: NDArray[np.float32],
     scores: NDArray[np.float32],
 ) -> None:
@@ -227,283 +175,16 @@ def score_all(
         if p + 1 < last:  # the next run's begin: within a run the processor sees by itself what comes
             following = int(start[indices[p + 1]])
             count = min(int(start[indices[p + 1] + 1]) - following, _AHEAD)
-            for q in range(following, following + count, _LINE):
+            for q in range(following, following + count, _LINE // weights.itemsize):
                 prefetch(weights, q)
             if count < _AHEAD:
-                for q in range(following, following + count, 2 * _LINE):
+                for q in range(following, following + count, _LINE // slots.itemsize):
                     prefetch(slots, q)
         run = weights[begin : begin + n]
         if n == width:
             for c in range(width):
-                scores[c] += x * run[c]
+                scores[c] += x * widen(run[c])
         else:
             where = slots[begin : begin + n]
             for q in range(n):
-                scores[where[q]] += x * run[q]
-
-
-@inner_kernel
-def _above(scores: NDArray[np.float32], begin: int, end: int, bound: np.float32) -> int:
-    """How many of scores[begin : end] are above a bound."""
-    n = np.int32(0)
-    for q in range(begin, end):
-        n += np.int32(scores[q] > bound)  # of four bytes, as the scores are
-    return int(n)
-
-
-@inner_kernel
-def keep_best(
-    scores: NDArray[np.float32], rows: NDArray[Any], begin: int, size: int, capacity: int, most: int, bound: np.float32
-) -> tuple[int, np.float32]:
-    """Close up the best of the `size` items from `begin` on: at least `capacity` (1 or more) of them, at most `most` (< size).
-
-    Higher scores are better, then lower rows. Rows ascend before and after. bound: a number that no score is below. Returns
-    how many are kept, and a higher bound: no score that is kept is below it, and no other one is above it.
-
-    The bound is found by doubling a step, then by halving: a pass each, which compares eight scores at a time. Keeping some
-    more than `capacity` saves the last passes.
-    """
-    end = begin + size
-    low, high = bound, np.float32(np.inf)  # above `low` are n, above `high` fewer than wanted
-    n = _above(scores, begin, end, low)
-    if n < capacity:
-        high = low
-    step = np.float32(1 / 16) * max(np.float32(1.0), abs(low))
-    while n > most:
-        if high == np.inf:
-            middle = min(low + step, _HIGHEST)
-            step += step
-        else:
-            middle = np.float32(0.5) * low + np.float32(0.5) * high
-        if not low < middle < high:  # between them is no number: all that are above one equal the other
-            break
-        above = _above(scores, begin, end, middle)
-        if above >= capacity:
-            low, n = middle, above
-        else:
-            high = middle
-    ties = 0
-    if n > most or n < capacity:
-        low, ties = high, capacity - _above(scores, begin, end, high)
-    filled = begin
-    for q in range(begin, end):
-        score = scores[q]
-        tie = int(score == low and ties > 0)
-        scores[filled], rows[filled] = score, rows[q]
-        ties -= tie
-        filled += int(score > low) + tie
-    return filled - begin, low
-
-
-def loss_grid(n_samples: int) -> float:
-    """A number g with which (x + g) - g rounds a loss x so that sums over all rows are exact, in any order.
-
-    x becomes a multiple of 2^-(43 - b), where n_samples <= 2^b: 7e-9 for 76,000 rows. A sum of so many is exact while
-    losses are 1,024 on average at most.
-    """
-    return float(1.5 * 2.0 ** (9 + max(2, (n_samples - 1).bit_length())))
-
-
-def bias_losses(bias: NDArray[np.float32], loss: int, grid: float) -> NDArray[np.float64]:
-    """Of each slot, what a negative row that meets none of its weights loses, C left out; rounded by the grid."""
-    wrong = np.maximum(np.float32(1.0) + bias, np.float32(0.0)).astype(np.float64)
-    losses = {SQUARED_HINGE: 0.5 * wrong * wrong, HINGE: wrong, NO_LOSS: 0.0 * wrong}[loss]
-    return np.asarray((losses + grid) - grid)
-
-
-@inner_kernel
-def _take(
-    hits: NDArray[np.uint16],
-    n: int,
-    row: int,
-    scores: NDArray[np.float32],
-    ahead: ActiveAhead,
-    next_row: NDArray[np.int64],
-    best: BestRows,
-    at: NDArray[np.int64],
-) -> None:
-    """Take a row for the slots hits[:n], unless it is active there.
-
-    next_row: of each slot the first active row that was not behind the last one looked at. at: the place after those used.
-    Most hits look at these two and at `best.end` only: a hit costs what it touches.
-    """
-    active_next, active_end, active = ahead
-    capacity, best_begin, best_end, _, best_scores, best_rows, threshold = best
-    for t in range(n):
-        s = hits[t]
-        if next_row[s] <= row:
-            q, end = active_next[s], active_end[s]
-            while q < end and active[q] < row:
-                q += 1
-            active_next[s] = q
-            next_row[s] = active[q] if q < end else _NO_ROW
-            if next_row[s] == row:
-                continue
-        place = at[s]
-        best_scores[place], best_rows[place] = scores[s], row
-        place += 1
-        at[s] = place
-        if place == best_end[s]:
-            begin = best_begin[s]
-            size = place - begin
-            spare = size - capacity[s]
-            if spare > 0:  # all that is too much at once: cheaper than a heap
-                most = capacity[s] + spare // _SPARE_SHARE
-                size, threshold[s] = keep_best(best_scores, best_rows, begin, size, capacity[s], most, threshold[s])
-                at[s] = begin + size
-
-
-@kernel
-def search(
-    x: CSR,
-    y: Labels,
-    first_row: int,
-    first_class: int,
-    slot_of: NDArray[np.int16],
-    tile: Tile,
-    ahead: ActiveAhead,
-    best: BestRows,
-    losses: LossSums,
-    scores: NDArray[np.float32],
-) -> None:
-    """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
-
-    first_row: number of the block's first row in the job's range. slot_of: the slot of class first_class + c, or -1.
-    scores (width,): scratch.
-    """
-    indptr, indices, data = x
-    y_indptr, y_indices = y
-    start, slots, weights, bias = tile
-    threshold = best.threshold
-    loss, grid, positive, bias_loss, loss_sums = losses
-    width = len(scores)
-    one, zero = np.float32(1.0), np.float32(0.0)
-    at, next_row = best.begin + best.size, np.full(width, _NO_ROW)
-    for s in range(width):
-        if ahead.next[s] < ahead.end[s]:
-            next_row[s] = ahead.rows[ahead.next[s]]
-    above = np.zeros(width, np.uint8)  # whether a slot's score is above its threshold
-    some_above = above.view(np.uint64).reshape((width // LANES, LANES // 8))
-    marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
-    hits = np.empty(width + 1, np.uint16)  # slots that a row scores above the threshold of
-    waiting = np.flatnonzero(bias > threshold)  # slots that take any row
-    n_waiting = len(waiting)
-    for i in range(len(indptr) - 1):
-        row, mark = first_row + i, i + 1
-        most = width // FEW - n_waiting
-        few = met(indptr[i], indptr[i + 1], indices, start, most) <= most
-        n_touched = 0
-        if few:
-            n_touched = score_few(
-                indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, mark, marks, touched
-            )
-        else:
-            score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
-        for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
-            c = y_indices[p] - first_class
-            if 0 <= c < len(slot_of) and slot_of[c] >= 0:
-                s = slot_of[c]
-                score = bias[s] if few and marks[s] != mark else scores[s]
-                wrong = np.float64(max(one + score, zero))
-                right = np.float64(max(one - score, zero))
-                if loss == SQUARED_HINGE:
-                    right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
-                loss_sums[s] += ((positive * right + grid) - grid) - ((wrong + grid) - grid)
-        n_hits = 0
-        if few:
-            for t in range(n_touched):
-                s = int(touched[t])
-                score = scores[s]
-                m = np.float64(max(one + score, zero))
-                if loss == SQUARED_HINGE:
-                    loss_sums[s] += ((0.5 * m * m + grid) - grid) - bias_loss[s]
-                elif loss == HINGE:
-                    loss_sums[s] += ((m + grid) - grid) - bias_loss[s]
-                hits[n_hits] = s
-                n_hits += int(score > threshold[s])
-            left = 0
-            for t in range(n_waiting):
-                s = int(waiting[t])
-                waiting[left] = s
-                if bias[s] > threshold[s]:
-                    left += 1
-                    if marks[s] != mark:
-                        scores[s] = bias[s]
-                        hits[n_hits] = s
-                        n_hits += 1
-            n_waiting = left
-            _take(hits, n_hits, row, scores, ahead, next_row, best, at)
-            continue
-        if loss == SQUARED_HINGE:
-            for c in range(width):
-                m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((0.5 * m * m + grid) - grid) - bias_loss[c]
-        elif loss == HINGE:
-            for c in range(width):
-                m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((m + grid) - grid) - bias_loss[c]
-        for c in range(width):
-            above[c] = scores[c] > threshold[c]
-        for lane in range(width // LANES):
-            any_above = np.uint64(0)
-            for word in range(LANES // 8):
-                any_above |= some_above[lane, word]
-            if any_above:
-                for c in range(lane * LANES, (lane + 1) * LANES):
-                    hits[n_hits] = c
-                    n_hits += int(above[c])
-        _take(hits, n_hits, row, scores, ahead, next_row, best, at)
-    for s in range(width):
-        best.size[s] = at[s] - best.begin[s]
-
-
-@kernel
-def close_up(slots: NDArray[np.int64], best: BestRows) -> int:
-    """Keep at most `capacity` items of each of some slots and close the gaps; returns how many remain.
-
-    The slots' places ascend; what remains stands from the first one's on.
-    """
-    capacity, best_begin, _, best_size, best_scores, best_rows, threshold = best
-    filled = first = best_begin[slots[0]] if len(slots) else 0
-    for s in slots:
-        begin, size = best_begin[s], best_size[s]
-        if size > capacity[s]:
-            if capacity[s]:
-                keep_best(best_scores, best_rows, begin, size, capacity[s], capacity[s], threshold[s])
-            size = best_size[s] = capacity[s]
-        for q in range(begin, begin + size):
-            best_scores[filled], best_rows[filled] = best_scores[q], best_rows[q]
-            filled += 1
-    return int(filled - first)
-
-
-@kernel
-def begin_anew(
-    slots: NDArray[np.int64],
-    wanted: NDArray[np.int64],
-    best_size: NDArray[np.int64],
-    scores: NDArray[np.float32],
-    counts: NDArray[np.int32],
-    threshold: NDArray[np.float32],
-) -> None:
-    """Empty some slots and raise their thresholds to what leaves as many rows as are wanted of those taken so far.
-
-    scores: what the slots held, closed up. wanted (len(slots),): rows. counts (len(slots), BINS): of scores in bins of
-    1/64 from -1 on, all above in the last. A later row that only equals a threshold is none of the best: it comes after.
-    """
-    at = 0
-    for i in range(len(slots)):
-        s = slots[i]
-        for q in range(at, at + best_size[s]):
-            score = np.float64(scores[q])
-            b = int(min(max((score + 1.0) * 64.0, 0.0), BINS - 1.0))
-            b -= int(b > 0 and score < b / 64.0 - 1.0)  # the sum may have been rounded up
-            counts[i, b] += 1
-        at += best_size[s]
-        best_size[s] = 0
-        total = 0
-        for b in range(BINS - 1, 0, -1):
-            total += counts[i, b]
-            if total >= wanted[i]:
-                threshold[s] = max(threshold[s], np.float32(b / 64.0 - 1.0))
-                break
+                scores[where[q]] += x * widen(run[q])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.dcd import Penalty, Ramp, add_rows, alpha_of, descend, violation
 from xmc_stream.kernels.jit import kernel
-from xmc_stream.kernels.order import place_in_group
+from xmc_stream.kernels.order import GROUP_BITS, order_of, place_in_group
 
 
 class ActiveRows(NamedTuple):
@@ -209,10 +209,11 @@ def descend_group(
                     places[n], of_place[n] = place, q
                     local[n] = local_of[(j << strip_bits) | (np.int64(rows[q]) - start)]
                     n += 1
-        order = np.argsort(places[:n])
+        order = visit[:n]
+        order_of(places[:n], strip_bits + GROUP_BITS, order)
         for i in range(n):
-            visit[i] = of_place[order[i]]
             places[i] = local[order[i]]
+            visit[i] = of_place[order[i]]
         fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
             visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty

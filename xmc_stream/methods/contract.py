@@ -16,6 +16,7 @@ from xmc_stream.models.model import Model
 from xmc_stream.store.dataset import Dataset
 
 Forecast = dict[str, Any]
+WRITING = "writing the model"  # the last phase of every method, in words
 
 
 def state_of_trial(model: Path) -> Path:

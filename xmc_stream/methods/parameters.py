@@ -12,6 +12,7 @@ import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 from xmc_stream.errors import InputError
@@ -67,13 +68,14 @@ class Number(Rule):
         return self._one(value)
 
     def _one(self, value: Any) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, Real) or isinstance(value, bool):  # also NumPy's, as a grid has them
             raise ValueError
-        low = value > self.least if self.open_least else value >= self.least
-        high = value < self.most if self.open_most else value <= self.most
+        number = float(value)
+        low = number > self.least if self.open_least else number >= self.least
+        high = number < self.most if self.open_most else number <= self.most
         if not (low and high):
             raise ValueError
-        return float(value)
+        return number
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,12 @@ class Whole(Rule):
         return f"int in [{self.least}, inf)" + (", or none" if self.none else "")
 
     def taken(self, value: Any) -> Any:
-        """As it is."""
+        """An int, also of NumPy's."""
         if self.none and value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < self.least:
             raise ValueError
-        return value
+        return int(value)
 
 
 @dataclass(frozen=True)

@@ -151,9 +151,8 @@ class _Steps:
 
     def _do(self, jobs: list[Job]) -> Phases:
         going, job = self._going, self._job
-        receipts = yield Phase(
-            f"lam {job.stage.lam:g}, step {going.step + 1}", jobs, kept=False, unit="segment", number=job.number + 1
-        )
+        name = f"lam {job.stage.lam:g}, step {going.step + 1}"
+        receipts = yield Phase(name, jobs, f"descending at {name}", kept=False, unit="segment", number=job.number + 1)
         for name in self._sums:
             self._sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
         return receipts

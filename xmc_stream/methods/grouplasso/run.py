@@ -16,6 +16,7 @@ from xmc_stream.jobs.check import SealJob, array_jobs
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.grouplasso import LEAST_CURVATURE
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
 from xmc_stream.methods.grouplasso.firstorder import StepsJob, StoreJob
 from xmc_stream.methods.grouplasso.gradient import SigmaJob
@@ -65,15 +66,16 @@ class GroupLassoRun:
 
     def __post_init__(self) -> None:
         self._data = Data(str(self.dataset.path), str(self.work), self.parameters, self.seed)
-        self._said, self._constant = "", 0.0
+        self._said, self._constant, self._passes = "", 0.0, 0.0
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
         p, d = self.parameters, self.dataset
-        yield Phase("columns", [ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))], kept=False)
+        columns_job = ColumnsJob(self._data.path, max(4 * MIB, self.plan.budget // 2))
+        yield Phase("columns", [columns_job], "storing the features by columns", kept=False)
         columns = d.path / "X" / "columns"
         checks: list[Job] = [SealJob(str(columns)), *array_jobs(d.path, plain_arrays(columns))]
-        yield Phase("check the columns", checks, kept=False)
+        yield Phase("check the columns", checks, "comparing the columns with their checksums", kept=False)
         if not p.descends:
             yield from self._bound()
         state, first, at_zero = "", -1.0, math.inf
@@ -96,7 +98,7 @@ class GroupLassoRun:
                 }
             )  # fmt: skip
             history += [{"stage": stage.number, **entry} for entry in receipt["history"]]
-        written = (yield Phase("finalise", [ModelJob(self._data, state)]))[0]
+        written = (yield Phase("finalise", [ModelJob(self._data, state)], WRITING))[0]
         return {
             "nnz": written["nnz"],
             "n_selected": written["n_selected"],
@@ -111,11 +113,14 @@ class GroupLassoRun:
         """Segments until the stage is done; returns the state that it leaves, and its last receipt."""
         segments = self._descent if stage.debias or self.parameters.descends else self._gradient
         begins, number, before = True, 0, state
+        self._passes = 0.0
         while True:
             out, receipt = yield from segments(stage, number, before, begins, first)
             zero = 1.0 - receipt["n_selected"] / self.dataset.n_features
+            self._passes = receipt["stage_passes"]
             self._said = (
-                f" (pass {receipt['stage_passes']:.0f}, objective {receipt['objective']:.6g}, {zero:.2%} of rows zero)"
+                f" (pass {self._passes:.0f} of at most {self.parameters.max_passes}, objective {receipt['objective']:.6g}, "
+                f"{zero:.2%} of features left out)"
             )
             if before != state:
                 Path(before).unlink(missing_ok=True)
@@ -126,12 +131,22 @@ class GroupLassoRun:
     def _bound(self) -> Generator[Phase, list[Receipt], None]:
         """The L of steps along the whole gradient that always works."""
         d = self.dataset
-        sigma = (yield Phase("largest singular value", [SigmaJob(self._data, self.plan.row_block_bytes)]))[0]["sigma"]
+        job = SigmaJob(self._data, self.plan.row_block_bytes)
+        sigma = (yield Phase("largest singular value", [job], "measuring the largest singular value"))[0]["sigma"]
         curvature = problem_of(self.parameters, 0.0, 0.0, d.n_samples, d.n_labels).curvature
         self._constant = max(curvature * sigma**2 / d.n_samples, LEAST_CURVATURE)
 
     def _name(self, stage: Stage) -> str:
         return "debias" if stage.debias else "train" if len(self.parameters.lams) == 1 else f"lam {stage.lam:g}"
+
+    def _words(self, stage: Stage) -> str:
+        doing = "debiasing" if stage.debias else f"descending at lam {stage.lam:g}"
+        return f"{doing}{self._said}"
+
+    def _span(self, stage: Stage) -> tuple[float, float]:
+        """From where the stage is to its end, in the whole run; it may end before all of its passes."""
+        n = len(stages_of(self.parameters))
+        return (stage.number + min(1.0, self._passes / self.parameters.max_passes)) / n, (stage.number + 1) / n
 
     def _descent(
         self, stage: Stage, number: int, before: str, begins: bool, first: float
@@ -139,7 +154,8 @@ class GroupLassoRun:
         """A segment of block coordinate descent, see `SegmentJob`. Returns the state that it leaves, and its receipt."""
         sizes = plan_descent(self.plan, self.dataset, self.parameters)
         job = SegmentJob(self._data, stage, number, before, begins, first, sizes)
-        receipts = yield Phase(self._name(stage), [job], note=self._said, unit="segment", number=number + 1)
+        words, span = self._words(stage), self._span(stage)
+        receipts = yield Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
         return str(job.out), receipts[0]
 
     def _gradient(
@@ -151,8 +167,9 @@ class GroupLassoRun:
         receipt = self.ledger.get(job.key)
         if receipt is None and not job.small:
             made = yield from job.loop()
-            receipt = (yield Phase(self._name(stage), [StoreJob(job, made)], note=self._said))[0]
+            receipt = (yield Phase(self._name(stage), [StoreJob(job, made)], self._words(stage)))[0]
         elif receipt is None:
-            phase = Phase(self._name(stage), [job], note=self._said, unit="segment", number=number + 1)
+            words, span = self._words(stage), self._span(stage)
+            phase = Phase(self._name(stage), [job], words, span, unit="segment", number=number + 1)
             receipt = (yield phase)[0]
         return str(job.out), receipt

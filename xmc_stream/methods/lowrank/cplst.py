@@ -14,6 +14,7 @@ import numpy as np
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.leml import plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters
 from xmc_stream.methods.lowrank.steps import ModelJob, RidgeJob, StartJob, write_factors
@@ -88,10 +89,12 @@ class CPLSTRun:
         """Phases of jobs; returns attributes of the model."""
         p, inner, d = self.parameters, self._inner, self.dataset
         state, scratch, q = self.work / "state", self.work / "scratch", inner.rank
+        rank = p.rank_for(d.n_features, d.n_labels)
         learned = Learned.of(d, 0.0, self.seed, p.bias)
         scratch.mkdir(parents=True, exist_ok=True)
         drawn = Panels(str(scratch / "h"), d.n_labels, ((0, q),))
-        yield Phase("start", [StartJob(learned, d.n_labels, q, False, drawn, str(state / "factors-0" / "all"))])
+        start = StartJob(learned, d.n_labels, q, False, drawn, str(state / "factors-0" / "all"))
+        yield Phase("start", [start], "drawing the first factors")
         for number in range(1, p.iterations + 1):
             before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q, d.n_labels)
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
@@ -105,28 +108,35 @@ class CPLSTRun:
             w = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], learned.n_inputs()) for job in solves))
             name = f"iteration {number}"
             if self.ledger.get(f"h/{number}") is None:
-                yield Phase(f"{name}, W", solves, unit="iteration", number=number)
+                words, ends = (
+                    f"{name} of {p.iterations}",
+                    [(number - 1 + of) / p.iterations for of in (0.0, 0.6, 0.9, 1.0)],
+                )
+                yield Phase(
+                    f"{name}, W", solves, f"solving for W, {words}", (ends[0], ends[1]), unit="iteration", number=number
+                )
                 scores, sums = (
                     Panels(str(scratch / kind), n, self._sizes.cuts)
                     for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
                 )
                 jobs = [ProjectJob(learned, f"a/{number}", cut, w, scores, sums) for cut in self._sizes.cuts]
-                projected = yield Phase(f"{name}, A", jobs, kept=False)
+                words = f"solving for H, {words}"
+                projected = yield Phase(f"{name}, A", jobs, words, (ends[1], ends[2]), kept=False)
                 positives = projected[0]["positives"]
-                turn = TurnJob(learned, f"h/{number}", sums, positives, before, w, p.rank, last, str(out))
-                receipt = (yield Phase(f"{name}, H", [turn]))[0]
+                turn = TurnJob(learned, f"h/{number}", sums, positives, before, w, rank, last, str(out))
+                receipt = (yield Phase(f"{name}, H", [turn], words, (ends[2], ends[3])))[0]
             else:
                 receipt = self.ledger.get(f"h/{number}") or {}
             remove(state / f"w-{number}")
             remove(state / f"factors-{number - 1}")
         lines = ("W", learned.n_inputs()), ("H", d.n_labels)
-        w_factor, h_factor = (Factor(str(out / name), p.rank, n) for name, n in lines)
-        yield Phase("finalise", [ModelJob(w_factor, h_factor, str(self.work / FACTORS))])
+        w_factor, h_factor = (Factor(str(out / name), rank, n) for name, n in lines)
+        yield Phase("finalise", [ModelJob(w_factor, h_factor, str(self.work / FACTORS))], WRITING)
         return {
             "rounds": p.iterations,
-            "rank": p.rank,
+            "rank": rank,
             "threshold": p.threshold,
-            "nnz": (d.n_features + p.bias + d.n_labels) * p.rank,
+            "nnz": (d.n_features + p.bias + d.n_labels) * rank,
             "objective": receipt["objective"],
             "duality_gap": None,
         }

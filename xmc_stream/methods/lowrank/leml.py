@@ -17,6 +17,7 @@ from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.methods.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
@@ -39,6 +40,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream
 
+_ALTERNATED = 0.97  # of a run, that alternations take
 _GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
@@ -206,11 +208,12 @@ class LEMLRun:
         learned = Learned.of(d, p.held_out, self.seed, p.bias)
         measured: Receipt = {"scale": 0.0}
         if p.lam is None:
-            measured = (yield Phase("scale", [ScaleJob(learned, p.observed == "given")]))[0]
+            scale = ScaleJob(learned, p.observed == "given")
+            measured = (yield Phase("scale", [scale], "measuring the scale of the data"))[0]
         lam = p.lam_for(measured["scale"])
         h = self._panels("h", d.n_labels, whole=True)
         start = StartJob(learned, d.n_labels, p.rank, p.closed, h, str(self._state("factors", 0) / "all"))
-        receipts = [(yield Phase("start", [start]))[0]]
+        receipts = [(yield Phase("start", [start], "drawing the first factors"))[0]]
         history: list[dict[str, Any]] = []
         best, waited, before = 0, 0, float("inf")
         for number in range(1, p.alternations + 1):
@@ -235,7 +238,7 @@ class LEMLRun:
             again = yield from self._alternate(step, receipts[best - 1])
             history.append(self._entry("all rows", best, again))
         job = ModelJob(self._factor(final, "W"), self._factor(final, "H"), str(self.work / FACTORS))
-        yield Phase("finalise", [job])
+        yield Phase("finalise", [job], WRITING, (_ALTERNATED, 1.0))
         return {
             "rounds": len(history),
             "rank": p.rank,
@@ -254,6 +257,15 @@ class LEMLRun:
         if self.parameters.criterion == "auc":
             return float(entry["held_out_auc"])
         return float(sum(entry[f"held_out_P@{k}"] for k in (1, 3, 5)))
+
+    def _words(self, step: Alternation, factor: str) -> str:
+        return f"solving for {factor}, {step.name} of at most {self.parameters.alternations}{step.said}"
+
+    def _span(self, step: Alternation, begin: float, end: float) -> tuple[float, float]:
+        """A part of an alternation, in the whole run; it may end before all of them."""
+        p = self.parameters
+        most = p.alternations + p.refit
+        return tuple(_ALTERNATED * min(1.0, (step.number - 1 + of) / most) for of in (begin, end))  # type: ignore[return-value]
 
     @staticmethod
     def _told(history: list[dict[str, Any]]) -> str:
@@ -302,12 +314,16 @@ class LEMLRun:
             for cut in self._sizes.cuts
         ]  # fmt: skip
         out = self._state("factors", number) / "all"
-        steps = yield Phase(f"{name}, W", solves, note=step.said, unit="alternation", number=number)
+        steps = yield Phase(
+            f"{name}, W", solves, self._words(step, "W"), self._span(step, 0.0, 0.5), unit="alternation", number=number
+        )
         n = learned.n_inputs()
         parts = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
-        projected = yield Phase(f"{name}, A", projections, kept=False)
+        projected = yield Phase(
+            f"{name}, A", projections, self._words(step, "H"), self._span(step, 0.5, 0.7), kept=False
+        )
         blocks = -(-d.n_samples // BLOCK)
         grams = [
             GramJob(
@@ -316,13 +332,13 @@ class LEMLRun:
             )
             for a, b in even_ranges(blocks, min(_GRAMS, blocks))
         ]  # fmt: skip
-        yield Phase(f"{name}, A^T A", grams, kept=False)
+        yield Phase(f"{name}, A^T A", grams, self._words(step, "H"), self._span(step, 0.7, 0.9), kept=False)
         job = FactorsJob(
             learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,
             projected[0]["positives"], h, tuple(before["values"]), parts, self._panels("h", d.n_labels, whole=True), str(out),
             max(solved["steps"] for solved in steps), p.criterion,
         )  # fmt: skip
-        receipt = (yield Phase(f"{name}, H", [job]))[0]
+        receipt = (yield Phase(f"{name}, H", [job], self._words(step, "H"), self._span(step, 0.9, 1.0)))[0]
         remove(w)
         return receipt
 
@@ -338,24 +354,26 @@ class LEMLRun:
         solved = self.ledger.get(of_w.name)
         if self._sizes.small:
             alone = [WStepJob(of_w, str(w))]
-            solved = (yield Phase(f"{name}, W", alone, note=step.said, unit="alternation", number=number))[0]
+            words, span = self._words(step, "W"), self._span(step, 0.0, 0.6)
+            solved = (yield Phase(f"{name}, W", alone, words, span, unit="alternation", number=number))[0]
         elif solved is None:
             receipt = yield from of_w.loop()
-            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)]))[0]
+            solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
         projections = [ProjectJob(learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
-        yield Phase(f"{name}, A", projections, kept=False)
+        words = self._words(step, "H")
+        yield Phase(f"{name}, A", projections, words, self._span(step, 0.6, 0.7), kept=False)
         lines = self._panels("h", d.n_labels, whole=True)
         jobs = [
             LabelsJob(learned, f"labels/{number}", p, step.lam, first, last, h, scores, lines)
             for first, last in self._sizes.labels
         ]
-        receipts = yield Phase(f"{name}, H", jobs, kept=False)
+        receipts = yield Phase(f"{name}, H", jobs, words, self._span(step, 0.7, 0.95), kept=False)
         losses = sum(receipt["units"] for receipt in receipts) * LOSS_UNIT
         job = JoinJob(
             learned, f"h/{number}", step.lam, found, lines, scores, losses, math.fsum(before["values"]), solved,
             str(self._state("factors", number) / "all"), p.criterion,
         )  # fmt: skip
-        receipt = (yield Phase(f"{name}, store", [job]))[0]
+        receipt = (yield Phase(f"{name}, store", [job], words, self._span(step, 0.95, 1.0)))[0]
         remove(w.parent)
         return receipt

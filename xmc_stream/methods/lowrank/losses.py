@@ -191,7 +191,10 @@ class _Pairs:
         self.sums = {"passes": 0.0, "bytes_read": 0}
 
     def _do(self, jobs: Sequence[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        receipts = yield Phase(self._step.title, jobs, kept=False, unit="alternation", number=self._step.number)
+        receipts = yield Phase(
+            self._step.title, jobs, f"solving for {self._step.title}", kept=False, unit="alternation",
+            number=self._step.number,
+        )  # fmt: skip
         for name in self.sums:
             self.sums[name] += sum(receipt.get(name, 0) for receipt in receipts)
         return receipts

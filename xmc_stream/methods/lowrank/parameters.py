@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
 LOSSES = ("squared", "logistic", "squared_hinge")
@@ -117,7 +116,7 @@ class CPLSTParameters(Parameters):
     title = "CPLST: the closed form of LEML's squared loss without lam"
     grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"cplst": {"rank": (50, 100, 200)}}
 
-    rank: int = parameter(100, Whole("Columns of W and H."))
+    rank: int = parameter(100, Whole("Columns of W and H, as many as there are features or labels at most."))
     iterations: int = parameter(4, Whole("Iterations of the subspace method. More: closer to the closed form."))
     oversampling: int = parameter(10, Whole("Columns beyond `rank` that the iterations carry, for accuracy.", least=0))
     cg: int = parameter(100, Whole("Steps of conjugate gradients for each least-squares problem, at most."))
@@ -134,13 +133,12 @@ class CPLSTParameters(Parameters):
         True, Flag("Whether each row has one more feature, which is 1. W then has a last row for it.")
     )
 
+    def rank_for(self, n_features: int, n_labels: int) -> int:
+        """Columns of W and H: Z has no rank above D or K."""
+        return min(self.rank, n_features, n_labels)
+
     def steps(self, n_features: int, n_labels: int) -> LEMLParameters:
-        """Its least-squares problems as W steps of LEML. Raises InputError for a rank above D or K."""
-        if self.rank > min(n_features, n_labels):
-            raise InputError(
-                f"The 'rank' parameter of CPLST must be at most {min(n_features, n_labels)}, the lesser of the data's "
-                f"features and labels. Got {self.rank} instead."
-            )
+        """Its least-squares problems as W steps of LEML."""
         rank = min(self.rank + self.oversampling, n_features, n_labels)
         return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, held_out=0.0, bias=self.bias)
 

@@ -149,7 +149,7 @@ class SparseLearner(Learner):
         return SmallWorld(self.vectors, self._seed, self._threads, links=p.degree, **more)
 
     def predict(self, rows: RankedRows) -> NDArray[np.int64]:
-        exact = Exact(self.vectors, self._seed, self._threads, by_norm=self._p.normalize)
+        exact = Exact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
         return _nothing_excluded(exact, rows, len(rows.indptr) - 1, ~self._learned)
 
     def load(self, path: Path) -> None:
@@ -201,7 +201,7 @@ class DenseLearner(Learner):
         return SimpleLSH(self.vectors, self._seed, self._threads, bits=p.bits, candidates=p.candidates)
 
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.int64]:
-        exact = DenseExact(self.vectors, self._seed, self._threads, by_norm=self._p.normalize)
+        exact = DenseExact(self.vectors, self._seed, self._threads, by_norm=self._p.cosine)
         return _nothing_excluded(exact, rows, len(rows), ~self._learned)
 
     def load(self, path: Path) -> None:

@@ -102,7 +102,7 @@ class MEMOIRParameters(Parameters):
         Flag("Whether all labels of a row are kept out of its wrong classes. Else only the one that was drawn is."),
     )
     bias: bool = parameter(False, Flag("Whether each row has one more feature, which is 1."))
-    normalize: bool = parameter(
+    cosine: bool = parameter(
         False,
         Flag("Whether the model predicts by the cosine: each class's weights are divided by their norm in the end."),
     )

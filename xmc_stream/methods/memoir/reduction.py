@@ -25,6 +25,7 @@ from xmc_stream.store.encoding import make_folder, remove
 
 ITERATIONS = 3  # passes of the method
 OVERSAMPLING = 10  # columns beyond those that are kept
+REDUCED = 0.3  # of a run, that the reduction takes
 _NOTHING = 1e-12  # of the largest eigenvalue: what rounding leaves of one that is 0
 _ITEM = 4
 
@@ -194,7 +195,7 @@ class Reduction:
         """Make V; returns its singular values."""
         d, columns, state = self.learned.n_inputs(), self.columns, self.work / "state"
         make_folder(self._folder(0).parent)
-        yield Phase("truncated SVD", [DrawJob(self.learned, columns, str(self._folder(0)))])
+        yield Phase("truncated SVD", [DrawJob(self.learned, columns, str(self._folder(0)))], "drawing directions")
         receipt: Receipt = {}
         for number in range(1, ITERATIONS + 1):
             before = Factor(str(self._folder(number - 1) / "V"), columns, d)
@@ -209,8 +210,10 @@ class Reduction:
             if done is None:
                 make_folder(sums)
                 make_folder(out.parent)
-                yield Phase("truncated SVD", jobs, unit="pass", number=number)
-                done = (yield Phase("truncated SVD", [turn], unit="pass", number=number))[0]
+                words = f"reducing the features, pass {number} of {ITERATIONS}"
+                begin, end = (REDUCED * of / ITERATIONS for of in (number - 1, number))
+                yield Phase("truncated SVD", jobs, words, (begin, end), unit="pass", number=number)
+                done = (yield Phase("truncated SVD", [turn], words, (end, end), unit="pass", number=number))[0]
             receipt = done
             remove(sums)
             remove(self._folder(number - 1).parent)
@@ -225,5 +228,5 @@ class Reduction:
         """Make `projected`."""
         out = self.projected()
         jobs = [ProjectJob(self.learned, "coordinates", cut, self.vectors(), out) for cut in out.cuts]
-        yield Phase("coordinates of the rows", jobs, kept=False)
+        yield Phase("coordinates of the rows", jobs, "reducing the rows", (REDUCED, REDUCED), kept=False)
         return {}

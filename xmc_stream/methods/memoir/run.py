@@ -11,9 +11,10 @@ from typing import Any
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase
 from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares
-from xmc_stream.methods.memoir.reduction import Reduction
+from xmc_stream.methods.memoir.reduction import REDUCED, Reduction
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.steps import Data, FactorsJob, StepsJob, UnitJob
 from xmc_stream.models.linear.units import tiles_of, units_of_run
@@ -23,6 +24,7 @@ from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder
 
+_STEPPED = 0.95  # of a run: where the steps end
 SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored
 
 
@@ -60,11 +62,11 @@ class MEMOIRRun:
         }  # fmt: skip
         if p.variant == "lsh":
             job = FactorsJob(data, state, reduction.vectors(), str(self.work / FACTORS))
-            yield Phase("finalise", [job])
+            yield Phase("finalise", [job], WRITING, (_STEPPED, 1.0))
             return {**common, **reduced, "nnz": (learned.n_inputs() + d.n_labels) * reduction.kept}
         units = units_of_run(d, self.ledger, ("finalise",))
         jobs: list[Job] = [UnitJob(data, state, unit, str(unit_path(self.work, unit))) for unit in units]
-        receipts = yield Phase("finalise", jobs)
+        receipts = yield Phase("finalise", jobs, WRITING, (_STEPPED, 1.0))
         return {
             **common, "nnz": sum(receipt["nnz"] for receipt in receipts), "tiles": tiles_of(receipts), **starts_of(units),
         }  # fmt: skip
@@ -79,7 +81,10 @@ class MEMOIRRun:
         for number, first in enumerate(range(0, most, length)):
             last = min(first + length, most)
             job = StepsJob(data, number, first, last, before, plan_steps(self.plan, d, p))
-            receipt = (yield Phase("steps", [job], first, most, said, unit="segment", number=number + 1))[0]
+            begin = REDUCED if p.variant == "lsh" else 0.0
+            span = begin + (_STEPPED - begin) * first / most, begin + (_STEPPED - begin) * last / most
+            words = f"step {first + 1:,} of {most:,}{said}"
+            receipt = (yield Phase("steps", [job], words, span, unit="segment", number=number + 1))[0]
             history.append({"segment": number, "steps": last, **receipt["said"]})
             said = _told(history[-1])
             if "macro_F1" not in history[-1] or history[-1]["macro_F1"] > history[best]["macro_F1"]:

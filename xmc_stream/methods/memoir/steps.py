@@ -141,7 +141,7 @@ class UnitJob:
             for low, some in read_sparse(Path(self.state), dataset.n_labels, d + p.bias, first, last):
                 kept, values = np.diff(some.indptr), some.values
                 lines = np.repeat(np.arange(len(kept)), kept)
-                if p.normalize:
+                if p.cosine:
                     norms = np.sqrt(np.bincount(lines, np.square(values, dtype=np.float64), minlength=len(kept)))
                     values = (values / np.maximum(norms, 1e-300)[lines]).astype(np.float32)
                 bias, inside = some.indices == d, some.indices < d
@@ -174,13 +174,13 @@ class FactorsJob:
             for first in range(0, self.vectors.n, CLASSES):
                 writers["W"].append(self.vectors.read(first, min(first + CLASSES, self.vectors.n)).ravel())
             for _, lines in read_dense(Path(self.state), k, rank):
-                writers["H"].append(as_cosines(lines, self.data.parameters.normalize).ravel())
+                writers["H"].append(as_cosines(lines, self.data.parameters.cosine).ravel())
         return {}
 
 
-def as_cosines(lines: NDArray[np.float32], normalize: bool) -> NDArray[np.float32]:
+def as_cosines(lines: NDArray[np.float32], cosine: bool) -> NDArray[np.float32]:
     """Lines divided by their norms; those of zeros stay."""
-    if not normalize:
+    if not cosine:
         return lines
     norms = np.sqrt(np.square(lines, dtype=np.float64).sum(axis=1))
     return np.asarray(lines / np.maximum(norms, 1e-300)[:, None], np.float32)

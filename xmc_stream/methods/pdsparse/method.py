@@ -104,7 +104,7 @@ class PDSparseMethod(Method):
         skipped = f"; {report['n_skipped']:,} rows without labels, or with all, left out" if report["n_skipped"] else ""
         return [
             f"lam {report['lam']:g}, the best of {report['rounds']} passes is number {report['best_pass']}{said}{skipped}",
-            f"objective {report['objective']:.6g}; duality gap / objective: {report['duality_gap']:.2g}",
+            f"objective {report['objective']:.6g}, within {100 * report['duality_gap']:.2g} % of its optimum",
         ]
 
 

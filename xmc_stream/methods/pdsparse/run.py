@@ -14,6 +14,7 @@ from typing import Any
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
 from xmc_stream.methods.pdsparse.plan import plan_pass
@@ -27,6 +28,7 @@ from xmc_stream.store.encoding import remove
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
 _SEGMENT_SECONDS = 30.0  # of a segment, about: what a kill loses
+_PASSES = 0.95  # of a run, that passes take
 _POST_PASSES = 10  # of the post-solve, at most
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
@@ -135,20 +137,22 @@ class PDSparseRun:
             passes = min(refit_passes(self.dataset.n_samples), p.max_passes)
             final = yield from self._stage(Stage(number + 1, "all rows, pass", lam, passes, final, rows=rows))
         primal = final
-        losses = (yield Phase("objective", [ObjectiveJob(self._data, lam, final.tables, rows)]))[0]
+        objective_job = ObjectiveJob(self._data, lam, final.tables, rows)
+        losses = (yield Phase("objective", [objective_job], "computing the objective"))[0]
         if p.post_solve:
             stage = Stage(number + 2, "post-solve, pass", 0.0, _POST_PASSES, final, support=lam, rows=rows)
             solved = yield from self._stage(stage)
             final = solved if rows == "all" or self._score(solved) > self._score(best) else best
         weights = self.work / "state" / "weights" / "all"
         max_bytes = max(16 * MIB, self.plan.budget // 2)
-        yield Phase("weights", [WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)])
+        weights_job = WeightsJob(self._data, final.stage.lam, final.tables, str(weights), max_bytes)
+        yield Phase("weights", [weights_job], WRITING, (_PASSES, _PASSES))
         d = self.dataset
         units = units_of_run(d, self.ledger, ("finalise",))
         jobs = [
             UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
         ]
-        receipts = yield Phase("finalise", jobs)
+        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0))
         drop_session()
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective
@@ -207,6 +211,7 @@ class PDSparseRun:
     ) -> Generator[Phase, list[Receipt], Pass]:  # fmt: skip
         last_one = self._passes[-1] if self._passes else None
         said = "" if last_one is None else f" ({self._told(last_one)})"
+        words = f"{stage.name} {number + 1} of at most {stage.passes}{said}"
         speed = 0.0 if last_one is None else self._groups / max(last_one.sums["seconds"], 1e-3)
         first, tables = 0, "" if before is None else before.tables
         dual = () if before is None else before.dual
@@ -220,10 +225,10 @@ class PDSparseRun:
             )  # fmt: skip
             known = self.ledger.get(job.key)
             if known is None:
+                span = self._place(stage, number, first), self._place(stage, number, last)
                 receipts = yield Phase(
-                    f"{stage.name} {number + 1}", [job], first, self._groups, said, unit="pass",
-                    number=len(self._passes) + 1,
-                )  # fmt: skip
+                    f"{stage.name} {number + 1}", [job], words, span, unit="pass", number=len(self._passes) + 1
+                )
                 known = receipts[0]
             first, speed = known["last"], (known["last"] - first) / max(known["seconds"], 1e-3)
             if segments:
@@ -238,6 +243,13 @@ class PDSparseRun:
         if stage.rows != "held out":
             self._passes.append(done)
         return done
+
+    def _place(self, stage: Stage, number: int, group: int) -> float:
+        """How far a run is, before a group of rows of a pass; stages may end before all of their passes."""
+        p = self.parameters
+        stages = len(p.lams) + 2 * p.refit + p.post_solve
+        within = (number + group / self._groups) / stage.passes
+        return _PASSES * min(1.0, (min(stage.number, stages - 1) + within) / stages)
 
     @staticmethod
     def _told(done: Pass) -> str:

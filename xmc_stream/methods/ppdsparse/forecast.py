@@ -55,7 +55,7 @@ class Forecast:
 
     passes: searches over the data, a class block each. solve_passes: how often X streams by for large classes, at most.
     bytes_streamed: by the searches, exact; bytes_gathered: by the solves,
-    estimated. seconds: estimated; capped: whether the number of rounds is known.
+    estimated. seconds: of each phase, estimated; capped: whether the number of rounds is known.
     """
 
     blocks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Forecast:
     bytes_streamed: int
     bytes_gathered: int
     phases: dict[str, Needs]
-    seconds: float
+    seconds: dict[str, float]
     capped: bool
 
     @property
@@ -146,7 +146,8 @@ class PPDSparseForecaster(Forecaster):
             "bytes_gathered": forecast.bytes_gathered,
             "peak_phase": forecast.largest,
             "peak_parts": forecast.phases[forecast.largest],
-            "seconds": round(forecast.seconds, 1),
+            "seconds": round(sum(forecast.seconds.values()) + _CONSTANT, 1),
+            "phase_seconds": {name: float(f"{seconds:.3g}") for name, seconds in forecast.seconds.items()},
         }
 
     def _foresee(self, plan: MemoryPlan) -> Forecast:
@@ -184,7 +185,7 @@ class PPDSparseForecaster(Forecaster):
         row_blocks = max(len(ranges), -(-row_bytes // plan.row_block_bytes))
         return Forecast(
             tuple(blocks), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)), streamed, gathered, phases,
-            self._seconds(plan, streamed + gathered), p.max_rounds is not None,
+            self._seconds(plan, streamed, gathered), p.max_rounds is not None,
         )  # fmt: skip
 
     def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
@@ -339,18 +340,25 @@ class PPDSparseForecaster(Forecaster):
             total += self.Y.nnz * self.Y.entry_bytes
         return int(total)
 
-    def _seconds(self, plan: MemoryPlan, n_bytes: int) -> float:
-        """Steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
-        d, p = self.dataset, self.parameters
-        steps = sum(
-            float(active.sum()) * self.row_length * p.epochs_of(round_) for round_, active in enumerate(self.active)
+    def _seconds(self, plan: MemoryPlan, streamed: int, gathered: int) -> dict[str, float]:
+        """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
+        d, p, probe = self.dataset, self.parameters, self.probe
+        threads, warm = plan.threads * plan.processes, self.warm_start is not None
+        seconds = {"groups": groups_work(d) * probe["step"] / threads} if self.guided else {}
+        ranges = len(search_ranges(plan, d.n_samples))
+        scored = (
+            float(d.n_samples) * int(self.learned.sum()) * probe["score"] + streamed / self.searches * probe["read"]
         )
-        steps += groups_work(d) if self.guided else 0.0
-        scores = float(d.n_samples) * int(self.learned.sum()) * self.searches
-        work: float = steps * self.probe["step"] + scores * self.probe["score"] + n_bytes * self.probe["read"]
-        sifted = sum(float(found.sum()) for found in self.found) * len(search_ranges(plan, d.n_samples))
-        model = float(self.weights.sum()) * 8 * _MORE_WEIGHTS
-        return (work + _SIFTING * sifted) / (plan.threads * plan.processes) + model / 100e6 + _CONSTANT
+        for round_, active in enumerate(self.active):
+            if round_ or warm:
+                sifted = _SIFTING * float(self.found[round_].sum()) * ranges
+                seconds[f"search/{round_}"] = (scored + sifted) / threads
+            steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
+            seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / threads
+        if not self.carried:
+            seconds[f"search/{self.rounds}"] = scored / threads
+        seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6
+        return seconds
 
 
 def _eighths_of(unit: Unit) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from xmc_stream.kernels.groups import add_sides, add_to_labels, project, signs_o
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solver import Solver
+from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
@@ -153,7 +153,9 @@ class GroupsJob:
         rows.sort()
         x, y = X.gather(rows), Y.gather(rows)
         counts = dataset.label_counts()
-        sample = _Sample(CSR.of(x), Labels.of(y), 1.0 / np.sqrt(np.maximum(counts, 1)), dataset.n_features)
+        dense = has_dense_rows(dataset.n_samples, dataset.n_features, X.nnz)
+        scale = 1.0 / np.sqrt(np.maximum(counts, 1))
+        sample = _Sample(CSR.of(x), Labels.of(y), scale, dataset.n_features, dense)
         groups = self._cluster(dataset, (X, Y), sample, counts)
         solved = groups.copy()
         solved[:, counts == dataset.n_samples] = N_GROUPS  # a label of every row would make its groups so too
@@ -223,18 +225,20 @@ class GroupsJob:
             kept = np.abs(values) >= np.float32(_PRUNED * self.prune)
             solved.append(Block(g, np.array([0, int(kept.sum())]), features[kept], values[kept]))
 
-        Solver(p, self.seed, RowOrder(n, n, 0)).solve(sets, rows, sample.x, 0, sample.scratch, statistics, sink)
+        Solver(p, self.seed, RowOrder(n, n, 0), sample.dense).solve(
+            sets, rows, sample.x, 0, sample.scratch, statistics, sink
+        )
         return solved[0], float(statistics[0, 0])
 
 
 class _Sample:
     """The rows that directions and groups are learned on.
 
-    labels: those that any of them has; scale (K,): of the sums m_l; scratch: for solving a group.
+    labels: those that any of them has; scale (K,): of the sums m_l; dense: see `has_dense_rows`; scratch: for solving a group.
     """
 
-    def __init__(self, x: CSR, y: Labels, scale: NDArray[np.float64], n_features: int) -> None:
-        self.x, self.y, self.scale, self._n_features = x, y, scale, n_features
+    def __init__(self, x: CSR, y: Labels, scale: NDArray[np.float64], n_features: int, dense: bool) -> None:
+        self.x, self.y, self.scale, self._n_features, self.dense = x, y, scale, n_features, dense
         self.n_rows = len(x.indptr) - 1
         seen = np.zeros(len(scale), np.bool_)
         seen[y.indices] = True

@@ -19,6 +19,7 @@ from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, MemoryRows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.methods.ppdsparse.solver import has_dense_rows
 from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS, StreamSolver, Weights
@@ -129,6 +130,7 @@ class LargeClasses:
         solver = StreamSolver(
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.strip_bits, active, gather,
             ahead, min(self.room.threads, len(classes)),
+            has_dense_rows(self.order.n_samples, self.X.shape[1], self.X.nnz),
         )  # fmt: skip
         inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slopes)
         self.passes += solver.passes

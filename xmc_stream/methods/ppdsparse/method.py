@@ -19,13 +19,14 @@ from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.scale import settled
-from xmc_stream.methods.ppdsparse.solver import row_order
+from xmc_stream.methods.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
 
+_NEAR = 0.05  # a mean gap over the objective from which on a default run has not gone as far as it should
 _CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 
 
@@ -54,13 +55,15 @@ class PPDSparseMethod(Method):
         return path_of(settings)
 
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one, and groups of labels where there are."""
-        order = row_order(task.dataset.n_samples, task.dataset.X_rows().nnz)
+        """Train on a few rows, with a large class where there may be one, groups of labels where there are, dense rows."""
+        X = task.dataset.X_rows()
+        order = row_order(task.dataset.n_samples, X.nnz)
         return PPDSparseWarmUp(
             task.parameters,
             task.warm_start is not None and task.start_state is None,
             task.dataset.n_samples > order.large,
             guide_weight(task.parameters, task.dataset) > 0,
+            has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
         )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
@@ -83,7 +86,18 @@ class PPDSparseMethod(Method):
         if task.start_state is not None:
             start, carried = "", str(last_solve(task.start_state).absolute())
         blocks = tuple(foreseen["class_blocks"])
-        return PPDSparseRun(task.dataset, work, task.parameters, task.seed, plan, ledger, start, blocks, carried)
+        return PPDSparseRun(
+            task.dataset,
+            work,
+            task.parameters,
+            task.seed,
+            plan,
+            ledger,
+            start,
+            blocks,
+            carried,
+            foreseen["phase_seconds"],
+        )
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
@@ -97,8 +111,7 @@ class PPDSparseMethod(Method):
             return None
         what, round_ = found[1], int(found[2])
         if what == "search":
-            plain = name.removeprefix("approximate.")
-            return f"search/{round_}/{'approximate/' if plain != name else ''}{plain.replace('.', '/')}"
+            return f"search/{round_}/{name.replace('.', '/')}"
         if round_ == -1:
             return f"start/{name}"
         before = work / "state" / f"solve-{round_ - 1}" / name
@@ -128,13 +141,33 @@ class PPDSparseMethod(Method):
         return sums
 
     def summary(self, report: Mapping[str, Any]) -> list[str]:
-        """How near to the optimum the classes are."""
+        """How near to the optimum the classes are, and what to do to come nearer."""
         lines = [
-            f"objective {report['objective']:.6g}; duality gap / objective: {report['duality_gap_mean']:.2g} on average, "
-            f"{report['duality_gap']:.2g} for the worst class; {report['n_open']:,} classes stopped short of tol"
+            f"objective {report['objective']:.6g}: within {_percent(report['duality_gap_mean'])} of its optimum on average, "
+            f"{_percent(report['duality_gap'])} for the worst class",
+            _advice(report),
         ]
-        if report["params"]["max_rounds"] is None and report["n_open"]:
-            cure = "scale the rows (xmc-stream convert --normalize l2), or take a smaller C or a larger tol"
-            lines.append(f"these came no nearer to it: their gap did not halve in {PATIENCE} rounds; {cure}")
         work, exact = report.get("search_work"), report.get("search_work_exact")
         return [*lines, *([f"searches did {work / exact:.0%} of the exact multiply-adds"] if work and exact else [])]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def _advice(report: Mapping[str, Any]) -> str:
+    """Whether the classes are trained far enough, and what to set if not."""
+    n_open, tol = report["n_open"], report["params"]["tol"]
+    if not n_open:
+        return f"every class is within tol ({tol:g}): there is nothing to gain from more rounds"
+    if report["params"]["max_rounds"] is None:
+        return (
+            f"{n_open:,} classes are not within tol ({tol:g}) and came no nearer: their gap did not halve in {PATIENCE} "
+            "rounds; if that is too far, scale the rows (xmc-stream convert --normalize l2), or take a smaller C"
+        )
+    if report["duality_gap_mean"] <= _NEAR:
+        return "trained as far as it pays; --set max_rounds=none goes on until every class is within tol"
+    return (
+        f"that is farther than usual after {report['rounds']} rounds: --set max_rounds=none goes on, "
+        "and rows of length one (xmc-stream convert --normalize l2) or a smaller C need fewer"
+    )

@@ -39,8 +39,12 @@ _FAR_GROWTH = 4
 _HALF, _MOST_C = 0.5, 100.0
 # There positives weigh as much more, up to this: with few features a class's few positives are not fitted else.
 _MOST_WEIGHT = 2.0
+# Kinds of searches. A narrow one scores with weights of 16 bits, an approximate one with some of these: what they find
+# enters active sets and nothing else.
+EXACT, NARROW, APPROXIMATE = "", "narrow", "approximate"
 # Without a cap, a class whose gap has not halved in so many rounds is left as it is.
 PATIENCE = 5
+ROUNDING = 1e-7  # of the objective: gaps that are not seen to halve any more
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,8 @@ class PPDSparseParameters(Parameters):
         Whole(
             "Rounds of a class, at most. After `rounds`, a class goes on only while its duality gap is above 2 % of its "
             "objective, and only while these gaps together are more than 3 % of the objective of all classes. none: no "
-            "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds.",
+            "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds: rounds "
+            "help it no more, or only rounding keeps it from its optimum.",
             none=True,
         ),
     )
@@ -192,6 +197,10 @@ class PPDSparseParameters(Parameters):
     def fewer_weights(self) -> bool:
         """Whether approximate searches leave out weights, so have tiles of their own."""
         return self.cut > 0 or self.delta > 0
+
+    def kind_of_search(self, round_: int) -> str:
+        """EXACT or NARROW: before a round of every class a search only chooses rows; later ones say which classes are done."""
+        return NARROW if self.common_rounds is not None and 0 < round_ < self.common_rounds else EXACT
 
     @property
     def loss_code(self) -> int:

@@ -17,10 +17,11 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
-from xmc_stream.kernels.scores import ActiveAhead, BestRows, LossSums, Tile, bias_losses, loss_grid, search
+from xmc_stream.kernels.scores import Tile
+from xmc_stream.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.solver import Solver, row_order, start_sizes
+from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
 from xmc_stream.models.linear.tiles import make_tile, tile_bytes
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
@@ -97,7 +98,10 @@ class ProbeJob:
         scratch = new_scratch(dataset.n_features, len(rows), max(1, self._largest(sets, block.indptr, at)))
         statistics = np.empty((len(classes), 4))
         began = time.perf_counter()
-        Solver(self.parameters, self.seed, row_order(n, X.nnz)).solve(sets, at, block, 0, scratch, statistics, sink)
+        dense = has_dense_rows(n, dataset.n_features, X.nnz)
+        Solver(self.parameters, self.seed, row_order(n, X.nnz), dense).solve(
+            sets, at, block, 0, scratch, statistics, sink
+        )
         step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
 from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
-from xmc_stream.methods.ppdsparse.parameters import LARGE_MODEL, WORTH, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.outline import Outline, part_of
+from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
     SolvePlan,
@@ -165,6 +167,7 @@ class PPDSparseRun:
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
     search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
     from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation.
+    seconds: that each phase is foreseen to take, by the beginning of its jobs' keys.
     """
 
     dataset: Dataset
@@ -176,6 +179,7 @@ class PPDSparseRun:
     warm_start: str = ""
     blocks: tuple[int, ...] = ()
     carried: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parameters = settled(self.parameters, self.dataset)
@@ -200,24 +204,28 @@ class PPDSparseRun:
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
             approximate = approximate and (p.common_rounds is None or round_ < p.common_rounds)
+            kind = APPROXIMATE if approximate else p.kind_of_search(round_)
             finished = self._all_known(self._finalise_jobs(round_, []))
             if not last and self._all_known(self._solve_jobs(round_, [])):
                 files: list[CandidateFile] = []  # searched and solved in an earlier session
             elif finished or self._unchecked(round_) or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
-                files, n_found = yield from self._search(round_, approximate, solves)
-                if approximate and n_found == 0:  # whether nothing is left, an exact search says
-                    approximate = False
-                    files, n_found = yield from self._search(round_, approximate, solves)
-                settled = n_found == 0 and all(receipt["inside"] <= p.tol for receipt in solves)
+                files, n_found = yield from self._search(round_, kind, solves)
+                solved = all(receipt["inside"] <= p.tol for receipt in solves)
+                if n_found == 0 and (approximate or (kind == NARROW and solved)):
+                    approximate, kind = False, EXACT  # which says whether nothing is left
+                    files, n_found = yield from self._search(round_, kind, solves)
+                settled = n_found == 0 and solved
                 last = last or settled or not self._worth_more(round_, files)
             if last:
                 break
             make_folder(self._state(f"solve-{round_}"))
             solves = yield Phase(
                 f"round {round_ + 1}: solve",
-                self._solve_jobs(round_, files, approximate),
+                self._solve_jobs(round_, files, kind),
+                self._outline.words("solving", round_),
+                self._outline.span(f"solve/{round_}"),
                 unit="round",
                 number=round_ + 1,
                 gathers=True,
@@ -228,7 +236,8 @@ class PPDSparseRun:
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
         large = sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
         prune = self._least_weight if large or p.prune is not None else 0.0
-        receipts = yield Phase("finalise", self._finalise_jobs(round_, files, prune, p.halves(large)))
+        finalise = self._finalise_jobs(round_, files, prune, p.halves(large))
+        receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"))
         halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
@@ -251,6 +260,10 @@ class PPDSparseRun:
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
 
+    @cached_property
+    def _outline(self) -> Outline:
+        return Outline(self.parameters, self.seconds)
+
     def _unchecked(self, round_: int) -> bool:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
@@ -263,7 +276,8 @@ class PPDSparseRun:
         job = GroupsJob(
             str(self.dataset.path), self.parameters, self.seed, self._least_weight, str(self.work / GUIDE), self.plan
         )
-        receipts = yield Phase("groups of labels", [job], gathers=True)
+        span = self._outline.span("groups")
+        receipts = yield Phase("groups of labels", [job], "learning groups of labels", span, gathers=True)
         return {GUIDE: guide_attributes(receipts[0], weight)}
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
@@ -308,13 +322,18 @@ class PPDSparseRun:
         files: list[CandidateFile] = []
         if self.carried:
             make_folder(self._state("solve-0"))
-            return (yield Phase("go on from another setting", self._carry_jobs(), gathers=True))
+            words = "taking over another setting's rows"
+            return (yield Phase("go on from another setting", self._carry_jobs(), words, gathers=True))
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
-            starts = yield Phase("warm start: weights", self._start_jobs(), gathers=True)
-            files, _ = yield from self._search(0, False, starts)
+            words = "reading the weights to begin from"
+            starts = yield Phase("warm start: weights", self._start_jobs(), words, gathers=True)
+            files, _ = yield from self._search(0, EXACT, starts)
         make_folder(self._state("solve-0"))
-        solves = yield Phase("round 1: solve", self._solve_jobs(0, files), unit="round", number=1, gathers=True)
+        words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
+        solves = yield Phase(
+            "round 1: solve", self._solve_jobs(0, files), words, span, unit="round", number=1, gathers=True
+        )
         self._drop_before(0)
         return solves
 
@@ -348,14 +367,14 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _solve_jobs(self, round_: int, files: list[CandidateFile], approximate: bool = False) -> list[SolveJob]:
+    def _solve_jobs(self, round_: int, files: list[CandidateFile], kind: str = EXACT) -> list[SolveJob]:
         d = self.dataset
         sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start), self.units)
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
-                self._of_unit(files, unit), approximate, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
+                self._of_unit(files, unit), kind, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
                 self._start_slopes,
             )
             for unit in self.units
@@ -378,7 +397,7 @@ class PPDSparseRun:
         return tuple(file for file in files if file.first < unit.last and file.last > unit.first)
 
     def _search(
-        self, round_: int, approximate: bool, solves: list[Receipt]
+        self, round_: int, kind: str, solves: list[Receipt]
     ) -> Generator[Phase, list[Receipt], tuple[list[CandidateFile], int]]:
         """One pass over the rows for each class block; returns the files written and how many classes have violators.
 
@@ -387,7 +406,7 @@ class PPDSparseRun:
         A search that an earlier session finished is used as it was cut then; one that it left unfinished goes on if
         the present limit cuts it the same way, else it begins anew.
         """
-        note = f"cut/{round_}/approximate" if approximate else f"cut/{round_}"
+        note = f"cut/{round_}/{kind}" if kind else f"cut/{round_}"
         before = self.ledger.get(note)
         if before is not None:
             known = [receipt for key in before["keys"] if (receipt := self.ledger.get(key)) is not None]
@@ -395,8 +414,8 @@ class PPDSparseRun:
                 files = [CandidateFile(first, last, str(self.work / path)) for first, last, path in before["files"]]
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
-        blocks = self._cut_classes(round_, check, approximate, solves)
-        phases = [self._search_jobs(round_, check, approximate, *block) for block in blocks]
+        blocks = self._cut_classes(round_, check, kind, solves)
+        phases = [self._search_jobs(round_, check, kind, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [CandidateFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -410,30 +429,36 @@ class PPDSparseRun:
         n_found = 0
         for b, phase in enumerate(phases):
             name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"
-            name = f"{name} {b + 1}/{len(phases)}" if len(phases) > 1 else name
-            receipts = yield Phase(name, phase, unit="" if check else "round", number=round_ + 1 if round_ else 0)
+            words = "checking all rows" if check else self._outline.words("searching for violators", round_)
+            span = self._outline.span(f"search/{round_}")
+            if len(phases) > 1:
+                name, words = f"{name} {b + 1}/{len(phases)}", f"{words}, part {b + 1} of {len(phases)}"
+                span = part_of(span, b, len(phases))
+            receipts = yield Phase(
+                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0
+            )
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, approximate: bool, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
+        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
     ) -> list[SearchJob]:
         d = self.dataset
-        name = f"{'approximate.' if approximate else ''}{spans[0].first}-{spans[-1].last}"
+        name = f"{kind + '.' if kind else ''}{spans[0].first}-{spans[-1].last}"
         return [
             SearchJob(
-                str(d.path), self.parameters, self.seed, round_, check, approximate, start, stop, spans,
+                str(d.path), self.parameters, self.seed, round_, check, kind, start, stop, spans,
                 str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip
 
     def _cut_classes(
-        self, round_: int, check: bool, approximate: bool, solves: list[Receipt]
+        self, round_: int, check: bool, kind: str, solves: list[Receipt]
     ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
         """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
-        kind = "approximate_ranges" if approximate and self.parameters.fewer_weights else "tile_ranges"
-        units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[kind]] for receipt in solves]
+        ranges = "approximate_ranges" if kind == APPROXIMATE and self.parameters.fewer_weights else "tile_ranges"
+        units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[ranges]] for receipt in solves]
         if check:
             units = [
                 [replace(size, wanted=[size.span.last - size.span.first] * len(size.wanted)) for size in sizes]

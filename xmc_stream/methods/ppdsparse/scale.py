@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -28,8 +30,16 @@ def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParam
 def spread(dataset: Dataset) -> float:
     """The mean of ||x_i - m||^2, m being the mean of all rows, from random pairs of rows: half of ||x_i - x_j||^2 each.
 
-    The pairs are the same in every run. Two rows are in memory at a time. inf where there are no two rows.
+    The pairs are the same in every run. Two rows are in memory at a time. inf where there are no two rows. The forecast of
+    a training and the training ask for it, so it is kept.
     """
+    return _spread(dataset.path, dataset.fingerprint)
+
+
+@lru_cache(maxsize=8)
+def _spread(path: Path, fingerprint: str) -> float:
+    """Of the dataset at a path while it has this fingerprint."""
+    dataset = Dataset(path)
     X, n = dataset.X_rows(), dataset.n_samples
     if n < 2:
         return float("inf")

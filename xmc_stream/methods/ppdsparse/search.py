@@ -18,13 +18,13 @@ from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
-from xmc_stream.kernels.scores import (
+from xmc_stream.kernels.scores import Tile
+from xmc_stream.kernels.search import (
     BINS,
     NO_LOSS,
     ActiveAhead,
     BestRows,
     LossSums,
-    Tile,
     begin_anew,
     bias_losses,
     close_up,
@@ -32,7 +32,7 @@ from xmc_stream.kernels.scores import (
     places,
     search,
 )
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.linear.tiles import make_tile, tile_width
@@ -104,7 +104,7 @@ class _SpanSearch:
         end[order] = np.cumsum(of_slot[order])
         begin = np.zeros(self.width, np.int64)
         begin[order] = end[order] - of_slot[order]
-        n_places, near = int(of_slot.sum()), -parameters.tol if job.approximate else parameters.near
+        n_places, near = int(of_slot.sum()), parameters.near if job.kind == EXACT else -parameters.tol
         threshold = np.full(self.width, np.inf, np.float32)
         threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
         self.best = BestRows(
@@ -112,7 +112,7 @@ class _SpanSearch:
             threshold,
         )  # fmt: skip
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
-        loss, grid = NO_LOSS if job.approximate else parameters.loss_code, loss_grid(n_samples)
+        loss, grid = parameters.loss_code if job.kind == EXACT else NO_LOSS, loss_grid(n_samples)
         self.losses = LossSums(loss, grid, parameters.positive_weight, np.zeros(self.width), np.zeros(self.width))
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
@@ -193,21 +193,21 @@ class _SpanSearch:
         return scores
 
     def make_tile(self, n_features: int) -> Tile:
-        """Weights of the open classes, by feature; of an approximate search some of them."""
+        """Weights of the open classes, by feature: all and whole, of 16 bits, or some of these, see `SearchJob.kind`."""
         weights = SparseMatrix(Path(self.span.state) / "weights").expect((n_features, None), "csc_matrix", np.float32)
         low, job = self.span.first - self.span.unit.first, self.job
         classes = self.classes.astype(np.int64)
         block = weights.gather(low + classes)
         n = len(block.indices)
-        if job.approximate:
+        if job.kind == APPROXIMATE:
             labels = self.span.first + classes
             n = fewer_weights(block.indptr, block.indices, block.values, labels, job.parameters, job.seed, job.round)
-        return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features)
+        return make_tile(block.indptr, block.indices[:n], block.values[:n], self.bias, n_features, job.kind != EXACT)
 
     @contextmanager
     def tile(self, n_features: int) -> Iterator[Tile]:
         """The tile, from the process's cache or made."""
-        key = (self.span.state, self.span.first, self.span.last, self.job.approximate)
+        key = (self.span.state, self.span.first, self.span.last, self.job.kind)
         with shared_cache(self.job.cache_bytes).use(
             key, self.span.tile_bytes, partial(self.make_tile, n_features)
         ) as tile:
@@ -228,8 +228,9 @@ class SearchJob:
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
     -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
-    over the rows. check: no round follows, so the highest one is enough. approximate: with the parameters' cut, delta and
-    min_value, so that losses are no losses and only the rows count; else exact. interval: rows after which what a class
+    over the rows. check: no round follows, so the highest one is enough. kind: EXACT; NARROW, with weights of 16 bits, so
+    that only the rows count and no loss is summed; or APPROXIMATE, narrow with the parameters' cut, delta and min_value. A
+    narrow search takes rows above -1 + tol. interval: rows after which what a class
     found is written where it wants more than so many; its active rows are read as many at a time.
     """
 
@@ -238,7 +239,7 @@ class SearchJob:
     seed: int
     round: int
     check: bool
-    approximate: bool
+    kind: str
     start: int
     stop: int
     spans: tuple[UnitSpan, ...]
@@ -260,7 +261,7 @@ class SearchJob:
     @property
     def key(self) -> str:
         """Round, classes, rows."""
-        kind = "approximate/" if self.approximate else ""
+        kind = f"{self.kind}/" if self.kind else ""
         return f"search/{self.round}/{kind}{self.first}-{self.last}/{self.start}-{self.stop}"
 
     def run(self) -> Receipt:
@@ -281,7 +282,7 @@ class SearchJob:
         ) as writer:
             for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
                 n_blocks += 1
-                if self.approximate and p.min_value > 0:
+                if self.kind == APPROXIMATE and p.min_value > 0:
                     keep_large(x.indptr, x.indices, x.values, p.min_value)
                 if p.approximate:
                     count_indices(x.indices[: x.indptr[-1]], entries)

@@ -28,10 +28,26 @@ from xmc_stream.kernels.dcd import new_scratch, start_alpha
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
-from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import (
+    APPROXIMATE,
+    EXACT,
+    FAR,
+    PATIENCE,
+    ROUNDING,
+    PPDSparseParameters,
+)
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
 from xmc_stream.methods.ppdsparse.search import fewer_weights
-from xmc_stream.methods.ppdsparse.solver import Sink, Solver, added_sizes, ramp_of, row_order, start_sizes
+from xmc_stream.methods.ppdsparse.solver import (
+    Sink,
+    Solver,
+    added_sizes,
+    dense_bytes,
+    has_dense_rows,
+    ramp_of,
+    row_order,
+    start_sizes,
+)
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DONE,
@@ -74,13 +90,13 @@ def update_statistics(
     parameters: PPDSparseParameters,
     n_samples: int,
     round_: int,
-    approximate: bool = False,
+    exact: bool = True,
 ) -> NDArray[np.int64]:
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     statistics (n, N_STATISTICS) is changed in the rows of open classes. Losses are whole multiples of a power of two
-    (`kernels.scores.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
-    how many rows were found for each class. An approximate search enters nothing.
+    (`kernels.search.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
+    how many rows were found for each class. A search that is not exact enters nothing.
     """
     n = len(statistics)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
@@ -92,7 +108,7 @@ def update_statistics(
             n_found[mine] += found.of_classes("counts", *theirs)
             losses[mine] += found.of_classes("losses", *theirs)
             best[mine] = np.maximum(best[mine], found.of_classes("best", *theirs))
-    if approximate:
+    if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN
     statistics[open_, LOSS] = losses[open_]
@@ -103,7 +119,9 @@ def update_statistics(
     if parameters.common_rounds is not None:
         done |= (gap <= FAR * objective) & (round_ >= parameters.common_rounds)
     elif round_ and round_ % PATIENCE == 0:
-        done |= (gap > statistics[:, MARK] / 2) & (statistics[:, MARK] > 0)
+        # scores are float32: a gap that rounding hides, or turns below zero, cannot be seen to halve
+        slow = (gap > statistics[:, MARK] / 2) | (gap <= ROUNDING * objective)
+        done |= slow & (round_ > PATIENCE)
         statistics[:, MARK] = gap
     statistics[open_ & done, STATUS] = DONE
     return n_found
@@ -136,8 +154,8 @@ def search_sizes(
 class SolveJob:
     """One round of one unit.
 
-    previous: the unit's state after the round before; in round 0 that of a warm start, or "". approximate: whether an
-    approximate search found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`.
+    previous: the unit's state after the round before; in round 0 that of a warm start, or "". kind: of the search that
+    found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`.
     """
 
     data: str
@@ -147,7 +165,7 @@ class SolveJob:
     unit: Unit
     previous: str
     candidates: tuple[CandidateFile, ...]
-    approximate: bool
+    kind: str
     out: str
     plan: MemoryPlan
     sizes: SolvePlan
@@ -157,6 +175,11 @@ class SolveJob:
     def key(self) -> str:
         """Round and unit."""
         return f"solve/{self.round}/{self.unit.name}"
+
+    @property
+    def approximate(self) -> bool:
+        """Whether an approximate search found the candidates."""
+        return self.kind == APPROXIMATE
 
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from."""
@@ -183,7 +206,8 @@ class _UnitSolve:
             if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
                 self.room = np.minimum(self.room, 1)
         self.order = row_order(self.n_samples, self.X.nnz)
-        self.solver = Solver(job.parameters, job.seed, self.order)
+        dense = has_dense_rows(self.n_samples, self.dataset.n_features, self.X.nnz)
+        self.solver = Solver(job.parameters, job.seed, self.order, dense)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
         p, d = job.parameters, self.dataset.n_features
@@ -213,7 +237,7 @@ class _UnitSolve:
             else:
                 writer.statistics[:] = self.previous.statistics
                 n_found = update_statistics(
-                    writer.statistics, job.candidates, self.first, p, self.n_samples, job.round, job.approximate
+                    writer.statistics, job.candidates, self.first, p, self.n_samples, job.round, job.kind == EXACT
                 )
                 sizes = np.diff(self.previous.active.ends(0, n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
@@ -448,7 +472,11 @@ class _UnitSolve:
         union = np.empty(count_before(self.words, self.before), np.int64)
         marked_rows(self.words, union)
         spans = self.X.lengths(union)
-        if int(spans[1].sum()) > sizes.max_nnz:
+        fits = int(spans[1].sum()) <= sizes.max_nnz
+        if self.solver.dense:  # as whole lines they are there twice
+            half = sizes.max_nnz // 2
+            fits = int(spans[1].sum()) <= half and dense_bytes(len(union), self.dataset.n_features) <= 8 * half
+        if not fits:
             return False
         at = np.empty(len(sets.rows), np.int64)
         rank(sets.rows, self.words, self.before, at)

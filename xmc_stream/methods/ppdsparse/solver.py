@@ -34,12 +34,15 @@ from xmc_stream.kernels.dcd import (
     take_weights,
     violation,
 )
+from xmc_stream.kernels.densedcd import fill_lines, padded, solve_dense_classes
 from xmc_stream.kernels.order import RowOrder, stream_order
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
 ROW_BYTES = 80  # of an active row in a solve: its number, place, sign, alpha before and after, score, order, square
 LARGE_BYTES = 4 << 20  # a class whose active rows take more, on average, is large
+# Rows are dense where they have one feature in so many on average, and not very many features: v stays in a cache.
+_DENSE_SHARE, _MOST_FEATURES = 2, 1 << 12
 STRIP_BYTES, STRIP_BITS = 1 << 18, 9  # of a strip of rows, on average, and rows at most (log2)
 # A warm start brings as many rows at once as a cold one does in its rounds, and solves them in one.
 _WARM_GROWTH = 4
@@ -72,11 +75,21 @@ def row_order(n_samples: int, nnz: int) -> RowOrder:
     return RowOrder(n_samples, LARGE_BYTES // (row_bytes + ROW_BYTES), min(strip_bits, STRIP_BITS))
 
 
-def penalty_of(parameters: PPDSparseParameters) -> Penalty:
-    """The numbers of the inner problem."""
+def has_dense_rows(n_samples: int, n_features: int, nnz: int) -> bool:
+    """Whether rows have most features: they are then solved as whole lines (`kernels.densedcd`). A matter of the data alone."""
+    return n_features <= _MOST_FEATURES and nnz * _DENSE_SHARE >= n_samples * n_features
+
+
+def dense_bytes(n_rows: int, n_features: int) -> int:
+    """Of so many rows as whole lines."""
+    return 4 * n_rows * padded(n_features)
+
+
+def penalty_of(parameters: PPDSparseParameters, dense: bool = False) -> Penalty:
+    """The numbers of the inner problem. dense: rows are, see `has_dense_rows`."""
     p = parameters
     (h2, upper), (h2_positive, upper_positive) = p.bounds(1.0), p.bounds(p.positive_weight)
-    return Penalty(float(p.lam), float(p.tau), h2, upper, h2_positive, upper_positive, p.bias)
+    return Penalty(float(p.lam), float(p.tau), h2, upper, h2_positive, upper_positive, p.bias, dense)
 
 
 def ramp_of(parameters: PPDSparseParameters, slopes: tuple[float, float]) -> Ramp:
@@ -94,11 +107,13 @@ class Solver:
     """The inner problem for given parameters: gives every class of some active sets its weights.
 
     seed: of the visiting orders, with class, round and epoch. order: what large classes are, and their visiting order.
+    dense: see `has_dense_rows`.
     """
 
     parameters: PPDSparseParameters
     seed: int
     order: RowOrder
+    dense: bool = False
 
     def solve(
         self,
@@ -117,16 +132,25 @@ class Solver:
         """
         p = self.parameters
         n = len(sets.ptr) - 1
-        x, penalty = CSR.of(block), penalty_of(p)
+        x, penalty, n_features = CSR.of(block), penalty_of(p, self.dense), len(scratch.local_of)
         steps = Steps(self.seed, round_, p.epochs_of(round_), float(p.tol), float(p.enough(round_)))
         norms = np.empty(len(x.indptr) - 1)
         row_squares(x.indptr, x.values, 1.0 if p.bias else 0.0, norms)
+        lines = np.zeros(0, np.float32)
+        if self.dense:
+            lines = np.zeros(len(norms) * padded(n_features), np.float32)
+            fill_lines(x, padded(n_features), lines)
         counts = np.zeros(n, np.int64)
         done = 0
         while done < n:
-            end, filled = solve_classes(
-                done, sets, at, x, norms, self.order, steps, penalty, scratch, counts, statistics
-            )  # fmt: skip
+            if self.dense:
+                end, filled = solve_dense_classes(
+                    done, sets, at, lines, norms, n_features, self.order, steps, penalty, scratch, counts, statistics
+                )  # fmt: skip
+            else:
+                end, filled = solve_classes(
+                    done, sets, at, x, norms, self.order, steps, penalty, scratch, counts, statistics
+                )  # fmt: skip
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
 
@@ -149,9 +173,12 @@ class Solver:
         """
         p = self.parameters
         n = len(sets.rows)
-        penalty = penalty_of(p)
+        penalty = penalty_of(p, self.dense)
         block: tuple[NDArray[np.int64], CSR, NDArray[np.float64]] | None = None
         n_local = 0
+        if self.dense:  # margins are sums by feature, so features keep their numbers
+            n_local = len(scratch.local_of)
+            scratch.local_of[:] = scratch.features[:n_local] = np.arange(n_local)
         asleep = np.zeros(n, np.bool_)
 
         def stretches(

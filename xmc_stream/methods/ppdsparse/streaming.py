@@ -115,16 +115,16 @@ class StreamSolver:
     gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
     once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
     told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
-    rows of a strip, log2.
+    rows of a strip, log2. dense: see `has_dense_rows`.
     """
 
     def __init__(
         self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, strip_bits: int,
-        active: ActiveRowStore, gather: Gather, ahead: Ahead, threads: int = 1,
+        active: ActiveRowStore, gather: Gather, ahead: Ahead, threads: int = 1, dense: bool = False,
     ) -> None:  # fmt: skip
         self.parameters, self.seed, self.n_samples, self.strip_bits = parameters, seed, n_samples, strip_bits
         self.active, self._gather, self._ahead, self.threads = active, gather, ahead, threads
-        self.penalty = penalty_of(parameters)
+        self.penalty = penalty_of(parameters, dense)
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((active.n_classes, n_features)), np.zeros(active.n_classes)
         self._rows = GROUP << strip_bits

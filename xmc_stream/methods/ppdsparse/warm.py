@@ -28,21 +28,22 @@ class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
-    groups of labels.
+    groups of labels; dense: for rows that have most features.
     """
 
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
     again: bool = False
     large: bool = False
     guided: bool = False
+    dense: bool = False
 
     @property
     def loads(self) -> str:
         p = self.parameters
-        return f"ppdsparse {self.again, self.large, self.guided, p.cut > 0, p.delta > 0, p.min_value > 0}"
+        return f"ppdsparse {self.again, self.large, self.guided, self.dense, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
-        with a_few_rows() as dataset:
+        with a_few_rows(d=6 if self.dense else 12) as dataset:  # of which a row has four
             path = Path(dataset.path).parent
             work = path / "model.partial"
             begin_model(work)
