@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 # The package `convert` and the function of that name share an attribute: importing the package first, once, and light
 # as it is, lets the function have it for good.
 from xmc_stream.convert import convert
+from xmc_stream.errors import (
+    InputError,
+    JobError,
+    MemoryLimitError,
+    ResumeError,
+    StoreError,
+    XmcStreamError,
+)
 
 if TYPE_CHECKING:
+    __version__: str
+    from xmc_stream import errors as errors
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
     from xmc_stream.datasets.export import export as export
@@ -32,7 +42,6 @@ if TYPE_CHECKING:
     from xmc_stream.estimators import PPDSparse as PPDSparse
     from xmc_stream.evaluation import evaluate as evaluate
     from xmc_stream.mips.index import InnerProductIndex as InnerProductIndex
-    from xmc_stream.models import Execution as Execution
     from xmc_stream.models import Model as Model
     from xmc_stream.models import load_model as load_model
     from xmc_stream.models import predict as predict
@@ -47,7 +56,6 @@ _HOME = {
     "LEML": "xmc_stream.estimators",
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
-    "Execution": "xmc_stream.models",
     "Model": "xmc_stream.models",
     "calibrate": "xmc_stream.calibration",
     "uncalibrate": "xmc_stream.calibration",
@@ -69,14 +77,21 @@ __all__ = [
     "LEML",
     "MEMOIR",
     "Dataset",
-    "Execution",
     "GroupLasso",
     "InnerProductIndex",
+    "InputError",
+    "JobError",
+    "MemoryLimitError",
     "Model",
     "PDSparse",
     "PPDSparse",
+    "ResumeError",
+    "StoreError",
+    "XmcStreamError",
+    "__version__",
     "calibrate",
     "convert",
+    "errors",
     "evaluate",
     "export",
     "load_model",
@@ -91,9 +106,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "__version__":
+        value: Any = import_module("importlib.metadata").version("xmc-stream")
+    elif name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    else:
         raise AttributeError(f"module 'xmc_stream' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

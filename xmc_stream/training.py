@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model, memory_plan
 from xmc_stream.planning import plan_line, with_process
+from xmc_stream.progress import LOG, Progress, working
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
@@ -29,6 +30,7 @@ from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.selection import SELECTED
 
+_CHECKING = 0.02  # of a training, that comparing checksums takes
 RUN_FORMAT = 2  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
@@ -45,13 +47,16 @@ def train(
     trial: bool = False,
 ) -> tuple[Model, dict[str, Any]]:
     """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial: see `Task`."""
-    with writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"):
-        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial)
+    with (
+        working("train", execution.progress) as progress,
+        writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"),
+    ):
+        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, progress)
 
 
 def _train(
     dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
-    force: bool, check: bool, warm_start: Model | None, trial: bool,
+    force: bool, check: bool, warm_start: Model | None, trial: bool, progress: Progress,
 ) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
@@ -75,21 +80,23 @@ def _train(
         refuse_in_progress(work / "ledger.jsonl")
         shutil.rmtree(work, ignore_errors=True)
     begin_model(work)
-    with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger:
+    with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger, _refused(work, ledger):
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         if trial and not ledger.resumed:
             remove(state_of_trial(path))
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
-        with Engine(limit, threads, execution.scheduler, events, execution.progress) as engine:
+        with Engine(limit, threads, execution.scheduler, events) as engine:
             resident_bytes = engine.warm(method.warm_up(task))
             plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
+            progress.phase("looking at the data", (0.0, 0.0))
             forecaster = method.forecaster(task, plan, engine.once)
             foreseen = forecaster.forecast(plan)
             run = method.run(task, work, plan, ledger, foreseen)
-            if execution.progress:
-                forecast = with_process(foreseen, plan, resident_bytes, peak_resident())
-                print(f"plan: {plan_line(forecast)}", file=sys.stderr, flush=True)
+            LOG.info(
+                "plan: %s", plan_line(with_process(foreseen, plan, resident_bytes, peak_resident()), progress.elapsed())
+            )
+            progress.expect(foreseen["seconds"])
 
             checks = [
                 *check_jobs(dataset, method.reads_mask(parameters)),
@@ -97,12 +104,13 @@ def _train(
             ]
             if ledger.resumed:  # what was read and written before may have been damaged since
                 ledger.forget([job.key for job in checks])
-                _forget_damaged(method, ledger, engine, work, warm_start is not None, execution.progress)
+                _forget_damaged(method, ledger, engine, work, warm_start is not None)
 
             def whole() -> Loop:
                 if check:
-                    yield Phase("check the data", checks)
-                return (yield from run.loop())
+                    yield Phase("check the data", checks, "comparing the data with their checksums", (0.0, _CHECKING))
+                with progress.part(_CHECKING if check else 0.0, 1.0):
+                    return (yield from run.loop())
 
             with understood(ledger.path) if ledger.resumed else nullcontext():  # receipts that another session wrote
                 result = engine.run(whole(), ledger)
@@ -124,7 +132,9 @@ def _train(
         for folder in ("state", "scratch"):
             shutil.rmtree(work / folder, ignore_errors=True)
         taken: dict[str, Any] = {
-            name: dataset.attributes[name] for name in ("normalize", "base", SELECTED) if name in dataset.attributes
+            name: dataset.attributes[name]
+            for name in ("normalize", "base", "beside", SELECTED)
+            if name in dataset.attributes
         }
         attributes = {
             **model_attributes(dataset, parameters.solver, parameters.to_dict(), seed, result),
@@ -140,16 +150,30 @@ def _train(
     return model, _report(method, model, limit.limit, began, totals, resumed)
 
 
-def _forget_damaged(
-    method: Method, ledger: Ledger, engine: Engine, work: Path, warm_start: bool, progress: bool
-) -> None:
+@contextmanager
+def _refused(work: Path, ledger: Ledger) -> Iterator[None]:
+    """What cannot be begun, as no scheduler answers, leaves nothing behind."""
+    try:
+        yield
+    except InputError:
+        if not any(ledger.items()):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, warm_start: bool) -> None:
     """Compare what an earlier session left with its checksums; what is damaged is made again, and all that came from it.
 
     Raises StoreError where what it was made from is gone.
     """
 
     def state() -> Loop:
-        receipts = yield Phase("check the state", check_state_jobs(work, method.sealed))
+        receipts = yield Phase(
+            "check the state",
+            check_state_jobs(work, method.sealed),
+            "comparing what was done with its checksums",
+            (0.0, 0.0),
+        )
         return {"damaged": [receipt for receipt in receipts if receipt["damage"]]}
 
     damaged = {Path(receipt["folder"]): receipt["damage"] for receipt in engine.run(state(), Notes())["damaged"]}
@@ -161,8 +185,7 @@ def _forget_damaged(
         for folder in redo.remove:
             remove(folder)
         engine.note_again(redo.key)
-        if progress:
-            print(f"note: {redo.damage}: {redo.key} and what came from it is made again", file=sys.stderr, flush=True)
+        LOG.info("note: %s: %s and what came from it is made again", redo.damage, redo.key)
 
 
 def _identity(method: Method, task: Task) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from xmc_stream.models.execution import Execution, memory_plan, planned
 from xmc_stream.models.model import Model, load_model
-from xmc_stream.models.prediction import checked, describe, predict, samples, stored_filter
+from xmc_stream.models.predicting import predict
+from xmc_stream.models.prediction import checked, describe, predict_to, samples, stored_filter
 
 __all__ = [
-    "Execution", "Model", "checked", "describe", "load_model", "memory_plan", "planned", "predict", "samples",
+    "Execution", "Model", "checked", "describe", "load_model", "memory_plan", "planned", "predict", "predict_to",
+    "samples",
     "stored_filter",
 ]  # fmt: skip

@@ -36,6 +36,8 @@ _RARE = 0.01  # of the candidates: those of labels so rare say too little of the
 _RIDGE = 1.0
 _MOST_STEPS = 100
 _NOISE = 2.0  # standard errors that a gain must exceed
+SHARPNESS = "sharpness"  # of what is learned: t of softmax(t z), where rows have one label
+_LOG_SHARPNESS = (-3.0, 3.0)  # where ln t is looked for
 _UNSEEN = 1e6  # what labels without training rows score less
 
 Floats = NDArray[np.float64]
@@ -68,6 +70,26 @@ class Calibration:
             ) from None
         return cls((a, b), least, (c, d), about["fewest"], cap)
 
+    @classmethod
+    def learned(cls, model: Path, attributes: Mapping[str, Any]) -> Self | None:
+        """As `of`, also where it is not applied; None where none was learned."""
+        about = attributes.get("calibration")
+        return None if about is None else cls.of(model, {"calibration": {**about, "applied": True}})
+
+    def logits(self, scores: NDArray[np.float32], counts: NDArray[Any], calibrated: bool) -> NDArray[np.float32]:
+        """z of scores (n, K), in their place.
+
+        counts: training rows of the labels; calibrated: whether the scores are what z became.
+        """
+        by = self.by(counts)
+        if calibrated:
+            high = scores > by[CAP]
+            scores[high] = (by[CAP] + (scores - by[TOP]) / BEYOND)[high]
+        else:
+            scores *= by[SLOPE]
+            scores += by[SHIFT]
+        return scores
+
     def to_dict(self) -> dict[str, Any]:
         """What attributes hold."""
         return asdict(self)
@@ -95,7 +117,7 @@ class Candidates:
     counts: NDArray[np.int64]
     true: NDArray[np.bool_]
 
-    def rows(self, chosen: slice) -> Candidates:
+    def rows(self, chosen: slice | NDArray[np.bool_]) -> Candidates:
         """Some of the rows."""
         return Candidates(self.labels[chosen], self.scores[chosen], self.counts[chosen], self.true[chosen])
 
@@ -126,7 +148,10 @@ def calibrate(candidates: Candidates) -> dict[str, Any]:
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / len(gains) ** 0.5)
     metrics = {f"P@{k}": [round(float(p[k].mean()), 4) for p in (before, after)] for k in before}
     about = {"rows": len(gains), "gain": round(gain, 4), "standard_error": round(error, 4), **metrics}
-    return {"applied": gain > _NOISE * error, **fit(candidates).to_dict(), **about}
+    found = fit(candidates)
+    if (sharpness := _sharpness(candidates, found)) is not None:
+        about[SHARPNESS] = sharpness
+    return {"applied": gain > _NOISE * error, **found.to_dict(), **about}
 
 
 def fit(candidates: Candidates) -> Calibration:
@@ -146,6 +171,27 @@ def fit(candidates: Candidates) -> Calibration:
     options = [Calibration(slope, least, shift, fewest, cap) for cap in (None, *_CAPS)]
     values = [np.mean([p.mean() for p in candidates.precisions(candidates.calibrated(o)).values()]) for o in options]
     return options[int(np.argmax(values))]
+
+
+def _sharpness(candidates: Candidates, calibration: Calibration) -> float | None:
+    """t of softmax(t z), where every row has one label: what makes the true ones among the rows' best most likely.
+
+    None where a row has several.
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    n_true = candidates.true.sum(axis=1)
+    if n_true.max() > 1 or not n_true.any():
+        return None
+    some = candidates.rows(n_true == 1)
+    by = calibration.by(some.counts.ravel()).reshape(4, *some.counts.shape)
+    z = (by[SLOPE] * some.scores + by[SHIFT]).astype(np.float64)
+
+    def loss(log_t: float) -> float:
+        return -float(log_softmax(np.exp(log_t) * z, axis=1)[some.true].sum())
+
+    return _rounded(float(np.exp(minimize_scalar(loss, bounds=_LOG_SHARPNESS, method="bounded").x)))
 
 
 def _rounded(value: float) -> float:

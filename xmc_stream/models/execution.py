@@ -31,14 +31,14 @@ class Execution:
         A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: run them in this
         process.
     progress : bool, default False
-        Show progress bars on stderr.
+        Show a bar on stderr, where that is a terminal.
     cuts : Cuts or None, default None
         Cut small data into many blocks; for tests.
 
     Examples
     --------
-    >>> import xmc_stream as xs
-    >>> xs.Execution(memory_limit="2GB", threads=2).limit().limit
+    >>> from xmc_stream.models import Execution
+    >>> Execution(memory_limit="2GB", threads=2).limit().limit
     2000000000
     """
 
@@ -63,7 +63,14 @@ class Execution:
         """
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
-        return MemoryLimit.kept(self.memory_limit)
+        return MemoryLimit.kept(self.memory_limit, here=self.scheduler is None)
+
+    def meet(self) -> None:
+        """Raise InputError where a scheduler is given and none answers, before anything is written."""
+        if self.scheduler is not None:
+            from xmc_stream.engine.cluster import Cluster
+
+            Cluster(self.scheduler, "", lambda: False).close()
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:
@@ -79,5 +86,5 @@ def planned(execution: Execution, limit: MemoryLimit, warm: Job) -> Iterator[tup
     from xmc_stream.engine.runner import Engine
 
     threads = execution.threads or available_threads()
-    with Engine(limit, threads, execution.scheduler, None, execution.progress) as engine:
+    with Engine(limit, threads, execution.scheduler) as engine:
         yield engine, memory_plan(engine, limit, engine.warm(warm), execution.cuts)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import shutil
-import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -18,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.folders import kept_folder, removed_with
+from xmc_stream.models.files import files_of, write_files
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.model import KIND, StoredModel
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
     from xmc_stream.jobs.job import Job, Loop, Phase, Receipt
     from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-    from xmc_stream.models.execution import Execution
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.matrix import Block, SparseMatrix
 
@@ -135,7 +132,7 @@ class Model(StoredModel, ABC):
         if self._owned is None:
             return load_model, (self.path.absolute(),)
         with writing(self.path, "fit again"):
-            files = {str(file.relative_to(self.path)): file.read_bytes() for file in _files(self.path)}
+            files = files_of(self.path)
         return _unpacked, (files,)
 
     def own(self, folder: Path) -> None:
@@ -147,10 +144,17 @@ class Model(StoredModel, ABC):
             The folder, which is removed with the object.
         """
         self._owned = folder
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        removed_with(self, folder)
 
     def predict_topk(
-        self, data: Any, k: int = 5, execution: Execution | None = None
+        self,
+        data: Any,
+        k: int = 5,
+        *,
+        memory_limit: str | int | None = None,
+        threads: int | None = None,
+        scheduler: Any = None,
+        progress: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best classes of each sample, and their scores, in memory.
 
@@ -160,11 +164,19 @@ class Model(StoredModel, ABC):
         Parameters
         ----------
         data : Dataset, scipy sparse matrix (n x D), or list of str
-            The samples. Texts are for a model that was trained on raw text.
+            The samples. Texts are for a model that was trained on raw text. Rows of a matrix are divided by their l2
+            norms if those that the model learned from were (`attributes["normalize"]`).
         k : int, default 5
             Classes of each sample, from 1 to the number of labels.
-        execution : Execution or None, default None
-            Memory limit, threads, cluster. None: `Execution()`.
+        memory_limit : str, int or None, default None
+            Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+            the memory that is free.
+        threads : int or None, default None
+            Threads of this process, from 1 on. None: as many as it has processors.
+        scheduler : dask client, str or None, default None
+            A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+        progress : bool, default False
+            Show a bar on stderr, where that is a terminal.
 
         Returns
         -------
@@ -187,9 +199,10 @@ class Model(StoredModel, ABC):
         --------
         xmc_stream.predict : for results that do not fit in memory.
         """
+        from xmc_stream.models.execution import Execution
         from xmc_stream.models.prediction import predict_topk
 
-        return predict_topk(self, data, k, execution)
+        return predict_topk(self, data, k, Execution(memory_limit, threads, scheduler, progress))
 
     def digest(self) -> str:
         """What "the same model" means: a hash of all that its scores depend on, and how it was made.
@@ -582,30 +595,10 @@ def load_model(path: str | Path) -> Model:
     return model
 
 
-def _files(folder: Path) -> list[Path]:
-    """Every file below a folder. Raises OSError where there is none."""
-    folder.stat()
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
 def _unpacked(files: Mapping[str, bytes]) -> Model:
     """A model of these files in a temporary folder of its own."""
-    with new_folder() as folder, writing(folder, "load it again"):
-        for name, content in files.items():
-            path = folder / "model" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+    with kept_folder() as folder, writing(folder, "load it again"):
+        write_files(folder / "model", files)
         model = load_model(folder / "model")
     model.own(folder)
     return model
-
-
-@contextmanager
-def new_folder() -> Iterator[Path]:
-    """A temporary folder for a model, which is gone when the block fails."""
-    folder = Path(tempfile.mkdtemp(prefix="xmc_stream-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise

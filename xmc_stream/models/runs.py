@@ -13,6 +13,7 @@ from xmc_stream.models.ranking import check_features, check_labels
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 
+PREDICTING = "ranking labels"  # in words, for those who watch
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
 

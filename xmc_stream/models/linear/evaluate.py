@@ -24,6 +24,7 @@ from xmc_stream.models.linear.guide import Guide, terms_of
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.runs import PREDICTING
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import write_predictions
@@ -127,6 +128,6 @@ class EvaluateRun(PredictRun):
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip
-        receipts = yield Phase("evaluate", jobs)
+        receipts = yield Phase("evaluate", jobs, PREDICTING, (0.0, 1.0))
         drop_tiles()
         return metrics_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)

@@ -31,7 +31,7 @@ from xmc_stream.models.ranking import (
     filter_pairs,
     no_predictions,
 )
-from xmc_stream.models.runs import HELD_ROWS, PAIRS, CutIntoJobs, RankingJob
+from xmc_stream.models.runs import HELD_ROWS, PAIRS, PREDICTING, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -286,6 +286,6 @@ class PredictRun:
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip
-        receipts = yield Phase("predict", jobs)
+        receipts = yield Phase("predict", jobs, PREDICTING, (0.0, 1.0))
         drop_tiles()
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.narrow import narrow
 from xmc_stream.kernels.scores import DENSE_SHARE, LANES, Tile, fill, lay_out
 from xmc_stream.store.model import UNIT
 
@@ -43,8 +44,12 @@ def make_tile(
     values: NDArray[np.float32],
     bias: NDArray[np.float32],
     n_features: int,
+    narrowed: bool = False,
 ) -> Tile:
-    """A tile of the classes of a CSC triple (indptr from 0), in that order."""
+    """A tile of the classes of a CSC triple (indptr from 0), in that order.
+
+    narrowed: with weights of 16 bits; `values` are overwritten then.
+    """
     width = tile_width(len(bias))
     start: NDArray[Any] = np.empty(n_features + 1, np.int32)
     total = lay_out(features, width, start)
@@ -52,8 +57,9 @@ def make_tile(
         start = np.empty(n_features + 1, np.int64)
         lay_out(features, width, start)
     slots = np.zeros(total, np.uint16)
-    weights = np.zeros(total, np.float32)
-    fill(indptr, features, values, width, start, np.empty(n_features, np.int32), slots, weights)
+    of_type: NDArray[Any] = narrow(values) if narrowed else values
+    weights = np.zeros(total, of_type.dtype)
+    fill(indptr, features, of_type, width, start, np.empty(n_features, np.int32), slots, weights)
     padded = np.full(width, -np.inf, np.float32)
     padded[: len(bias)] = bias
     return Tile(start, slots, weights, padded)

@@ -26,6 +26,8 @@ from xmc_stream.store.predictions import begin_predictions
 class LinearWarmUp(WarmUp):
     """Predict a few rows, or evaluate a model on them, which predicts them too. guided: by a model with groups of labels."""
 
+    seconds = 12.0
+
     evaluate: bool
     guided: bool = False
 

@@ -24,10 +24,12 @@ from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import LINES, Cut, Factor, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
-from xmc_stream.models.runs import HELD_ROWS, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
+
+_PROJECTED = 0.3  # of a prediction, that projecting the samples takes
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ class ScoreRun(RankingRun):
         try:
             learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
             w = model.factor("W")
-            projected = yield Phase("project", [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts])
+            projections = [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts]
+            projected = yield Phase("project", projections, "projecting the samples", (0.0, _PROJECTED))
             about = str(model.path), str(self.dataset.path)
             jobs: list[ScoreJob] = []
             for start, stop in sizes.ranges(n):
@@ -194,7 +197,7 @@ class ScoreRun(RankingRun):
                     jobs.append(EvaluateScoresJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
-            receipts = yield Phase("evaluate" if self.folder else "predict", jobs)
+            receipts = yield Phase("evaluate" if self.folder else "predict", jobs, PREDICTING, (_PROJECTED, 1.0))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if self.folder:

@@ -22,6 +22,8 @@ _RANK = 2
 class ScoreWarmUp(WarmUp):
     """Predict a few rows, and evaluate a model on them."""
 
+    seconds = 12.0
+
     @property
     def loads(self) -> str:
         return "low-rank prediction"

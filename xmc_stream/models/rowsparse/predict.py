@@ -24,7 +24,7 @@ from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
-from xmc_stream.models.runs import PAIRS, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import PAIRS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -259,7 +259,7 @@ class RowsRun(RankingRun):
                 jobs.append(EvaluateRowsJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
-        receipts = yield Phase("evaluate" if folder else "predict", jobs)
+        receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0))
         drop_tiles()
         if folder:
             return metrics_of(receipts, [folder / f"counts-{job.start}" for job in jobs], n, n_labels)

@@ -20,6 +20,8 @@ from xmc_stream.store.predictions import begin_predictions
 class RowsWarmUp(WarmUp):
     """Predict a few rows, and evaluate a model on them."""
 
+    seconds = 12.0
+
     @property
     def loads(self) -> str:
         return "row-sparse prediction"

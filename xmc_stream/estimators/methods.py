@@ -1,0 +1,217 @@
+"""The methods as estimators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xmc_stream.estimators.base import Estimator
+from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
+from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
+from xmc_stream.methods.memoir.parameters import MEMOIRParameters
+from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
+
+
+class PPDSparse(Estimator, parameters=PPDSparseParameters):
+    """Class-separable primal-dual sparse one-vs-rest learning, from data on disk, in bounded memory.
+
+    Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. For each class, with y_i = 1 or -1, it minimises
+    (section 3.2, eq. 9, with tau and C added, section 5.2)
+
+        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
+
+    where w_0 is the bias. The losses of a score z are (sections 3 and 5.2)
+
+        squared_hinge   1/2 max(0, 1 - y z)^2
+        hinge           max(0, 1 - y z)
+
+    The active set A of a class begins with its positives and some random other rows. A round solves for A by dual
+    coordinate descent. Then a search of all rows adds those that violate optimality most to A (section 4.1, Algorithms 1
+    and 2). `delta` is the random sparsification of section 4.2, `min_value` the two-level sparsification of section 5.3.
+    `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.PPDSparse(C=10).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[:1], k=1)
+    >>> labels.tolist()
+    [[0]]
+    """
+
+    @classmethod
+    def dismec(cls, **parameters: Any) -> PPDSparse:
+        """PPDSparse with the setting of DiSMEC (Babbar, Schoelkopf, WSDM 2017).
+
+        That is lam=0, tau=1, C=2, rounds=5, max_rounds=5, guide=0, prune=0.01 and positive_weight=1. The squared hinge here
+        has a factor 1/2, so C=2 is DiSMEC's C=1.
+
+        Parameters
+        ----------
+        **parameters
+            Other parameters of PPDSparse, by name. They go before those of the setting.
+
+        Returns
+        -------
+        PPDSparse
+            Not fitted yet.
+
+        Examples
+        --------
+        >>> import xmc_stream as xs
+        >>> xs.PPDSparse.dismec(prune=0.02)
+        PPDSparse(C=2.0, guide=0.0, lam=0.0, max_rounds=5, positive_weight=1.0,
+                  prune=0.02, rounds=5)
+        """
+        return cls(**{**DISMEC, **parameters})
+
+
+class PDSparse(Estimator, parameters=PDSparseParameters):
+    """Max-margin learning of all classes at once, from data on disk, in bounded memory.
+
+    Yen, Huang, Zhong, Ravikumar, Dhillon: PD-Sparse, ICML 2016. It minimises (section 2, eq. 13 with the loss of eq. 2)
+
+        sum_k (1/2 ||w_k||^2 + lam ||w_k||_1) + C sum_i max_{n not in y_i, p in y_i} (1 + w_n.x_i - w_p.x_i)_+
+
+    where y_i are the labels of row i. There is no bias. Each step takes a row, searches labels that violate its margin,
+    and solves for the row's active labels (section 3.1, block-coordinate Frank-Wolfe). `parts` and `rate` make the
+    search approximate (sections 3.2 and 4.4); `post_solve` is section 4.3. The defaults are for rows of length one
+    (`normalize`). `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.PDSparse(held_out=0).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    """
+
+    def _has_zero(self) -> bool:
+        return False
+
+
+class LEML(Estimator, parameters=LEMLParameters):
+    """Low-rank learning of all labels at once, of which some may never have been observed.
+
+    Yu, Jain, Kar, Dhillon: Large-scale multi-label learning with missing labels, ICML 2014. It minimises over W
+    (D x rank) and H (K x rank), with h_k row k of H (section 3, eq. 4)
+
+        sum_{(i,k) in Omega} loss(Y_ik, x_i^T W h_k) + lam/2 (||W||_F^2 + ||H||_F^2)
+
+    where Omega are all pairs of a row and a label, or the known ones (`observed`). The losses of a target y and a score
+    z are
+
+        squared         1/2 (y - z)^2              y = 0 or 1
+        logistic        log(1 + exp(-y z))         y = -1 or 1
+        squared_hinge   max(0, 1 - y z)^2          y = -1 or 1
+
+    W and H are solved for in turn (sections 3.1 and 3.2). With the squared loss, conjugate gradients give W, and a system
+    of equations gives each h_k. With the other losses, a trust-region Newton method gives both. `report_["history"]` has
+    what is known of each alternation. `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.LEML(rank=3, held_out=0).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    >>> W, H = clf.model_.factors()
+    >>> W.shape, H.shape  # W has a last row for the bias
+    ((4, 3), (3, 3))
+    """
+
+
+class CPLST(Estimator, parameters=CPLSTParameters):
+    """Conditional principal label space transformation: the best fit of a given rank, in closed form.
+
+    Chen, Lin: Feature-aware label space dimension reduction for multi-label classification, NIPS 2012. It minimises
+
+        ||Y - X Z||_F   over the D x K matrices Z = W H^T of that rank
+
+    This is LEML with the squared loss, full labels and lam = 0 (Yu et al., ICML 2014, section 2.1, Claims 1 and 2). The
+    closed form is found by subspace iterations, each with a least-squares problem that conjugate gradients solve.
+    `model_.factors()` returns W and H. The rank is that of Z at most: D or K. `fit` checks the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.CPLST(rank=3).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    """
+
+
+class GroupLasso(Estimator, parameters=GroupLassoParameters):
+    """The l1/l2 group lasso: learns all classes at once from features that they share, and selects these.
+
+    Blondel, Seki, Uehara: Block coordinate descent algorithms for large-scale sparse multiclass classification, Machine
+    Learning 2013. It minimises over W (D x K), with W_j row j of W (section 3, eq. 2)
+
+        F(W) = (1/N) sum_i loss_i(W^T x_i) + lam sum_j (mix ||W_j||_1 + (1 - mix) ||W_j||_2)
+
+    A feature is in the model for all classes or for none: W_j = 0. The losses of scores z = W^T x_i and labels Y_i are
+
+        multiclass      sum_{r != y} max(0, 1 - (z_y - z_r))^2            one label y
+        multitask       sum_r max(0, 1 - t_r z_r)^2                       t_r = 1 for labels, -1 for the others
+        logistic        log sum_r exp(z_r - z_y)                          one label y
+        label-ranking   sum_{y in Y_i, r not in Y_i} max(0, 1 - (z_y - z_r))^2
+
+    Block coordinate descent (sections 4.1 to 4.6) visits feature after feature. There is no bias: the paper has none. `fit`
+    checks the parameters. `model_.selected_features()` has the features, `report_["path"]` the figures of each lam.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(5, dtype=np.float32)[:3], 10, axis=0))  # two features are never used
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 10, axis=0))
+    >>> clf = xs.GroupLasso(lam=0.01).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 10, 20]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    >>> clf.model_.selected_features().tolist()
+    [0, 1, 2]
+    """
+
+    def _takes_several(self) -> bool:
+        return self.loss in ("multitask", "label-ranking")
+
+    def _has_zero(self) -> bool:
+        return bool(self.loss == "multitask")
+
+
+class MEMOIR(Estimator, parameters=MEMOIRParameters):
+    """MEMOIR: a multi-class SVM whose best wrong class is found by an index and not by scoring all classes.
+
+    MEMOIR: Multi-class Extreme Classification with Inexact Margin, arXiv 2018. It minimises over W (D x K), w_c the weights of
+    class c (equations 10, 11), by steps along stochastic subgradients (algorithms 1, 2)
+
+        (1/N) sum_i max(0, 1 - (w_y.x_i - max_{c != y} w_c.x_i)) + gamma lam ||W||_1        or + lam/2 ||W||_F^2
+
+    The maximum is that of an oracle: all classes scored, a small-world graph, or signs of random projections of the
+    coordinates of a truncated SVD. A row with several labels counts once for each. `report_["history"]` has loss, weights and
+    held-out macro-F1 after each twentieth of the steps.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 20, axis=0))
+    >>> Y = sp.csr_matrix(np.repeat(np.eye(3), 20, axis=0))
+    >>> clf = xs.MEMOIR(batch=10).fit(X, Y)
+    >>> labels, scores = clf.predict_topk(X[[0, 20, 40]], k=1)
+    >>> labels.tolist()
+    [[0], [1], [2]]
+    """
+
+    def _has_zero(self) -> bool:
+        return False

@@ -1,0 +1,97 @@
+"""Rows as users have them: checked, as CSR; and whether they are to be normalised."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.utils.extmath import row_norms
+from sklearn.utils.validation import validate_data
+
+from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.models.normalisation import of_length_one
+from xmc_stream.store.dataset import Dataset, open_dataset
+
+log = logging.getLogger("xmc_stream")
+_LOOKED_AT = 10_000  # rows of a dataset whose length is looked at
+_ENTRY_BYTES = 8 + 8  # of a value of a dense matrix that is made sparse, with its column
+_FEW_BYTES = 2**20
+
+
+def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
+    """A matrix, an array or a frame as a CSR matrix of numbers without duplicates; checks: of `validate_data`.
+
+    Raises ValueError, as scikit-learn's estimators do, for what is no matrix of finite real numbers, and MemoryLimitError
+    where there is no room for the CSR matrix beside the other one.
+    """
+    limit = estimator.memory_limit
+    is_sparse: bool = sp.issparse(X)
+    if is_sparse and X.ndim == 2:
+        if X.format != "csr":
+            _check_room(limit, csr_bytes(int(X.nnz), X.dtype, X.shape[0]))
+        X = as_csr(X, "X")  # scipy itself would crash on some that contradict their shape
+    X = validate_data(estimator, X, accept_sparse="csr", dtype="numeric", **checks)
+    if not is_sparse and isinstance(X, np.ndarray):  # a frame of sparse columns is sparse by now
+        _check_room(limit, _ENTRY_BYTES * int(np.count_nonzero(X)))
+        return sp.csr_matrix(X)
+    if not X.has_canonical_format:
+        _check_room(limit, csr_bytes(int(X.nnz), X.dtype, X.shape[0]))
+        X = X.copy()
+        X.sum_duplicates()
+    return X
+
+
+def _check_room(memory_limit: str | int | None, n_bytes: int) -> None:
+    if n_bytes > _FEW_BYTES:  # asking the system what is free takes longer than to make a small one
+        MemoryLimit.of(memory_limit).check({"X as a CSR matrix": n_bytes}, "taking X")
+
+
+def is_text(X: Any) -> bool:
+    """Whether it is a list of texts."""
+    return isinstance(X, Sequence) and not isinstance(X, str) and len(X) > 0 and all(isinstance(x, str) for x in X)
+
+
+def is_on_disk(X: Any) -> bool:
+    """Whether it is a dataset, or a path."""
+    return isinstance(X, Dataset | str | Path)
+
+
+def opened(X: Dataset | str | Path) -> Dataset:
+    """The dataset. Raises StoreError where there is none at a path."""
+    return X if isinstance(X, Dataset) else open_dataset(X)
+
+
+def check_normalize(normalize: Any, name: str) -> None:
+    """Raise InputError for a value that the parameter `normalize` may not have."""
+    if normalize is not None and (not isinstance(normalize, str) or normalize not in ("auto", "l2")):
+        raise InputError(
+            f"The 'normalize' parameter of {name} must be one of 'auto', 'l2', or None. Got {normalize!r} instead."
+        )
+
+
+def of_matrix(X: Any, normalize: str | None) -> Literal["none", "l2"]:
+    """How a conversion is to normalise the rows of a CSR matrix: "l2" or "none"."""
+    if normalize != "auto":
+        return "l2" if normalize else "none"
+    if of_length_one(row_norms(X)).all():
+        return "none"
+    log.info("rows of X are divided by their l2 norms, in fit and in predict; normalize=None keeps them as they are")
+    return "l2"
+
+
+def check_dataset(dataset: Dataset, normalize: str | None) -> None:
+    """Say that a dataset is not normalised, where that was not asked for. Raises InputError where "l2" was."""
+    if normalize is None or dataset.attributes.get("normalize") == "l2":
+        return
+    if of_length_one(dataset.row_norms(0, min(dataset.n_samples, _LOOKED_AT))).all():
+        return
+    advice = f"rows of {dataset.path} do not have length one: convert them with normalize='l2'"
+    if normalize == "l2":
+        raise InputError(f"{advice}, a dataset on disk is not changed")
+    log.warning("%s, or say normalize=None if they are meant to be so; the defaults are for rows of length one", advice)

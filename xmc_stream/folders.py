@@ -1,0 +1,91 @@
+"""Temporary folders of this process, which are gone when it ends, however it ends.
+
+All of them lie in one folder of the process. A shell waits at a pipe whose other end this process holds. When the process
+ends, also by SIGTERM or SIGKILL, the system closes that end, and the shell removes the folder. No handler of a signal is
+touched. Without a shell, an end by a signal leaves the folder behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "xmc_stream-"
+_WAIT = 'trap "" HUP INT TERM; read -r none; rm -rf -- "$1"'  # read ends at the end of file
+_lock = threading.Lock()
+_roots: dict[tuple[int, str], Path] = {}  # by process and place: a forked process has one of its own
+
+
+def new_folder() -> Path:
+    """A temporary folder. Remove it by `remove_folder`, or leave that to the end of the process."""
+    return Path(tempfile.mkdtemp(dir=_root()))
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a temporary folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder, as long as the block lasts."""
+    folder = new_folder()
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+
+
+@contextmanager
+def kept_folder() -> Iterator[Path]:
+    """A temporary folder that stays when the block ends, and goes when it fails."""
+    folder = new_folder()
+    try:
+        yield folder
+    except BaseException:
+        remove_folder(folder)
+        raise
+
+
+def removed_with(owner: object, folder: Path) -> None:
+    """Have a temporary folder removed with an object of this process; a fork of the process leaves it alone."""
+    weakref.finalize(owner, _remove_of, os.getpid(), folder)
+
+
+def _root() -> Path:
+    """The folder of this process, in the place for temporary files."""
+    key = os.getpid(), tempfile.gettempdir()
+    with _lock:
+        root = _roots.get(key)
+        if root is None or not root.is_dir():  # what cleans up the place may have taken an empty one
+            root = _roots[key] = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            atexit.register(_remove_of, os.getpid(), root)
+            _watch(root)
+        return root
+
+
+def _remove_of(process: int, folder: Path) -> None:
+    if os.getpid() == process:
+        remove_folder(folder)
+
+
+def _watch(folder: Path) -> None:
+    """Start the shell that removes a folder when this process has ended. Its output goes nowhere."""
+    read, _ = os.pipe()  # the end to write at stays open, and is not handed to programs that are started
+    null = os.open(os.devnull, os.O_RDWR)
+    actions = [(os.POSIX_SPAWN_DUP2, read, 0), *((os.POSIX_SPAWN_DUP2, null, n) for n in (1, 2))]
+    try:
+        with suppress(OSError, NotImplementedError):
+            os.posix_spawn(
+                "/bin/sh", ["sh", "-c", _WAIT, "sh", str(folder)], os.environ, file_actions=actions, setsid=True
+            )
+    finally:
+        os.close(read)
+        os.close(null)

@@ -1,0 +1,87 @@
+"""Predictions as files: a .npz of arrays, or lines of text, to a file or to standard output."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.store.names import WINDOW, Names
+from xmc_stream.store.predictions import Predictions
+
+STANDARD_OUTPUT = Path("-")
+FILES = (".npz", ".txt", ".jsonl")
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+
+def is_file(out: Path) -> bool:
+    """Whether predictions of this name go to a file, and not to a store."""
+    return out.suffix in FILES
+
+
+def write_file(predictions: Predictions, out: Path, limit: MemoryLimit, names: Names | None) -> None:
+    """Write predictions as the name of the file says, and remove their store. names: of labels."""
+    work = out.with_name(out.name + ".partial")
+    if out.suffix == ".npz":
+        _write_arrays(predictions, work, limit)
+    else:
+        with open(work, "wb") as file:
+            file.writelines(_objects(predictions, names) if out.suffix == ".jsonl" else _lines(predictions))
+    work.replace(out)
+    shutil.rmtree(predictions.path)
+
+
+def write_standard_output(predictions: Predictions, names: Names | None) -> None:
+    """Write an object a row, as to a .jsonl file."""
+    sys.stdout.buffer.writelines(_objects(predictions, names))
+    sys.stdout.buffer.flush()
+
+
+def _write_arrays(predictions: Predictions, work: Path, limit: MemoryLimit) -> None:
+    n = predictions.n_samples
+    ids = predictions.row_ids()
+    longest = max((len(name) for window in ids.windows() for name in window), default=0) if ids else 0
+    needs = {"labels and scores": 24 * n * predictions.k, "ids of rows": 4 * n * longest}
+    limit.check(needs, f"writing {work.name.removesuffix('.partial')}")
+    labels, scores = predictions.rows(0, n)
+    arrays: dict[str, Any] = {"labels": labels, "scores": scores}
+    if ids is not None:
+        arrays["ids"] = np.empty(n, f"U{max(longest, 1)}")
+        for start in range(0, n, WINDOW):
+            arrays["ids"][start : start + WINDOW] = ids.read(start, min(start + WINDOW, n))
+    with open(work, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def _blocks(predictions: Predictions) -> Iterator[tuple[Any, Any, list[str] | None]]:
+    """Labels, scores and ids of some rows at a time."""
+    ids = predictions.row_ids()
+    for start, labels, scores in predictions.blocks():
+        yield labels, scores, None if ids is None else ids.read(start, start + len(labels))
+
+
+def _objects(predictions: Predictions, names: Names | None) -> Iterator[bytes]:
+    """{"id": ..., "labels": [...], "scores": [...]} of each row; labels by their names, if they have any."""
+    for labels, scores, ids in _blocks(predictions):
+        found = np.unique(labels[labels >= 0]).astype(np.int64)
+        called: dict[int, Any] = dict(zip(found.tolist(), names.take(found) if names else found.tolist(), strict=True))
+        for row, values, name in zip(labels.tolist(), scores.tolist(), ids or repeat(None), strict=False):
+            n = sum(label >= 0 for label in row)  # behind them are -1
+            best = {"labels": [called[i] for i in row[:n]], "scores": [float(f"{v:.6g}") for v in values[:n]]}
+            yield (json.dumps({"id": name, **best} if ids else best, ensure_ascii=False) + "\n").encode()
+
+
+def _lines(predictions: Predictions) -> Iterator[bytes]:
+    """`label:score label:score ...` of each row, behind `id TAB` if rows have ids."""
+    for labels, scores, ids in _blocks(predictions):
+        for row, values, name in zip(labels.tolist(), scores.tolist(), ids or repeat(None), strict=False):
+            pairs = (f"{label}:{value:.6g}" for label, value in zip(row, values, strict=True) if label >= 0)
+            before = "" if name is None else name.translate(_ESCAPES) + "\t"
+            yield (before + " ".join(pairs) + "\n").encode()
