@@ -369,9 +369,7 @@ def losses(folder: Path, sets: list[str], repeats: int, seed: int, path: str) ->
                 report, took = train_here(train, model, seed, lam=lam, loss=loss)
                 seconds.append(took)
                 shares.append(100 * report["n_selected"] / n_features)
-                merits.append(
-                    xs.evaluate(model, xs.open_dataset(test), ks=(1,), execution=xs.Execution(threads=1))["P@1"]
-                )
+                merits.append(xs.evaluate(model, xs.open_dataset(test), ks=(1,), threads=1)["P@1"])
             axis.plot(shares, merits, marker="os^"[LOSSES.index(loss)], label=loss)
             rows[loss] = seconds, merits
         whole: dict[str, list[float]] = {loss: [] for loss in LOSSES}

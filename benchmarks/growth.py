@@ -69,7 +69,7 @@ def measure(folder: Path, sizes: Sizes, n_rows: int, n_labels: int) -> Point:
     began = time.process_time()
     model = learner.fit(xs.open_dataset(train), model=model_path, overwrite=True).model_
     trained = time.process_time()
-    xs.predict(model, test, out, k=5, execution=xs.Execution(memory_limit=LIMIT, threads=1), overwrite=True)
+    xs.predict(model, test, out, k=5, memory_limit=LIMIT, threads=1, overwrite=True)
     predicted = time.process_time()
     figures = xs.evaluate(out, test, ks=(1,))
     n_bytes = sum(file.stat().st_size for file in model_path.rglob("*") if file.is_file())

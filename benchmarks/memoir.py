@@ -60,7 +60,7 @@ AUTHORS = {
     "sampling": "class",
     "lam": 1.0,
     "eta0": 0.1,
-    "normalize": True,
+    "cosine": True,
     "bias": True,
 }  # of the authors' runs, with draws and steps by `authors`
 
@@ -184,7 +184,7 @@ def defaults(folder: Path, sets: list[str], seed: int) -> None:
             "defaults": {}, "the authors'": authors(train), "lam / 10": {"lam": 0.1 / n}, "lam * 10": {"lam": 10 / n},
             "eta0 / 3": {"eta0": p.draws / 3}, "eta0 * 3": {"eta0": p.draws * 3.0}, "steps / 3": {"steps": p.most_steps // 3},
             "gamma=0": {"gamma": 0.0}, "gamma * 3": {"gamma": 3 * p.gamma}, "variant=l2": {"variant": "l2"},
-            "sampling=class": {"sampling": "class"}, "normalize=true": {"normalize": True},
+            "sampling=class": {"sampling": "class"}, "cosine=true": {"cosine": True},
             "bias=true": {"bias": True}, "update=all": {"update": "all"},
         }  # fmt: skip
         for said, options in cases.items():

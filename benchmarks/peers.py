@@ -59,10 +59,10 @@ run's. napkinXC one-vs-rest is its BR, or OVR where every row has one label."""
 PREDICT = """
 import sys, time, xmc_stream as xs
 model, data = xs.load_model(sys.argv[1]), xs.open_dataset(sys.argv[2])
-execution = xs.Execution(threads=int(sys.argv[4]), memory_limit=sys.argv[5])
+how = {"threads": int(sys.argv[4]), "memory_limit": sys.argv[5]}
 for _ in range(2):
     began, before = time.perf_counter(), time.process_time()
-    model.predict_topk(data, int(sys.argv[3]), execution)
+    model.predict_topk(data, int(sys.argv[3]), **how)
 print(time.perf_counter() - began, time.process_time() - before)
 """
 

@@ -3,10 +3,10 @@
     python benchmarks/search_kernel.py DATA.xmc FOLDER --repeats 5
 
 Trains two rounds of PPDSparse into FOLDER if that is not there yet, then searches all rows for every unit of 1,024
-classes with those weights, warm, on one core. A multiply-add is useful where both the value and the weight are stored:
-zeros of dense rows do not count. Beside it, in the same run: a float32 axpy over a tile's width of scores that stay in
-the first-level cache, from a row of weights there and from rows all over a tile, and the same adds scattered by index.
-Prints the median rate over the repeats.
+classes with those weights, warm, on one core: exactly, and with weights of 16 bits. A multiply-add is useful where both
+the value and the weight are stored: zeros of dense rows do not count. Beside it, in the same run: a float32 axpy over a
+tile's width of scores that stay in the first-level cache, from a row of weights there and from rows all over a tile, and
+the same adds scattered by index. Prints the median rate over the repeats.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
-from xmc_stream.kernels.scores import (
-    DENSE_SHARE,
+from xmc_stream.kernels.scores import DENSE_SHARE, Tile, TileClasses
+from xmc_stream.kernels.search import (
+    NO_LOSS,
+    SQUARED_HINGE,
     ActiveAhead,
     BestRows,
     LossSums,
-    Tile,
-    TileClasses,
     bias_losses,
     loss_grid,
     places,
@@ -101,7 +103,10 @@ class UnitSearch:
         self.first, last = unit
         block = model.classes(self.first, last)
         self.counts = np.bincount(block.indices, minlength=data.n_features)
-        self.tile: Tile = make_tile(block.indptr, block.indices, block.values, model.unit_array(unit), data.n_features)
+        self.tile, self.narrow = (
+            make_tile(block.indptr, block.indices, values, model.unit_array(unit), data.n_features, narrowed)
+            for values, narrowed in ((block.values, False), (block.values.copy(), True))
+        )
         n, self.width = last - self.first, len(self.tile.bias)
         self.slot_of = np.arange(n, dtype=np.int16)
         positives = data.label_counts()[self.first : last]
@@ -117,25 +122,27 @@ class UnitSearch:
         self.bias_loss = bias_losses(self.tile.bias, 0, self.grid)
         self.n = n
 
-    def run(self, x: Any, y: Any) -> None:
+    def run(self, x: Any, y: Any, tile: Tile, loss: int) -> None:
         """Search."""
         threshold = np.full(self.width, np.inf, np.float32)
         threshold[: self.n] = -0.99
         none = np.zeros(self.width, np.int64)
         search(
-            CSR.of(x), Labels.of(y), 0, self.first, self.slot_of, self.tile, ActiveAhead(none, none, np.empty(0, np.int32)),
+            CSR.of(x), Labels.of(y), 0, self.first, self.slot_of, tile, ActiveAhead(none, none, np.empty(0, np.int32)),
             BestRows(
                 self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
             ),
-            LossSums(0, self.grid, 1.0, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
+            LossSums(loss, self.grid, 1.0, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:
         """Top 5 of every row, which is scoring and little else."""
         labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
-        classes = TileClasses(self.first, self.n, self.tile, NOT_CALIBRATED, np.empty(self.width, np.float32))
+        classes = TileClasses(
+            self.first, self.n, self.tile, NOT_CALIBRATED, NO_GROUPS, np.empty(self.width, np.float32)
+        )
         nothing = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
-        top_k(CSR.of(x), classes, Ranking(labels, scores), nothing)
+        top_k(CSR.of(x), classes, no_terms(x.n), Ranking(labels, scores), nothing)
 
 
 @click.command()
@@ -145,20 +152,21 @@ class UnitSearch:
 def main(data: Path, folder: Path, repeats: int) -> None:
     path = folder / "two-rounds.model"
     if not path.exists():
-        run("train", data, path, "--set", "max_rounds=2")
+        run("train", data, path, "--set", "max_rounds=2", "--set", "prune=0")
     dataset, model = open_dataset(data), load_model(path)
     x, y = dataset.X_rows().block(0, dataset.n_samples), dataset.Y_rows().block(0, dataset.n_samples)
     print(f"{machine()}; {data.name}, {model.attributes['nnz']:,} weights after two rounds; one core")
     for name, rate in machine_rates(np.random.default_rng(0), repeats).items():
         print(f"{name:50} {rate / 1e9:6.2f}e9 multiply-adds/s")
     useful = 0
-    seconds = {"search": 0.0, "top 5": 0.0}
+    seconds = {"search": 0.0, "narrow search": 0.0, "top 5": 0.0}
     occurrences = dataset.feature_counts()
     for unit in model.units:
         piece = UnitSearch(dataset, model, unit)
         useful += int((occurrences * piece.counts).sum())
-        seconds["search"] += median_seconds(lambda piece=piece: piece.run(x, y), repeats)  # type: ignore[misc]
-        seconds["top 5"] += median_seconds(lambda piece=piece: piece.rank(x), repeats)  # type: ignore[misc]
+        for name, tile, loss in (("search", piece.tile, SQUARED_HINGE), ("narrow search", piece.narrow, NO_LOSS)):
+            seconds[name] += median_seconds(partial(piece.run, x, y, tile, loss), repeats)
+        seconds["top 5"] += median_seconds(partial(piece.rank, x), repeats)
     for name, took in seconds.items():
         print(
             f"{name + ', useful ones':50} {useful / took / 1e9:6.2f}e9 multiply-adds/s ({useful / 1e9:.2f}e9 in {took:.2f} s)"

@@ -20,7 +20,7 @@ import xmc_stream as xs
 
 TYPES = ("float32", "float16")
 KS = (1, 3, 5)
-HERE = xs.Execution(memory_limit="1GB", threads=1)
+HERE = {"memory_limit": "1GB", "threads": 1}
 
 
 def trained(data: xs.Dataset, model: Path, kind: str) -> Any:
@@ -32,9 +32,9 @@ def trained(data: xs.Dataset, model: Path, kind: str) -> Any:
 def precision(model: Any, data: xs.Dataset, out: Path) -> tuple[str, float]:
     """P@k, and seconds of the processor for the prediction."""
     began = time.process_time()
-    xs.predict(model, data, out, k=max(KS), execution=HERE, overwrite=True)
+    xs.predict(model, data, out, k=max(KS), **HERE, overwrite=True)
     seconds = time.process_time() - began
-    figures = xs.evaluate(out, data, ks=KS, execution=HERE)
+    figures = xs.evaluate(out, data, ks=KS, **HERE)
     return " / ".join(f"{figures[f'P@{k}']:.2f}" for k in KS), seconds
 
 

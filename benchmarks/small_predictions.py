@@ -19,6 +19,8 @@ from commands import machine
 
 import xmc_stream as xs
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.models import Execution
+from xmc_stream.models.prediction import predict_topk
 
 
 def milliseconds(call: Callable[[], Any], times: int) -> float:
@@ -40,16 +42,16 @@ def main(model: Path, test: Path, threads: int, memory_limit: str) -> None:
     opened, data = xs.load_model(model), xs.open_dataset(test)
     block = data.X_rows().block(0, 1)
     row = scipy.sparse.csr_matrix((block.values, block.indices, block.indptr), shape=(1, data.n_features))
-    here = xs.Execution(memory_limit, threads)
-    engine = xs.Execution(memory_limit, threads, cuts=Cuts())
+    here = Execution(memory_limit, threads)
+    engine = Execution(memory_limit, threads, cuts=Cuts())
     k = min(5, data.n_labels)
     print(f"{machine()}; {threads} threads; {data.n_samples:,} rows")
-    print(f"first call {milliseconds(lambda: opened.predict_topk(row, k, here), 1):.1f}")
-    print(f"one row {milliseconds(lambda: opened.predict_topk(row, k, here), 100):.3f}")
-    print(f"all rows {milliseconds(lambda: opened.predict_topk(data, k, here), 7):.2f}")
-    opened.predict_topk(row, k, engine)  # loads dask
-    print(f"one row by an engine {milliseconds(lambda: opened.predict_topk(row, k, engine), 7):.1f}")
-    print(f"all rows by an engine {milliseconds(lambda: opened.predict_topk(data, k, engine), 7):.1f}")
+    print(f"first call {milliseconds(lambda: predict_topk(opened, row, k, here), 1):.1f}")
+    print(f"one row {milliseconds(lambda: predict_topk(opened, row, k, here), 100):.3f}")
+    print(f"all rows {milliseconds(lambda: predict_topk(opened, data, k, here), 7):.2f}")
+    predict_topk(opened, row, k, engine)  # loads dask
+    print(f"one row by an engine {milliseconds(lambda: predict_topk(opened, row, k, engine), 7):.1f}")
+    print(f"all rows by an engine {milliseconds(lambda: predict_topk(opened, data, k, engine), 7):.1f}")
 
 
 if __name__ == "__main__":

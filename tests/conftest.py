@@ -16,7 +16,7 @@ import pytest
 
 pytest.register_assert_rewrite("helpers")
 
-from helpers.commands import cli_command  # noqa: E402
+from helpers.commands import cli_command, said_at_last  # noqa: E402
 from helpers.forked import forked_command  # noqa: E402
 from helpers.places import memory_place  # noqa: E402
 from helpers.tools import load_tool  # noqa: E402
@@ -122,7 +122,7 @@ def answer(code: int | None, out: str, said: str, fails: bool) -> Any:
     """What a command printed, or its one line where it is to fail."""
     if fails:
         assert (code, out) == (1, ""), said
-        lines = said.strip().splitlines()
+        lines = said_at_last(said)
         assert len(lines) == 1, said
         return lines[0]
     assert code == 0, said

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import evaluated, ranked
 from numpy.typing import NDArray
 from reference import calibration as twin
 from scipy.optimize import minimize
 
 import xmc_stream as xs
 from xmc_stream import calibrated_training
+from xmc_stream.calibration import calibrate_with
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.models import Execution
 from xmc_stream.models.calibration import Calibration, Candidates, calibrate, fit
 
-LIMIT = Execution("2GB", 2)
+LIMIT: dict[str, Any] = {"memory_limit": "2GB", "threads": 2}
 
 
 def made_up(n: int, seed: int, slope: float = 1.0, shift: float = 0.5) -> Candidates:
@@ -138,7 +140,7 @@ def calibrated_by_hand(path: Path) -> None:
 
 def raw_scores(path: Path, data: Path) -> NDArray[np.float32]:
     """Scores of all labels, of a model that is not calibrated."""
-    labels, scores = xs.load_model(path).predict_topk(xs.open_dataset(data), 1100, LIMIT)
+    labels, scores = xs.load_model(path).predict_topk(xs.open_dataset(data), 1100, **LIMIT)
     out = np.full_like(scores, -np.inf)  # of labels that are never predicted
     rows, ranks = np.nonzero(labels >= 0)
     out[rows, labels[rows, ranks]] = scores[rows, ranks]
@@ -159,29 +161,29 @@ def test_predictions_and_figures_are_those_of_calibrated_scores(
     part, held, plain = parts
     test = xs.open_dataset(held)
     expected = expected_of(plain, part, ABOUT, raw_scores(plain, held))
-    labels, scores = xs.load_model(model).predict_topk(test, 7, LIMIT)
+    labels, scores = xs.load_model(model).predict_topk(test, 7, **LIMIT)
     assert np.abs(np.take_along_axis(expected, labels, 1) - scores).max() < 1e-4
     assert np.abs(-np.sort(-expected, axis=1)[:, :7] - scores).max() < 1e-4
     # figures of the model are those of its predictions, and need every score
     pred = tmp_path / "pred"
-    xs.predict(xs.load_model(model), test, pred, execution=LIMIT)
-    of_model, of_predictions = xs.evaluate(model, test, execution=LIMIT), xs.evaluate(pred, test)
+    xs.predict(xs.load_model(model), test, pred, **LIMIT)
+    of_model, of_predictions = xs.evaluate(model, test, **LIMIT), xs.evaluate(pred, test)
     assert {name: of_model[name] for name in of_predictions} == of_predictions
     y = test.Y_rows().block(0, test.n_samples)
     Y = sp.csr_matrix((np.ones(len(y.indices)), y.indices, y.indptr), expected.shape).toarray() > 0
     assert abs(of_model["hamming_loss"] - ((expected > 0) != Y).mean()) < 1e-6  # even odds are the threshold
-    plain_figures = xs.evaluate(plain, test, execution=LIMIT)
+    plain_figures = xs.evaluate(plain, test, **LIMIT)
     assert of_model["average_auc"] != plain_figures["average_auc"]
 
 
 def test_calibrated_predictions_do_not_depend_on_cuts(parts: tuple[Path, Path, Path], model: Path) -> None:
     test = xs.open_dataset(parts[1])
-    whole = xs.load_model(model).predict_topk(test, 5, Execution("4GB", 1))
-    cut = xs.load_model(model).predict_topk(test, 5, Execution("3GB", 2, cuts=Cuts(rows=7)))
+    whole = xs.load_model(model).predict_topk(test, 5, memory_limit="4GB", threads=1)
+    cut = ranked(xs.load_model(model), test, 5, Execution("3GB", 2, cuts=Cuts(rows=7)))
     assert np.array_equal(whole[0], cut[0])
     assert np.array_equal(whole[1].view(np.uint32), cut[1].view(np.uint32))
-    assert xs.evaluate(model, test, execution=Execution("4GB", 1)) == xs.evaluate(
-        model, test, execution=Execution("3GB", 2, cuts=Cuts(rows=7))
+    assert xs.evaluate(model, test, memory_limit="4GB", threads=1) == evaluated(
+        model, test, Execution("3GB", 2, cuts=Cuts(rows=7))
     )
 
 
@@ -189,7 +191,7 @@ def test_it_is_part_of_the_model_sealed_shown_and_undone(
     parts: tuple[Path, Path, Path], model: Path, commands: Callable[..., Any]
 ) -> None:
     plain = xs.load_model(parts[2])
-    assert xs.verify(model, LIMIT)["sound"]
+    assert xs.verify(model, **LIMIT)["sound"]
     assert commands("info", model)["calibration"] == ABOUT
     assert xs.load_model(model).digest() != plain.digest()
     again = {**ABOUT, "gain": 1.0}  # figures are no part of what the model is
@@ -197,30 +199,30 @@ def test_it_is_part_of_the_model_sealed_shown_and_undone(
     xs.load_model(model).set_calibration(again)
     assert xs.load_model(model).digest() == digest
     commands("calibrate", model, "--remove")
-    assert xs.verify(model, LIMIT)["sound"]
+    assert xs.verify(model, **LIMIT)["sound"]
     assert xs.load_model(model).digest() == plain.digest()
-    labels, scores = (a.tolist() for a in xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT))
-    assert (labels, scores) == tuple(a.tolist() for a in plain.predict_topk(xs.open_dataset(parts[1]), 5, LIMIT))
+    labels, scores = (a.tolist() for a in xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, **LIMIT))
+    assert (labels, scores) == tuple(a.tolist() for a in plain.predict_topk(xs.open_dataset(parts[1]), 5, **LIMIT))
 
 
 def test_damage_to_the_calibration_is_found(parts: tuple[Path, Path, Path], model: Path) -> None:
     chunk = model / "label_counts" / "c" / "0"
     whole = chunk.read_bytes()
     chunk.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    assert "label_counts" in xs.verify(model, LIMIT)["damage"][0]
+    assert "label_counts" in xs.verify(model, **LIMIT)["damage"][0]
     with pytest.raises(StoreError, match="label_counts"):
-        xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT)
+        xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, **LIMIT)
     chunk.write_bytes(whole)
     file = model / "zarr.json"
     about = json.loads(file.read_bytes())
     for wrong in ({"slope": [1.0]}, {"least": 0.0}, {"shift": [float("nan"), 0.0]}, {"cap": "high"}, {"fewest": None}):
         changed = {**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, **wrong}}}
         file.write_text(json.dumps(changed))
-        assert any("not understood" in line for line in xs.verify(model, LIMIT)["damage"])
+        assert any("not understood" in line for line in xs.verify(model, **LIMIT)["damage"])
         with pytest.raises(StoreError, match=r"calibration is not understood|was changed"):
-            xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, LIMIT)
+            xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 5, **LIMIT)
     file.write_text(json.dumps({**about, "attributes": {**about["attributes"], "calibration": {**ABOUT, "cap": 0.5}}}))
-    assert "zarr.json" in xs.verify(model, LIMIT)["damage"][0]
+    assert "zarr.json" in xs.verify(model, **LIMIT)["damage"][0]
 
 
 def test_a_kill_while_it_is_kept_leaves_the_model_as_it_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +243,7 @@ def test_export_tells_how_scores_come_about(parts: tuple[Path, Path, Path], mode
         bias = file["bias"]
     W, x = sp.load_npz(tmp_path / "w.npz"), xs.open_dataset(parts[1]).X_rows().block(0, 20)
     raw = sp.csr_matrix((x.values, x.indices, x.indptr), (20, W.shape[0])) @ W.toarray() + bias
-    labels, scores = xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 3, LIMIT)
+    labels, scores = xs.load_model(model).predict_topk(xs.open_dataset(parts[1]), 3, **LIMIT)
     by_hand = twin.calibrated(raw.astype(np.float32), by)
     assert np.abs(np.take_along_axis(by_hand, labels[:20], 1) - scores[:20]).max() < 1e-4
     xs.export(parts[2], tmp_path / "plain.npz")
@@ -256,9 +258,10 @@ def test_calibrating_twice_says_the_same_for_any_limit(
     _, held, plain = parts
     path = tmp_path / "m"
     shutil.copytree(plain, path)
-    first = xs.calibrate(path, held, execution=Execution("4GB", 1))
+    first = xs.calibrate(path, held, memory_limit="4GB", threads=1)
     calibrated_by_hand(path)  # what is learned does not depend on a calibration that stands
-    assert xs.calibrate(path, held, execution=Execution("3GB", 2, cuts=Cuts(rows=11))) == first
+    opened = xs.load_model(path)
+    assert calibrate_with(opened, xs.open_dataset(held), opened, Execution("3GB", 2, cuts=Cuts(rows=11))) == first
     assert xs.load_model(path).attributes["calibration"] == json.loads(json.dumps(first))
     told = commands("calibrate", path, held, "--scores-of", plain, "--memory-limit", "512MB")
     assert told == {"model": str(path), **json.loads(json.dumps(first))}
@@ -295,14 +298,14 @@ def test_models_of_other_kinds(kind: str, parts: tuple[Path, Path, Path], tmp_pa
     options: dict[str, Any] = {"LEML": {"rank": 8, "alternations": 2}, "PDSparse": {"max_passes": 2}}[kind]
     getattr(xs, kind)(memory_limit="2GB", **options).fit(part, model=tmp_path / "m")
     raw = raw_scores(tmp_path / "m", held)
-    about = xs.calibrate(tmp_path / "m", held, execution=LIMIT)
+    about = xs.calibrate(tmp_path / "m", held, **LIMIT)
     assert about["rows"] == xs.open_dataset(held).n_samples
     calibrated_by_hand(tmp_path / "m")
     expected = expected_of(tmp_path / "m", part, ABOUT, raw)
-    labels, scores = xs.load_model(tmp_path / "m").predict_topk(xs.open_dataset(held), 5, LIMIT)
+    labels, scores = xs.load_model(tmp_path / "m").predict_topk(xs.open_dataset(held), 5, **LIMIT)
     assert np.abs(-np.sort(-expected, axis=1)[:, :5] - scores).max() < 1e-3
     assert np.abs(np.take_along_axis(expected, labels, 1) - scores).max() < 1e-3
-    figures = xs.evaluate(tmp_path / "m", xs.open_dataset(held), execution=LIMIT)
+    figures = xs.evaluate(tmp_path / "m", xs.open_dataset(held), **LIMIT)
     Y = xs.open_dataset(held).Y_rows().block(0, len(expected))
     truth = sp.csr_matrix((np.ones(len(Y.indices)), Y.indices, Y.indptr), expected.shape).toarray() > 0
     assert abs(figures["hamming_loss"] - ((expected > 0) != truth).mean()) < 1e-5
@@ -322,7 +325,9 @@ def test_training_calibrates_by_rows_held_out_and_goes_on_after_a_stop(
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
     # a stop before the last step: the same call does what is left, and ends with the same model
     with monkeypatch.context() as patched:
-        patched.setattr(calibrated_training, "calibrate", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            calibrated_training, "calibrate_with", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             xs.PPDSparse(memory_limit="2GB", seed=3).fit(small, model=tmp_path / "b", calibrate=0.2)
     assert (tmp_path / "b.calibration" / "model" / "zarr.json").exists()

@@ -232,7 +232,7 @@ def test_a_later_stream_with_a_larger_window_is_refused_where_it_does_not_fit(tm
     middle = TEXT.index(b"1\n\n")
     path = write(tmp_path / "a", PACK[kind](TEXT[:middle]) + LARGER[kind](TEXT[middle:]))
     with pytest.raises(
-        MemoryLimitError, match=rf"a:4: the {kind} data need more memory from this line .* --memory-limit"
+        MemoryLimitError, match=rf"a:4: the {kind} data need more memory from this line .* memory_limit"
     ):
         rows(path, 2**24)
     assert rows(path, 2**27) == rows(write(tmp_path / "b", TEXT))

@@ -20,7 +20,7 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse
-from helpers.commands import cli_command, one_line, start, wait_until
+from helpers.commands import cli_command, one_line, said_at_last, start, wait_until
 from helpers.compiler import needs_compiler
 from helpers.damage import flip
 from helpers.tools import load_tool
@@ -48,7 +48,7 @@ def interrupt(run: subprocess.Popen[str], number: int) -> str:
     out, said = run.communicate(timeout=60)
     assert time.monotonic() - began < SECONDS
     assert (run.returncode, out) == (128 + number, ""), said
-    lines = [line for line in said.splitlines() if not line.startswith(("plan: ", "note: "))]
+    lines = [line for line in said_at_last(said) if not line.startswith("note: ")]
     assert len(lines) == 1, said
     assert f"interrupted by {signal.Signals(number).name}" in lines[0]
     return lines[0]
@@ -194,7 +194,7 @@ def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp
 FIT = """
 import os, signal, sys, threading, time
 import xmc_stream as xs
-from xmc_stream.engine import runner
+from xmc_stream.engine import runner, work
 from xmc_stream.engine.events import read_events
 from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])
@@ -204,7 +204,7 @@ def fit(name):
     return clf.fit(data, model=folder / name).model_.digest()
 def press():
     log = folder / "m.partial/events.jsonl"
-    while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not runner._jobs_under_way(str(log)):
+    while not any(e["phase"] == "round 2: solve" for e in read_events(log)) or not work.under_way(str(log)):
         time.sleep(0.01)
     time.sleep(0.1)
     global pressed
@@ -217,8 +217,8 @@ try:
     print("not interrupted")
 except KeyboardInterrupt:
     print(time.monotonic() - pressed < 1.5)
-under_way = runner._jobs_under_way(str(folder / "m.partial/events.jsonl"))
-print(under_way, fit("m") == whole, runner._jobs_under_way(str(folder / "m.partial/events.jsonl")))
+under_way = work.under_way(str(folder / "m.partial/events.jsonl"))
+print(under_way, fit("m") == whole, work.under_way(str(folder / "m.partial/events.jsonl")))
 """
 
 
@@ -586,7 +586,7 @@ def test_a_run_that_comes_near_its_limit_ends_and_goes_on(small: Path, tmp_path:
     arguments = [sys.executable, "-c", CROWDED, str(small), str(tmp_path / "m")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
     said, then = done.stdout.splitlines()
-    for part in ("resident memory is", "at the limit of 600 MB", "can be resumed", "--memory-limit"):
+    for part in ("resident memory is", "at the limit of 600 MB", "can be resumed", "memory_limit"):
         assert part in said
     assert then == f"True {whole}"
 

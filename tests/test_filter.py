@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.executed import predicted
 from helpers.rankings import every_score, only, pairs_csr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -184,7 +185,7 @@ def problem(
     """A model, its test set, and a filter: some best labels, some true ones, all but two labels of row 7."""
     folder = tmp_path_factory.mktemp("filter")
     test = xs.open_dataset(small.with_name("small-test.xmc"))
-    best, _ = xs.load_model(trained).predict_topk(test, 3, Execution("2GB"))
+    best, _ = xs.load_model(trained).predict_topk(test, 3, memory_limit="2GB")
     truth = test.Y_rows().block(0, test.n_samples)
     pairs = {(i, int(best[i, i % 3])) for i in range(0, test.n_samples, 2)}
     pairs |= {(i, int(truth.indices[truth.indptr[i]])) for i in range(100) if truth.indptr[i] < truth.indptr[i + 1]}
@@ -197,10 +198,10 @@ def problem(
 def test_barred_labels_make_room_for_others(problem: Any, tmp_path: Path) -> None:
     path, test, file, pairs = problem
     model = xs.load_model(path)
-    full, full_scores = model.predict_topk(test, 1100, Execution("4GB"))
+    full, full_scores = model.predict_topk(test, 1100, memory_limit="4GB")
     expected = leave_out_predictions(full, *pairs_csr([{lb for r, lb in pairs if r == i} for i in range(len(full))]))
     for execution in (Execution("2GB", 2), Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
-        xs.predict(model, test, tmp_path / "p", 5, execution, overwrite=True, filter=file)
+        predicted(model, test, tmp_path / "p", 5, execution, overwrite=True, filter=file)
         labels, scores = Predictions(tmp_path / "p").rows(0, test.n_samples)
         assert np.array_equal(labels, expected[:, :5])
         of_label = np.zeros_like(full_scores)
@@ -226,17 +227,17 @@ def test_every_figure_is_that_of_data_without_the_pairs(problem: Any, tmp_path: 
     expected |= twin.label_figures(scores.tolist(), true, 0.0, 1100)
     expected["average_auc"] = float(sum(twin.row_auc(scores[i].tolist(), y) for i, y in enumerate(true)) / len(true))
     expected["n_samples"] = test.n_samples
-    got = xs.evaluate(path, test, execution=Execution("2GB"), filter=file)
+    got = xs.evaluate(path, test, memory_limit="2GB", filter=file)
     # pairs of the filter score -inf, as labels without training rows do: the twin puts them below these
     assert got.pop("average_auc") == pytest.approx(expected.pop("average_auc"), rel=1e-4)
     assert got == pytest.approx(expected, rel=1e-9)
-    got = xs.evaluate(path, test, execution=Execution("2GB"), filter=file)
-    assert only(got) != only(xs.evaluate(path, test, execution=Execution("2GB")))
+    got = xs.evaluate(path, test, memory_limit="2GB", filter=file)
+    assert only(got) != only(xs.evaluate(path, test, memory_limit="2GB"))
     # stored predictions, made with the filter or with room for what it takes away
     rankings = {name: value for name, value in got.items() if "@" in name or name == "n_samples"}
     model = xs.load_model(path)
     for name, k, pairs_file in (("with", 5, file), ("wide", 1100, None)):
-        xs.predict(model, test, tmp_path / name, k, Execution("4GB"), filter=pairs_file)
+        xs.predict(model, test, tmp_path / name, k, memory_limit="4GB", filter=pairs_file)
         assert xs.evaluate(tmp_path / name, test, filter=file) == rankings
 
 
@@ -252,7 +253,7 @@ def test_predictions_that_the_filter_leaves_too_short_are_refused(small: Path, t
     xs.evaluate(tmp_path / "p", test, ks=(4,), filter=file)
     file.write_text("9 1\n9 2\n8 4\n")
     xs.evaluate(tmp_path / "p", test, ks=(2,), filter=file)
-    with pytest.raises(InputError, match=r"row 9 of .* fewer than 3 of its 4 predictions.*-k 5 or more"):
+    with pytest.raises(InputError, match=r"row 9 of .* fewer than 3 of its 4 predictions.*k 5 or more"):
         xs.evaluate(tmp_path / "p", test, ks=(1, 3), filter=file)
 
 

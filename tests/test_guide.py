@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.damage import damage, flip
+from helpers.executed import ranked
 from helpers.problems import LIMIT
 from helpers.tiles import csr
 from helpers.trainings import kill_when, train
@@ -29,6 +30,7 @@ from xmc_stream.kernels.scores import Tile
 from xmc_stream.methods.ppdsparse import groups as module
 from xmc_stream.methods.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.models import Execution
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.training import train as train_model
@@ -127,12 +129,12 @@ def test_all_metrics_are_those_of_guided_scores(
 def test_a_model_is_the_same_for_any_limit_threads_and_cuts(
     guided: LinearModel, data: tuple[Path, Any, Any], tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    execution = xs.Execution(**{"memory_limit": LIMIT, **change})
+    execution = Execution(**{"memory_limit": LIMIT, **change})
     parameters = PPDSparseParameters(guide=WEIGHT)
     model, _ = train_model(xs.open_dataset(data[0]), tmp_path / "m", parameters, 0, execution)
     assert model.digest() == guided.digest()
     labels, scores = guided.predict_topk(data[1], k=4)
-    others, other_scores = model.predict_topk(data[1], k=4, execution=execution)
+    others, other_scores = ranked(model, data[1], 4, execution)
     assert np.array_equal(labels, others)
     assert np.array_equal(scores, other_scores)
 
@@ -170,6 +172,7 @@ def test_a_split_is_that_of_dense_vectors() -> None:
         Labels(y.indptr.astype(np.int64), y.indices),
         scale,
         X.shape[1],
+        dense=False,
     )
     every = sample.labels
     sets, keys = [every[::2], every[:1], every[1::2], every, every[:3]], [np.uint64(k) for k in (1, 5, 99, 7, 2)]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.executed import ranked
 from helpers.problems import LIMIT
 from helpers.row_sparse import weights, written
 
 import xmc_stream as xs
-from xmc_stream import Execution
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.models import held
+from xmc_stream.models import Execution, held
 
 HERE, ENGINE = Execution(LIMIT, 1), Execution(LIMIT, 2, cuts=Cuts(rows=700, classes=20))
 KINDS = ("linear", "guided", "calibrated", "dense rows", "low-rank", "row-sparse")
@@ -43,7 +43,7 @@ def learned(kind: str, folder: Path) -> tuple[xs.Model, xs.Dataset, sp.csr_matri
         clf = xs.PPDSparse(guide=guide, memory_limit=LIMIT).fit(train, model=folder / "m")
         model = clf.model_
     if kind == "calibrated":
-        xs.calibrate(model, data, execution=HERE)
+        xs.calibrate(model, data, memory_limit=LIMIT, threads=1)
         about = {**model.attributes["calibration"], "applied": True}
         model.set_calibration(about)
     return model, data, X
@@ -69,44 +69,44 @@ def is_held(model: xs.Model) -> bool:
 
 def test_it_equals_the_engine_bit_for_bit(case: Any) -> None:
     model, data, X = case
-    engine = model.predict_topk(data, 5, ENGINE)
+    engine = ranked(model, data, 5, ENGINE)
     assert not is_held(model)
-    assert same(model.predict_topk(data, 5, HERE), engine)
+    assert same(ranked(model, data, 5, HERE), engine)
     assert is_held(model)
-    assert same(model.predict_topk(data, 5, HERE), engine)
+    assert same(ranked(model, data, 5, HERE), engine)
     backwards = X[:, ::-1].tocsr()[:, ::-1]  # whose entries do not ascend
     for matrix in (X, X.tocsc(), X.tocoo(), backwards, X.astype(np.float64)):
-        assert same(model.predict_topk(matrix, 5, HERE), engine)
+        assert same(ranked(model, matrix, 5, HERE), engine)
     for rows in (slice(0, 1), slice(7, 12), slice(1000, 2100)):
-        assert same(model.predict_topk(X[rows], 5, HERE), [a[rows] for a in engine]) or model.kind == "low-rank"
-    assert same(model.predict_topk(data, K, HERE), model.predict_topk(data, K, ENGINE))
+        assert same(ranked(model, X[rows], 5, HERE), [a[rows] for a in engine]) or model.kind == "low-rank"
+    assert same(ranked(model, data, K, HERE), ranked(model, data, K, ENGINE))
 
 
 def test_one_row_of_a_low_rank_model_is_that_of_an_engine(tmp_path: Path) -> None:
     """Its products are those of as many rows: their rounding may depend on the shape."""
     model, _, X = learned("low-rank", tmp_path)
-    assert same(model.predict_topk(X[:1], 5, HERE), model.predict_topk(X[:1], 5, ENGINE))
+    assert same(ranked(model, X[:1], 5, HERE), ranked(model, X[:1], 5, ENGINE))
 
 
 def test_a_changed_model_is_noticed(tmp_path: Path) -> None:
     model, data, X = learned("linear", tmp_path)
-    raw = model.predict_topk(X, 3, HERE)
+    raw = ranked(model, X, 3, HERE)
     slopes = {"slope": [2.0, 0.5], "least": 0.1, "shift": [0.0, 0.0], "fewest": 1, "cap": None}
     xs.load_model(model.path).set_calibration({"applied": True, **slopes})
-    calibrated = model.predict_topk(X, 3, HERE)
+    calibrated = ranked(model, X, 3, HERE)
     assert not np.array_equal(raw[1], calibrated[1])
-    assert same(calibrated, xs.load_model(model.path).predict_topk(data, 3, ENGINE))
+    assert same(calibrated, ranked(xs.load_model(model.path), data, 3, ENGINE))
     xs.uncalibrate(model.path)
-    assert same(model.predict_topk(X, 3, HERE), raw)
+    assert same(ranked(model, X, 3, HERE), raw)
     Y = sp.csr_matrix(np.eye(D, 4, dtype=np.float32)[np.arange(200) % D])
     xs.PPDSparse(memory_limit=LIMIT).fit(X[:200], Y, model=model.path, overwrite=True)
-    labels, _ = model.predict_topk(X, 3, HERE)
+    labels, _ = ranked(model, X, 3, HERE)
     assert labels.max() < 4
     with pytest.raises(InputError, match="4 labels"):
-        model.predict_topk(X, 5, HERE)
+        ranked(model, X, 5, HERE)
     (model.path / "zarr.json").unlink()
     with pytest.raises(StoreError):
-        model.predict_topk(X, 3, HERE)
+        ranked(model, X, 3, HERE)
 
 
 def test_two_threads_predict_at_once(case: Any) -> None:
@@ -114,14 +114,14 @@ def test_two_threads_predict_at_once(case: Any) -> None:
     HERE.limit()  # so that both find no model in memory
     given = [data, X, X[:300], X[300:900]] * 3
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda rows: model.predict_topk(rows, 5, HERE), given))
+        found = list(pool.map(lambda rows: ranked(model, rows, 5, HERE), given))
     for rows, mine in zip(given, found, strict=True):
-        assert same(mine, model.predict_topk(rows, 5, HERE))
+        assert same(mine, ranked(model, rows, 5, HERE))
 
 
 def test_what_is_held_gives_way_to_other_work(linear: Any, tmp_path: Path) -> None:
     model, _, X = linear
-    model.predict_topk(X[:5], 1, HERE)
+    ranked(model, X[:5], 1, HERE)
     assert is_held(model)
     xs.convert(X[:5], tmp_path / "other.xmc", labels=X[:5], memory_limit=LIMIT)
     assert not is_held(model)
@@ -129,7 +129,7 @@ def test_what_is_held_gives_way_to_other_work(linear: Any, tmp_path: Path) -> No
 
 def test_it_is_held_as_long_as_the_model_lives(linear: Any) -> None:
     other = xs.load_model(linear[0].path)
-    other.predict_topk(linear[2][:5], 1, HERE)
+    ranked(other, linear[2][:5], 1, HERE)
     n = len(held._kept)
     del other
     assert len(held._kept) == n - 1
@@ -145,15 +145,15 @@ def test_what_an_engine_refuses_is_refused(linear: Any) -> None:
     ):  # fmt: skip
         for execution in (HERE, ENGINE):
             with pytest.raises(InputError, match=said):
-                model.predict_topk(rows, k, execution)
+                ranked(model, rows, k, execution)
 
 
 def test_many_rows_are_shared_by_threads(linear: Any) -> None:
     model, data, X = linear
     HERE.limit()
-    model.predict_topk(data, 1, Execution(LIMIT, 2))
+    model.predict_topk(data, 1, memory_limit=LIMIT, threads=2)
     assert not is_held(model)
-    model.predict_topk(X[:4096], 1, Execution(LIMIT, 2))
+    model.predict_topk(X[:4096], 1, memory_limit=LIMIT, threads=2)
     assert is_held(model)
 
 
@@ -163,11 +163,10 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.memory import peak_resident
 model, X, limit = xs.load_model(sys.argv[1]), sp.load_npz(sys.argv[2]), int(sys.argv[3])
-execution = xs.Execution(limit, 1)
 for _ in range(3):
-    model.predict_topk(X, 5, execution)
+    model.predict_topk(X, 5, memory_limit=limit, threads=1)
 from xmc_stream.models import held
-print(json.dumps([peak_resident(), "distributed" in sys.modules, len(held._kept)]))
+print(json.dumps([peak_resident(), "xmc_stream.engine.runner" in sys.modules, len(held._kept)]))
 """
 
 

@@ -153,7 +153,7 @@ def test_negative_ids(refused: Callable[..., str]) -> None:
 def test_duplicate_ids_are_refused(refused: Callable[..., str]) -> None:
     message = refused(HEADER + b"0 1:1\n1 8:2 3:1 8:1\n2 3:3\n")
     assert message.startswith(":3: feature 8 stands twice in the row: ")
-    assert "--duplicates=sum" in message
+    assert "sum_duplicates=True" in message
     assert refused(HEADER + b"0 1:1\n1,2,1 8:2\n2 3:3\n").startswith(":3: label 1 stands twice in the row: ")
 
 
@@ -303,7 +303,7 @@ def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
         assert int(peak) * 1024 < most * 10**6
         if limit == "512MB":
             assert said.startswith(f"{path}:3: ")
-            assert "--memory-limit" in said
+            assert "memory_limit" in said
         else:
             assert said == str(n + 1)
 
@@ -346,7 +346,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_what_exists_is_replaced_only_where_that_is_asked(tmp_path: Path, made: Callable[..., Dataset]) -> None:
     first = made(HEADER + ROWS).fingerprint
-    with pytest.raises(InputError, match="--overwrite"):
+    with pytest.raises(InputError, match="overwrite=True"):
         made(HEADER + ROWS.replace(b":3", b":4"))
     assert open_dataset(tmp_path / "d.xmc").fingerprint == first
     with pytest.raises(InputError, match=":4: "):
@@ -377,7 +377,7 @@ def zip_of_a_text() -> bytes:
     [
         b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0", b"\xff\xd8\xff\xe0\0\x10JFIF\0", b"%PDF-1.7\n1 0 obj\n",
         zip_of_a_text(), pickle.dumps({"X": np.zeros(3)}), pickle.dumps(sparse.eye(3).tocsr()), b"\0" * 1000,
-        b"\x7fELF\2\1\1", b"SQLite format 3\0", b"<!DOCTYPE html>\n<html>404</html>\n", b"id,label,text\n1,2,a b\n",
+        b"\x7fELF\2\1\1", b"SQLite format 3\0", b"<!DOCTYPE html>\n<html>404</html>\n", b"id,price\n",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n", np.random.default_rng(0).bytes(9999),
     ],
 )  # fmt: skip

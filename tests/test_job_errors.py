@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
-
-from xmc_stream.engine.runner import Engine
-from xmc_stream.jobs.job import Loop, Notes, Phase, Receipt
-from xmc_stream.memory import MemoryLimit
 
 _SCRIPT = """
 from dataclasses import dataclass
@@ -46,28 +41,3 @@ def test_errors_of_jobs_come_back_alone() -> None:
     kinds = ("InputError", "StoreError", "MemoryLimitError", "ResumeError")
     assert done.stdout.splitlines() == [f"{kind} what, where, what to do" for kind in kinds]
     assert done.stderr == ""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Says what the worker that runs it does now and then."""
-
-    key: str = "watched"
-
-    def run(self) -> Receipt:
-        from distributed import get_worker
-
-        return {"now_and_then": sorted(get_worker().periodic_callbacks)}
-
-
-def test_no_profiler_walks_the_stacks_of_jobs() -> None:
-    """That of dask does, every 10 ms, which once in a while crashes Python 3.11."""
-
-    def loop() -> Loop:
-        receipts = yield Phase("watch", [Watched()])
-        return receipts[0]
-
-    with Engine(MemoryLimit.of("3GB"), 1) as engine:
-        done = engine.run(loop(), Notes())["now_and_then"]
-    assert "heartbeat" in done
-    assert not [name for name in done if "profile" in name]

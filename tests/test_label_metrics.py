@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.executed import evaluated
 from helpers.rankings import FULL, every_score, only, pairs_csr
 from helpers.tiles import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 from hypothesis import given, settings
@@ -156,7 +157,7 @@ def test_figures_of_a_model_are_those_of_scikit_learn(small: Path, trained: Path
     test = xs.open_dataset(small.with_name("small-test.xmc"))
     scores, Y = every_score(xs.load_model(trained), test)
     for threshold in (0.0, -0.6):
-        got = xs.evaluate(trained, test, execution=Execution("2GB"), threshold=threshold)
+        got = xs.evaluate(trained, test, memory_limit="2GB", threshold=threshold)
         assert only(got) == pytest.approx(by_sklearn(scores, Y, threshold), rel=1e-9)
         assert 0.5 < got["average_auc"] < 1
         assert got["macro_F1"] > 0
@@ -166,7 +167,7 @@ def test_figures_of_a_model_are_those_of_scikit_learn(small: Path, trained: Path
 def test_figures_of_bibtex_are_those_of_scikit_learn(real: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
     train, test = (xs.open_dataset(path) for path in real("bibtex"))
     clf = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "m")
-    got = xs.evaluate(tmp_path / "m", test, execution=Execution("2GB"))
+    got = xs.evaluate(tmp_path / "m", test, memory_limit="2GB")
     assert only(got) == pytest.approx(by_sklearn(*every_score(clf.model_, test), 0.0), rel=1e-9)
     assert got["average_auc"] > 0.9
 
@@ -177,17 +178,17 @@ def test_a_threshold_between_two_float32_is_not_rounded_up(small: Path, trained:
     score = float(scores[scores > -0.5].min())
     just_below = score - 1e-12 * abs(score)  # rounds to the score itself
     for threshold in (score, just_below, 1e300):
-        got = xs.evaluate(trained, test, execution=Execution("2GB"), threshold=threshold)
+        got = xs.evaluate(trained, test, memory_limit="2GB", threshold=threshold)
         wrong = np.count_nonzero((scores.astype(np.float64) > threshold) != Y)
         assert got["hamming_loss"] == wrong / Y.size
 
 
 def test_any_cut_limit_and_threads_give_the_same_figures(small: Path, trained: Path, tmp_path: Path) -> None:
     train = xs.open_dataset(small)  # 1,500 rows: as predictions, one chunk
-    whole = xs.evaluate(trained, train, train, execution=Execution("4GB", 2))
+    whole = xs.evaluate(trained, train, train, memory_limit="4GB", threads=2)
     for execution in (Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=97))):
-        assert xs.evaluate(trained, train, train, execution=execution) == whole
-    xs.predict(xs.load_model(trained), train, tmp_path / "p", 5, Execution("2GB"))
+        assert evaluated(trained, train, execution, train) == whole
+    xs.predict(xs.load_model(trained), train, tmp_path / "p", 5, memory_limit="2GB")
     stored = xs.evaluate(tmp_path / "p", train, train)
     assert stored == {name: value for name, value in whole.items() if name not in FULL}
 
@@ -204,11 +205,11 @@ def test_data_of_other_labels_and_thresholds_that_are_none_are_refused(
         none, ends = np.empty(0, np.int32), np.zeros(2, np.int64)
         writer.append(ends, none, none.astype(np.float32), ends, none)
     with pytest.raises(InputError, match=r"7 labels and the model .* has 1100"):
-        xs.evaluate(trained, xs.open_dataset(tmp_path / "d.xmc"), execution=Execution("2GB"))
+        xs.evaluate(trained, xs.open_dataset(tmp_path / "d.xmc"), memory_limit="2GB")
     with pytest.raises(InputError, match="threshold"):
-        xs.evaluate(trained, xs.open_dataset(small), execution=Execution("2GB"), threshold=float("nan"))
+        xs.evaluate(trained, xs.open_dataset(small), memory_limit="2GB", threshold=float("nan"))
     with pytest.raises(InputError, match="k must be between"):
-        xs.evaluate(trained, xs.open_dataset(small), ks=(1101,), execution=Execution("2GB"))
+        xs.evaluate(trained, xs.open_dataset(small), ks=(1101,), memory_limit="2GB")
 
 
 # ---- memory: many labels, so that scores (2 GB) and what a job may hold are far apart
@@ -249,8 +250,7 @@ import xmc_stream as xs
 from xmc_stream.memory import peak_resident
 path, data, limit, threads = sys.argv[1:]
 data = xs.open_dataset(data)
-execution = xs.Execution(limit, int(threads))
-figures = xs.evaluate(path, data, data, execution=execution)
+figures = xs.evaluate(path, data, data, memory_limit=limit, threads=int(threads))
 print(json.dumps([figures, peak_resident()]))
 """
 
@@ -265,7 +265,7 @@ def child(*arguments: object) -> Any:
 @pytest.mark.slow
 @on_linux
 def test_evaluating_a_model_keeps_its_limit(many_labels: tuple[Path, Path], small: Path, trained: Path) -> None:
-    xs.evaluate(trained, xs.open_dataset(small), execution=Execution("2GB"))  # compiles what the child loads
+    xs.evaluate(trained, xs.open_dataset(small), memory_limit="2GB")  # compiles what the child loads
     model, data = many_labels
     figures, peak = child(model, data, "512MB", 2)
     assert peak <= 512 * 10**6
@@ -293,14 +293,14 @@ def test_evaluating_predictions_keeps_its_limit_and_refuses_one_that_cannot_work
 ) -> None:
     model, data = many_labels
     k = 100
-    xs.predict(xs.load_model(model), xs.open_dataset(data), tmp_path / "p", k, Execution("2GB"))
+    xs.predict(xs.load_model(model), xs.open_dataset(data), tmp_path / "p", k, memory_limit="2GB")
     figures, peak = child(tmp_path / "p", data, "180MB", 1)
     assert peak <= 180 * 10**6
     assert set(FULL).isdisjoint(figures)
     line = cli("evaluate", tmp_path / "p", data, "--memory-limit", "90MB", fails=True)
     assert "evaluating predictions" in line
     assert "set --memory-limit to" in line
-    line = cli("evaluate", tmp_path / "p", data, "--train", data, "--memory-limit", "80MB", fails=True)
+    line = cli("evaluate", tmp_path / "p", data, "--train", data, "--memory-limit", "70MB", fails=True)
     assert "propensities" in line
 
 
@@ -308,4 +308,4 @@ def test_a_limit_too_small_for_the_counts_is_refused_before_the_start(many_label
     model, data = many_labels
     assert UNIT < K
     with pytest.raises(MemoryLimitError, match="counts"):
-        xs.evaluate(model, xs.open_dataset(data), execution=Execution("2GB", 400))
+        xs.evaluate(model, xs.open_dataset(data), memory_limit="2GB", threads=400)

@@ -255,8 +255,10 @@ def test_cplst_is_the_closed_form(tmp_path: Path) -> None:
         np.testing.assert_allclose(X @ W @ H.T, dense @ Z, atol=2e-3)
         fit_of_best = 0.5 * ((Y.toarray() - dense @ Z) ** 2).sum()
         assert clf.report_["objective"] == pytest.approx(fit_of_best, rel=1e-4)
-    with pytest.raises(InputError, match="at most 12, the lesser"):
-        xs.CPLST(rank=13, memory_limit=LIMIT).fit(X, Y)
+    best, larger = (xs.CPLST(rank=rank, oversampling=0, memory_limit=LIMIT).fit(X, Y).model_ for rank in (12, 13))
+    assert [factor.shape[1] for factor in larger.factors()] == [12, 12]  # Z has no rank above K
+    for mine, other in zip(best.factors(), larger.factors(), strict=True):
+        assert np.array_equal(mine, other)
     with pytest.raises(InputError, match="'iterations' parameter of CPLST"):
         xs.CPLST(rank=3, iterations=0).parameters()
 

@@ -54,7 +54,7 @@ import xmc_stream as xs
 from xmc_stream.memory import peak_resident
 predictions, data, limit = sys.argv[1:]
 data = xs.open_dataset(data)
-figures = xs.evaluate(predictions, data, data, execution=xs.Execution(limit))
+figures = xs.evaluate(predictions, data, data, memory_limit=limit)
 print(json.dumps([figures, peak_resident()]))
 """
 

@@ -22,7 +22,7 @@ from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
 
-PLAIN: dict[str, Any] = {"held_out": 0.0, "normalize": False}
+PLAIN: dict[str, Any] = {"held_out": 0.0, "cosine": False}
 BIAS: dict[str, Any] = {**PLAIN, "bias": True}
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.metrics import PROPENSITY_PRESETS, inverse_propensity
-from xmc_stream.models import Execution
 from xmc_stream.store.predictions import Predictions
 
 peer = pytest.importorskip("napkinxc.metrics", reason="needs napkinXC: pip install 'xmc-stream[peers]'")
@@ -77,8 +76,7 @@ def figures_of_scores(scores: NDArray[np.float32], true: list[list[int]], thresh
 
 def compare(train: xs.Dataset, test: xs.Dataset, model: Path, folder: Path, threshold: float) -> dict[str, float]:
     """Figures of a model and of its predictions are napkinXC's; those of the model are returned."""
-    execution = Execution("2GB")
-    xs.predict(xs.load_model(model), test, folder / "p", 5, execution)
+    xs.predict(xs.load_model(model), test, folder / "p", 5, memory_limit="2GB")
     labels, _ = Predictions(folder / "p").rows(0, test.n_samples)
     true = label_rows(test)
     inverse = peer.Jain_et_al_inverse_propensity(label_rows(train))
@@ -86,7 +84,7 @@ def compare(train: xs.Dataset, test: xs.Dataset, model: Path, folder: Path, thre
     inverse = np.append(inverse, np.full(absent, inverse_propensity([0], train.n_samples)[0]))
     expected = ranking_figures(labels.tolist(), true, KS, inverse)
     stored = xs.evaluate(folder / "p", test, train)
-    of_model = xs.evaluate(model, test, train, execution=execution, threshold=threshold)
+    of_model = xs.evaluate(model, test, train, memory_limit="2GB", threshold=threshold)
     expected |= figures_of_scores(every_score(xs.load_model(model), test)[0], true, threshold)
     for got in (stored, of_model):
         assert {name: got[name] for name in expected if name in got} == pytest.approx(

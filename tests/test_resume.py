@@ -90,7 +90,7 @@ def test_other_seed_parameters_data_or_format_are_refused(
         xs.PPDSparse(epochs=20, last_epochs=40).fit(small.with_name("small-test.xmc"), model=model)
     monkeypatch.setattr("xmc_stream.training.RUN_FORMAT", 10**6)
     with pytest.raises(
-        ResumeError, match=r"format \d+, not 1000000: give the same, name another model, or --overwrite"
+        ResumeError, match=r"format \d+, not 1000000: give the same, name another model, or overwrite=True"
     ):
         xs.PPDSparse(epochs=20, last_epochs=40).fit(small, model=model)
 
@@ -153,7 +153,7 @@ def test_another_environment_is_refused_unless_forced(tmp_path: Path) -> None:
     with Ledger(path, IDENTITY):
         pass
     other = {**IDENTITY, "environment": {"numpy": "2"}}
-    with pytest.raises(ResumeError, match="--force"):
+    with pytest.raises(ResumeError, match="force=True"):
         Ledger(path, other)
     with Ledger(path, other, force=True):
         pass

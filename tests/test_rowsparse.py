@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.damage import damage, flip
+from helpers.executed import evaluated, ranked
 from helpers.row_sparse import finished, rows_and_labels, weights, written
 from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
-from xmc_stream import Execution
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.models import Execution
 from xmc_stream.models.rowsparse.predict import plan_rows
 from xmc_stream.models.rowsparse.rows import Rows, new_rows
 from xmc_stream.planning import plan_prediction
@@ -100,7 +101,7 @@ def test_only_rows_in_the_order_of_features_are_taken(tmp_path: Path) -> None:
 
 def test_scores_are_those_of_dense_weights(data: xs.Dataset, model: xs.Model, W: Any) -> None:
     scores = dense_scores(data, W)
-    labels, found = model.predict_topk(data, 6, Execution(LIMIT))
+    labels, found = model.predict_topk(data, 6, memory_limit=LIMIT)
     np.testing.assert_array_equal(labels, best(scores, 6))
     np.testing.assert_array_equal(found, np.take_along_axis(scores, best(scores, 6), axis=1))
 
@@ -111,7 +112,7 @@ def test_every_class_is_ranked_and_a_filter_leaves_pairs_out(
     scores = dense_scores(data, W)
     barred = best(scores, 1)[:, 0]
     (tmp_path / "pairs.txt").write_text("".join(f"{row} {label}\n" for row, label in enumerate(barred)))
-    xs.predict(model, data, tmp_path / "p.npz", K, Execution(LIMIT), filter=tmp_path / "pairs.txt")
+    xs.predict(model, data, tmp_path / "p.npz", K, memory_limit=LIMIT, filter=tmp_path / "pairs.txt")
     labels = np.load(tmp_path / "p.npz")["labels"]
     scores[np.arange(N), barred] = -np.inf
     np.testing.assert_array_equal(labels[:, :-1], best(scores, K - 1))
@@ -128,16 +129,16 @@ EXECUTIONS = [
 
 
 def test_any_limit_threads_and_cuts_give_the_same_bits(data: xs.Dataset, model: xs.Model) -> None:
-    whole = model.predict_topk(data, 5, EXECUTIONS[0])
-    figures = xs.evaluate(model.path, data, data, execution=EXECUTIONS[0])
+    whole = ranked(model, data, 5, EXECUTIONS[0])
+    figures = evaluated(model.path, data, EXECUTIONS[0], data)
     for execution in EXECUTIONS[1:]:
-        for one, other in zip(whole, model.predict_topk(data, 5, execution), strict=True):
+        for one, other in zip(whole, ranked(model, data, 5, execution), strict=True):
             np.testing.assert_array_equal(one, other)
-        assert xs.evaluate(model.path, data, data, execution=execution) == figures
+        assert evaluated(model.path, data, execution, data) == figures
 
 
 def test_figures_are_those_of_the_same_weights_by_class(data: xs.Dataset, model: xs.Model, W: Any) -> None:
-    got = xs.evaluate(model.path, data, execution=Execution(LIMIT), threshold=0.2)
+    got = xs.evaluate(model.path, data, memory_limit=LIMIT, threshold=0.2)
     block = data.Y_rows().block(0, N)
     Y = sp.csr_matrix((np.ones(len(block.indices)), block.indices, block.indptr), shape=(N, K)).toarray() > 0
     scores = dense_scores(data, W)
@@ -159,10 +160,10 @@ def test_one_class_no_feature_and_all_features(k: int, selected: int, tmp_path: 
     W = weights(D, k, selected)
     model = written(tmp_path / "m", data, W)
     scores = dense_scores(data, W)
-    labels, found = model.predict_topk(data, k, Execution(LIMIT))
+    labels, found = model.predict_topk(data, k, memory_limit=LIMIT)
     np.testing.assert_array_equal(labels, best(scores, k))
     np.testing.assert_array_equal(found, np.take_along_axis(scores, labels, axis=1))
-    assert xs.evaluate(model.path, data, ks=(1,), execution=Execution(LIMIT))["n_samples"] == 200
+    assert xs.evaluate(model.path, data, ks=(1,), memory_limit=LIMIT)["n_samples"] == 200
     np.testing.assert_array_equal(model.to_scipy().toarray(), W)
     assert damage(model.path) == []
 
@@ -172,11 +173,11 @@ def test_data_of_another_width_or_other_labels_are_refused(model: xs.Model, tmp_
     wide = xs.convert(X, tmp_path / "wide.xmc", labels=Y[:, :K], normalize="none", memory_limit=LIMIT)
     more = xs.convert(X[:, :D], tmp_path / "more.xmc", labels=Y, normalize="none", memory_limit=LIMIT)
     for refused in (
-        lambda: model.predict_topk(wide, 1, Execution(LIMIT)),
-        lambda: xs.evaluate(model.path, more, execution=Execution(LIMIT)),
+        lambda: model.predict_topk(wide, 1, memory_limit=LIMIT),
+        lambda: xs.evaluate(model.path, more, memory_limit=LIMIT),
         lambda: plan_prediction(model, wide, 1, Execution(LIMIT)),
     ):
-        with pytest.raises(InputError, match="convert the data again with --like"):
+        with pytest.raises(InputError, match="convert the data again with like"):
             refused()
 
 
@@ -231,7 +232,7 @@ def test_a_calibrated_model_ranks_by_calibrated_scores(data: xs.Dataset, W: Any,
     scores, labels = dense_scores(data, W), np.tile(np.arange(K), (N, 1))
     counts = np.tile(data.label_counts(), (N, 1))
     calibrated = Candidates(labels, scores, counts, labels > 0).calibrated(calibration)
-    found, values = model.predict_topk(data, 3, Execution("2GB", cuts=Cuts(classes=20)))
+    found, values = ranked(model, data, 3, Execution("2GB", cuts=Cuts(classes=20)))
     np.testing.assert_allclose(values, -np.sort(-calibrated, axis=1)[:, :3], rtol=1e-6)
     np.testing.assert_allclose(np.take_along_axis(calibrated, found, axis=1), values, rtol=1e-6)
 
@@ -247,11 +248,11 @@ def test_damage_is_found_and_named(model: xs.Model, data: xs.Dataset, tmp_path: 
         flip(path / "units/rows" / name / "c/0", 9)
         assert any(f"rows/{name}/c/0 fails its checksum" in line for line in damage(path))
         with pytest.raises(StoreError, match=f"rows/{name}/c/0 fails its checksum"):
-            xs.load_model(path).predict_topk(data, 1, Execution(LIMIT))
+            xs.load_model(path).predict_topk(data, 1, memory_limit=LIMIT)
         shutil.rmtree(path / "units/rows" / name)
         assert any(f"rows/{name} is missing" in line for line in damage(path))
         with pytest.raises(StoreError, match="changed or is missing"):
-            xs.load_model(path).predict_topk(data, 1, Execution(LIMIT))
+            xs.load_model(path).predict_topk(data, 1, memory_limit=LIMIT)
 
 
 def _spoilt(model: xs.Model, path: Path, name: str, change: Callable[[Any], None]) -> Path:
@@ -286,7 +287,7 @@ def test_values_that_cannot_be_are_found_before_a_kernel_gets_them(
     path = _spoilt(model, tmp_path / "m", name, _set(at, value))
     assert any(said in line for line in damage(path))
     with pytest.raises(StoreError, match=said):
-        xs.load_model(path).predict_topk(data, 1, Execution(LIMIT))
+        xs.load_model(path).predict_topk(data, 1, memory_limit=LIMIT)
     with pytest.raises(StoreError, match=said):
         xs.load_model(path).digest()
 
@@ -309,7 +310,7 @@ def test_a_number_of_features_that_is_not_theirs_is_refused(
     seal_again(tmp_path / "m")
     assert damage(tmp_path / "m")
     with pytest.raises((StoreError, MemoryLimitError)):
-        xs.load_model(tmp_path / "m").predict_topk(data, 1, Execution(LIMIT))
+        xs.load_model(tmp_path / "m").predict_topk(data, 1, memory_limit=LIMIT)
 
 
 # ---- memory and forecasts
@@ -318,7 +319,7 @@ def test_a_number_of_features_that_is_not_theirs_is_refused(
 def test_plans_keep_within_the_budget_and_say_what_is_least(model: xs.Model) -> None:
     for threads in (1, 2, 8):
         least = 0
-        with pytest.raises(MemoryLimitError, match=f"predicting on {threads} threads needs .*: set --memory-limit to"):
+        with pytest.raises(MemoryLimitError, match=f"predicting on {threads} threads needs .*: set memory_limit to"):
             plan_rows(MemoryPlan(4 * MIB, 4 * MIB, threads), model, N, 5)  # type: ignore[arg-type]
         for budget in (8 * MIB, 16 * MIB, 64 * MIB, 1024 * MIB):
             plan = MemoryPlan(budget, budget, threads)
@@ -364,10 +365,12 @@ import xmc_stream as xs
 from xmc_stream.memory import peak_resident
 from xmc_stream.planning import plan_prediction
 path, data, out, limit, threads = sys.argv[1:]
-model, data, execution = xs.load_model(path), xs.open_dataset(data), xs.Execution(limit, int(threads))
-foreseen = [plan_prediction(model, data, 2, execution, evaluate=evaluate) for evaluate in (False, True)]
-done = xs.predict(model, data, out, 2, execution)
-figures = xs.evaluate(path, data, ks=(1, 2), execution=execution)
+from xmc_stream.models import Execution
+model, data = xs.load_model(path), xs.open_dataset(data)
+limits = {'memory_limit': limit, 'threads': int(threads)}
+foreseen = [plan_prediction(model, data, 2, Execution(**limits), evaluate=evaluate) for evaluate in (False, True)]
+done = xs.predict(model, data, out, 2, **limits)
+figures = xs.evaluate(path, data, ks=(1, 2), **limits)
 print(json.dumps([foreseen, done, figures, peak_resident()]))
 """
 WIDE = 20_000, 18_500, 5_000  # features, those that are selected, classes: 370 MB of weights
@@ -382,7 +385,7 @@ def line_of(n: int) -> Any:
 @pytest.fixture(scope="module")
 def beyond(tmp_path_factory: pytest.TempPathFactory, model: xs.Model, data: xs.Dataset) -> list[Any]:
     """What two children foresaw, predicted and needed by one model, larger than the limit of the first."""
-    xs.evaluate(model.path, data, execution=Execution(LIMIT))  # compiles what the children load
+    xs.evaluate(model.path, data, memory_limit=LIMIT)  # compiles what the children load
     folder, (d, selected, k), n = tmp_path_factory.mktemp("wide"), WIDE, 400
     X = sp.random(n, d, 0.002, format="csr", dtype=np.float32, random_state=1)
     Y = sp.csr_matrix((np.ones(n), (np.arange(n), np.arange(n) * 11 % k)), shape=(n, k), dtype=np.float32)

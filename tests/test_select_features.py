@@ -20,7 +20,6 @@ from helpers.row_sparse import rows_and_labels, weights, written
 from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
 import xmc_stream as xs
-from xmc_stream import Execution
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.store.matrix import stream_bytes
 
@@ -212,7 +211,7 @@ def test_ids_that_cannot_be_are_damage(some: xs.Dataset, compact: xs.Model, data
     seal_again(tmp_path / "c")
     assert damage(tmp_path / "c")
     with pytest.raises(StoreError, match="not understood"):
-        xs.load_model(tmp_path / "c").predict_topk(data, 1, Execution(LIMIT))
+        xs.load_model(tmp_path / "c").predict_topk(data, 1, memory_limit=LIMIT)
 
 
 # ---- compact models
@@ -221,13 +220,11 @@ def test_ids_that_cannot_be_are_damage(some: xs.Dataset, compact: xs.Model, data
 def test_a_compact_model_predicts_the_same_bits(
     data: xs.Dataset, some: xs.Dataset, model: xs.Model, compact: xs.Model
 ) -> None:
-    for execution in (Execution(LIMIT, 2), Execution("1500MB", 1)):
-        whole, small = model.predict_topk(data, 5, execution), compact.predict_topk(some, 5, execution)
+    for how in ({"memory_limit": LIMIT, "threads": 2}, {"memory_limit": "1500MB", "threads": 1}):
+        whole, small = model.predict_topk(data, 5, **how), compact.predict_topk(some, 5, **how)
         for one, other in zip(whole, small, strict=True):
             np.testing.assert_array_equal(one, other)
-        assert xs.evaluate(compact.path, some, execution=execution) == xs.evaluate(
-            model.path, data, execution=execution
-        )
+        assert xs.evaluate(compact.path, some, **how) == xs.evaluate(model.path, data, **how)
     chosen = model.selected_features()
     np.testing.assert_array_equal(compact.selected_features(), chosen)
     assert compact.shape == (SELECTED, K)
@@ -242,8 +239,8 @@ def test_a_compact_model_predicts_the_same_bits(
 def test_prediction_reads_the_selected_columns_only(
     data: xs.Dataset, some: xs.Dataset, model: xs.Model, compact: xs.Model, tmp_path: Path
 ) -> None:
-    whole = xs.predict(model, data, tmp_path / "p", 5, Execution(LIMIT))
-    small = xs.predict(compact, some, tmp_path / "q", 5, Execution(LIMIT))
+    whole = xs.predict(model, data, tmp_path / "p", 5, memory_limit=LIMIT)
+    small = xs.predict(compact, some, tmp_path / "q", 5, memory_limit=LIMIT)
     assert small["bytes_read"] == stream_bytes([some.X_rows()], [(0, N)])
     entries = data.feature_counts()[model.selected_features()].sum()
     ends = stream_bytes([some.X_rows()], [(0, N)]) - 8 * entries
@@ -261,15 +258,15 @@ def test_what_does_not_belong_together_is_refused_with_what_to_do(
         (model, some, "give the dataset that it was made from"),
     ):
         with pytest.raises(InputError, match=said):
-            one.predict_topk(dataset, 1, Execution(LIMIT))
+            one.predict_topk(dataset, 1, memory_limit=LIMIT)
         with pytest.raises(InputError, match=said):
-            xs.evaluate(one.path, dataset, execution=Execution(LIMIT))
+            xs.evaluate(one.path, dataset, memory_limit=LIMIT)
     X = matrix(data)
     with pytest.raises(InputError, match="with 41 features"):
-        compact.predict_topk(X, 1, Execution(LIMIT))
+        compact.predict_topk(X, 1, memory_limit=LIMIT)
     np.testing.assert_array_equal(
-        compact.predict_topk(X[:, compact.selected_features()], 3, Execution(LIMIT))[0],
-        model.predict_topk(X, 3, Execution(LIMIT))[0],
+        compact.predict_topk(X[:, compact.selected_features()], 3, memory_limit=LIMIT)[0],
+        model.predict_topk(X, 3, memory_limit=LIMIT)[0],
     )
     for like in (compact, some):
         with pytest.raises(InputError, match="then select them by"):
@@ -321,10 +318,10 @@ def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs
     train, valid = (xs.open_dataset(tmp_path / f"{name}.xmc") for name in ("train", "valid"))
     assert damage(train.path) == damage(valid.path) == []
     linear = xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(train, model=tmp_path / "m").model_
-    labels, _ = linear.predict_topk(valid, 1, Execution(LIMIT))
+    labels, _ = linear.predict_topk(valid, 1, memory_limit=LIMIT)
     assert labels.shape == (valid.n_samples, 1)
     with pytest.raises(InputError, match=r"has 300: select them as those of its training set were selected$"):
-        linear.predict_topk(data, 1, Execution(LIMIT))
+        linear.predict_topk(data, 1, memory_limit=LIMIT)
     assert damage(linear.path) == []
     # a model of some of them selects among all
     W = np.zeros((SELECTED, K), np.float32)
@@ -337,7 +334,7 @@ def test_training_on_selected_features_remembers_them(data: xs.Dataset, some: xs
     for number, source in enumerate((data, some)):
         two = xs.select_features(source, tmp_path / f"two-{number}.xmc", few, memory_limit=LIMIT)
         for one, other in zip(
-            small.predict_topk(two, 2, Execution(LIMIT)), few.predict_topk(some, 2, Execution(LIMIT)), strict=True
+            small.predict_topk(two, 2, memory_limit=LIMIT), few.predict_topk(some, 2, memory_limit=LIMIT), strict=True
         ):
             np.testing.assert_array_equal(one, other)
 

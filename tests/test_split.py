@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers import text_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.split import validation_rows
 
 import xmc_stream as xs
+from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.split import choose_rows
 from xmc_stream.store.dataset import Dataset, new_dataset
@@ -149,3 +152,26 @@ def test_what_cannot_be_is_refused(small: Path, tmp_path: Path, commands: Callab
     with pytest.raises(InputError, match="fraction"):
         xs.split(small, tmp_path / "t", tmp_path / "w", fraction=0)
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+def test_ids_of_rows_go_with_their_rows(tmp_path: Path) -> None:
+    documents = text_files.documents(200)
+    source = text_files.write_jsonl(tmp_path / "in.jsonl", documents)
+    data = xs.convert(source, tmp_path / "d.xmc", text=TextOptions(id_field="uid"), memory_limit="2GB")
+    xs.split(data, tmp_path / "train.xmc", tmp_path / "valid.xmc", fraction=0.2, memory_limit="2GB")
+    found = {}
+    for part in ("train", "valid"):
+        dataset = xs.open_dataset(tmp_path / f"{part}.xmc")
+        ids = list(dataset.row_ids() or ())
+        names = list(dataset.label_names() or ())
+        block = dataset.Y_rows().block(0, dataset.n_samples)
+        ends = block.indptr.tolist()
+        labels = [[names[j] for j in block.indices[a:b]] for a, b in itertools.pairwise(ends)]
+        found |= dict(zip(ids, labels, strict=True))
+        assert xs.verify(dataset.path)["sound"]
+    assert found == {d["uid"]: sorted(d["labels"]) for d in documents}
+    chosen = xs.select_features(data, tmp_path / "few.xmc", [0, 2], memory_limit="2GB")
+    assert list(chosen.row_ids() or ()) == list(data.row_ids() or ())
+    ends = tmp_path / "few.xmc" / "row_ids" / "ends" / "c" / "0"
+    ends.write_bytes(ends.read_bytes()[:-2] + b"xx")
+    assert not xs.verify(chosen.path)["sound"]

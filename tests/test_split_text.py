@@ -80,7 +80,7 @@ def test_the_header_decides_and_not_the_name(tmp_path: Path, pair: tuple[Path, P
     message = refused(tmp_path / "d.xmc", other)
     assert message.startswith(f"{other}:1: ")
     assert "features alone" in message
-    assert "--labels" in message
+    assert "labels" in message
     write(pair[0], TEXT)
     dataset = convert(pair[0], tmp_path / "d.xmc")
     assert "source_labels" not in dataset.attributes
@@ -118,10 +118,10 @@ def test_like_fixes_both_sizes(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     assert dense(test)[0].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
     write(y, b"2 9\n2:1\n0:1 3:1\n")
     message = refused(tmp_path / "x.xmc", x, like=train)
-    assert message.startswith(f"{y}:3: label id 3 is not below K = 3, which comes from --like ")
+    assert message.startswith(f"{y}:3: label id 3 is not below K = 3, which comes from like ")
     write(x, b"2 9\n2:1\n4:1\n")
     message = refused(tmp_path / "x.xmc", x, like=train)
-    assert message.startswith(f"{x}:3: feature id 4 is not below D = 4, which comes from --like ")
+    assert message.startswith(f"{x}:3: feature id 4 is not below D = 4, which comes from like ")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_unknown_labels_are_refused_with_their_line_or_dropped_and_counted(jsonl
     others[30]["labels"] = ["Zulu", "Label 3 é"]
     others[17]["labels"] = ["zebra"]
     path = text_files.write_jsonl(tmp_path / "test.jsonl", others)
-    with pytest.raises(InputError, match=r"test.jsonl:18: label 'zebra' does not occur in train.xmc: --unseen=drop"):
+    with pytest.raises(InputError, match=r"test.jsonl:18: label 'zebra' does not occur in train.xmc: drop_unseen=True"):
         convert(path, tmp_path / "test", TextOptions(), like, part_bytes=2000)
     result, _, Y = convert(path, tmp_path / "drop", TextOptions(), like, part_bytes=2000, drop_unseen=True)
     assert result.attributes["dropped_labels"] == 2

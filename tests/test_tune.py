@@ -20,9 +20,8 @@ from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Step
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
-from xmc_stream.models import Execution
 
-LIMIT = Execution("2GB", 2)
+LIMIT: dict[str, Any] = {"memory_limit": "2GB", "threads": 2}
 GRID = {"lam": [0.01, 0.1], "C": [0.5, 1.0]}
 KEYS = (
     "solver metric fixed seed held_out n_train n_held_out settings best parameters set model seconds peak_rss memory_limit "
@@ -40,7 +39,7 @@ def told(report: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A tuning that nobody killed."""
-    return xs.tune(small, grid=GRID, out=tmp_path_factory.mktemp("whole") / "t.json", execution=LIMIT)
+    return xs.tune(small, grid=GRID, out=tmp_path_factory.mktemp("whole") / "t.json", **LIMIT)
 
 
 # ---- the order of settings
@@ -102,22 +101,22 @@ def test_the_best_is_chosen_by_the_metric_and_kept_results_answer_for_another(
     assert (whole["best"], whole["parameters"]) == (best, settings[best]["parameters"])
     assert whole["set"].startswith("--solver ppdsparse --set lam=0.")
     out = tmp_path / "t.json"
-    first = xs.tune(small, grid=GRID, out=out, execution=LIMIT)
+    first = xs.tune(small, grid=GRID, out=out, **LIMIT)
     assert told(first) == told(whole)
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     for metric, pick in (("hamming_loss", min), ("PSP@3", max), ("macro_F1", max)):
-        again = xs.tune(small, grid=GRID, out=out, metric=metric, execution=LIMIT)
+        again = xs.tune(small, grid=GRID, out=out, metric=metric, **LIMIT)
         assert again["resumed"]
         assert again["settings"] == first["settings"]
         values = [one["figures"][metric] for one in settings]
         assert values[again["best"]] == pick(values)
     with pytest.raises(ResumeError, match=r"t\.json holds a run with"):
-        xs.tune(small, grid={"C": [1.0]}, out=out, execution=LIMIT)
+        xs.tune(small, grid={"C": [1.0]}, out=out, **LIMIT)
     with pytest.raises(ResumeError, match="ks"):  # no figure of that k was kept
-        xs.tune(small, grid=GRID, out=out, metric="P@2", execution=LIMIT)
+        xs.tune(small, grid=GRID, out=out, metric="P@2", **LIMIT)
     out.write_text("{}")
     with pytest.raises(InputError, match="is not what `tune` writes"):
-        xs.tune(small, grid=GRID, out=out, execution=LIMIT)
+        xs.tune(small, grid=GRID, out=out, **LIMIT)
 
 
 def test_the_final_model_is_that_of_its_own_training(small: Path, tmp_path: Path, commands: Callable[..., Any]) -> None:
@@ -132,18 +131,18 @@ def test_the_final_model_is_that_of_its_own_training(small: Path, tmp_path: Path
 
 
 def test_any_limit_and_number_of_threads_gives_the_same_figures(small: Path, whole: dict[str, Any]) -> None:
-    other = xs.tune(small, grid=GRID, execution=Execution("1500MB", 1))
+    other = xs.tune(small, grid=GRID, memory_limit="1500MB", threads=1)
     assert told(other) == told(whole)
 
 
 def test_any_method_is_tuned_by_its_contract(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
     registry.register(toy.CentroidMethod())
-    report = xs.tune(small, "centroid", {"shrink": [0.0, 0.5]}, execution=LIMIT)
+    report = xs.tune(small, "centroid", {"shrink": [0.0, 0.5]}, **LIMIT)
     assert [one["start"] for one in report["settings"]] == [None, None]
     assert report["settings"][0]["figures"]["P@1"] > 10
     with pytest.raises(InputError, match="there is nothing to choose"):
-        xs.tune(small, "centroid", execution=LIMIT)
+        xs.tune(small, "centroid", **LIMIT)
 
 
 @pytest.mark.slow
@@ -157,7 +156,7 @@ def test_any_method_is_tuned_by_its_contract(small: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_the_library_s_other_methods(small: Path, solver: str, grid: dict[str, Any], fixed: dict[str, Any]) -> None:
-    report = xs.tune(small, solver, grid, fixed=fixed, execution=LIMIT)
+    report = xs.tune(small, solver, grid, fixed=fixed, **LIMIT)
     assert report["settings"][0]["figures"] != report["settings"][1]["figures"]
     assert report["fixed"] == fixed
 
@@ -191,9 +190,8 @@ def test_settings_of_a_path_are_as_good_as_trainings_of_their_own(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, name: str
 ) -> None:
     data, _ = real(name)
-    execution = Execution("2GB", 1)
     grid = {"lam": [0.01, 0.1], "C": [0.5, 1.0, 2.0]}
-    report = xs.tune(data, grid=grid, held_out=0.3, execution=execution)
+    report = xs.tune(data, grid=grid, held_out=0.3, memory_limit="2GB", threads=1)
     xs.split(data, tmp_path / "part.xmc", tmp_path / "held.xmc", fraction=0.3)
     part, held = xs.open_dataset(tmp_path / "part.xmc"), xs.open_dataset(tmp_path / "held.xmc")
     passes = gathered = 0
@@ -255,7 +253,7 @@ def test_finished_settings_are_not_trained_again(small: Path, tmp_path: Path, mo
     with monkeypatch.context() as patched:
         patched.setattr(tuning, "train", stops)
         with pytest.raises(StoreError):
-            xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, execution=LIMIT)
+            xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, **LIMIT)
     assert trained == ["1.model"]
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -263,7 +261,7 @@ def test_finished_settings_are_not_trained_again(small: Path, tmp_path: Path, mo
             "train",
             lambda _, path, *rest, **named: (trained.append(path.name), tuning_train(_, path, *rest, **named))[1],
         )
-        report = xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, execution=LIMIT)
+        report = xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, **LIMIT)
     assert trained == ["1.model", "0.model"]
     assert report["resumed"]
 

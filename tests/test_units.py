@@ -292,7 +292,7 @@ def weights(work: Path, cut: list[Any]) -> list[Any]:
     return [np.concatenate([getattr(block, name) for block in blocks]).tolist() for name in ("indices", "values")]
 
 
-@pytest.mark.parametrize("last", ["solve/0/3", "cut/1", "solve/1/5", "solve/2/0", "finalise/2"])
+@pytest.mark.parametrize("last", ["solve/0/3", "cut/1/narrow", "solve/1/5", "solve/2/0", "finalise/2"])
 def test_a_run_that_began_in_plain_units_goes_on_in_them(
     sparse: Path, tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
@@ -311,7 +311,7 @@ def test_a_run_that_began_in_plain_units_goes_on_in_them(
     assert weights(tmp_path / "old", plain_units(K)) == weights(tmp_path / "new", run.units)
 
 
-@pytest.mark.parametrize("last", ["solve/0/0-3", "cut/1", "solve/2/4-5", "finalise/0-3"])
+@pytest.mark.parametrize("last", ["solve/0/0-3", "cut/1/narrow", "solve/2/4-5", "finalise/0-3"])
 def test_a_run_goes_on_in_the_units_it_began_with(sparse: Path, tmp_path: Path, plain: Any, last: str) -> None:
     begin_model(tmp_path / "m")
     notes = run_until(sparse, tmp_path / "m", Notes(), last)

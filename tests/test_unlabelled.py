@@ -95,11 +95,11 @@ def test_predictions_are_those_of_the_matrix(
         cut_into(monkeypatch, part)
     X = features(1)
     path = as_file(form, X, tmp_path)
-    expected = model.predict_topk(X if form != "libsvm" else X[[*range(1), *range(2, N)]], 3, Execution("2GB"))
+    expected = model.predict_topk(X if form != "libsvm" else X[[*range(1), *range(2, N)]], 3, memory_limit="2GB")
     with samples(path, model, tmp_path, Execution("2GB")) as dataset:
         assert dataset.n_labels == K
         assert dataset.attributes["nnz_labels"] == dataset.Y_rows().nnz == 0
-        got = model.predict_topk(dataset, 3, Execution("2GB"))
+        got = model.predict_topk(dataset, 3, memory_limit="2GB")
     assert np.array_equal(got[0], expected[0])
     assert np.array_equal(got[1], expected[1])
 
@@ -142,8 +142,8 @@ def test_cells_without_a_column_of_labels(tmp_path: Path) -> None:
     for name in ("bare.h5ad", "bare.zarr", "train.h5ad"):
         with samples(tmp_path / name, model, tmp_path, Execution("2GB")) as dataset:
             assert dataset.Y_rows().nnz == 0
-            got = model.predict_topk(dataset, 3, Execution("2GB"))
-        assert np.array_equal(got[1], model.predict_topk(train, 3, Execution("2GB"))[1])
+            got = model.predict_topk(dataset, 3, memory_limit="2GB")
+        assert np.array_equal(got[1], model.predict_topk(train, 3, memory_limit="2GB")[1])
 
 
 def test_labels_that_are_named_and_left_out_are_refused(tmp_path: Path) -> None:

@@ -361,7 +361,8 @@ def main(as_json: bool, **options: Any) -> None:
     try:
         make_synthetic(**options, summary=done)
     except (XmcStreamError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        said = error.in_shell if isinstance(error, XmcStreamError) else str(error)
+        raise click.ClickException(said) from None
     click.echo(json.dumps(done) if as_json else ", ".join(f"{name} {value}" for name, value in done.items()))
 
 

@@ -6,16 +6,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.calibration import calibrate, refuse_few
+from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, load_model
+from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION
 from xmc_stream.training import train
+
+_SPLIT, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of the whole: where the split, the first and the second training end
 
 
 def train_calibrated(
@@ -43,21 +46,30 @@ def train_calibrated(
     if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
         model, report = train(dataset, path, parameters, seed, execution, force=force, check=check)
         return model, {**report, CALIBRATION: done}
+    execution.meet()
     work = path.with_name(f"{path.name}.calibration")
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
         remove(work)
-    if split_once(dataset, part, held_out, fraction, seed, execution.memory_limit):
-        remove(work / "model")  # of other parts
-        remove(work / "model.partial")
-        try:
-            refuse_few(open_dataset(held_out))
-        except InputError:
-            remove(work)
-            raise
-    other, before = train(open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check)
-    model, report = train(dataset, path, parameters, seed, execution, overwrite, force, check)
-    about = calibrate(model, held_out, scores_of=other, execution=execution, check=check)
+    with working("train", execution.progress) as bar:
+        with bar.part(0.0, _SPLIT):
+            split_now = split_once(dataset, part, held_out, fraction, seed, execution.memory_limit)
+        if split_now:
+            remove(work / "model")  # of other parts
+            remove(work / "model.partial")
+            try:
+                refuse_few(open_dataset(held_out))
+            except InputError:
+                remove(work)
+                raise
+        with bar.part(_SPLIT, _HALF):
+            other, before = train(
+                open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check
+            )
+        with bar.part(_HALF, _TRAINED):
+            model, report = train(dataset, path, parameters, seed, execution, overwrite, force, check)
+        with bar.part(_TRAINED, 1.0):
+            about = calibrate_with(model, open_dataset(held_out), other, execution, check)
     remove(work)
     return model, {
         **report,

@@ -14,6 +14,7 @@ from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
+from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
@@ -30,8 +31,11 @@ def calibrate(
     data: Dataset | str | Path,
     *,
     scores_of: Model | str | Path | None = None,
-    execution: Execution | None = None,
     check: bool = True,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Learn from held-out rows how the scores of rare and frequent labels compare, and keep that with the model.
 
@@ -55,10 +59,17 @@ def calibrate(
     scores_of : Model, str, Path or None, default None
         A model of the same parameters that has not seen the rows, to take the scores of, where `model` has seen them.
         None: `model` itself.
-    execution : Execution or None, default None
-        Memory limit, threads, cluster. None: `Execution()`.
     check : bool, default True
         Compare the model that scores with its checksums first.
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+        the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+    progress : bool, default False
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -86,14 +97,24 @@ def calibrate(
     >>> about["rows"], about["applied"]  # every row is right already
     (150, False)
     """
-    model, seen = _opened(model), _opened(model if scores_of is None else scores_of)
+    opened = _opened(model)
+    seen = opened if scores_of is None else _opened(scores_of)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    execution = execution or Execution()
+    return calibrate_with(opened, dataset, seen, Execution(memory_limit, threads, scheduler, progress), check)
+
+
+def calibrate_with(
+    model: Model, dataset: Dataset, seen: Model, execution: Execution, check: bool = True
+) -> dict[str, Any]:
+    """Calibrate a model by what another one, or itself, says of rows that it has not seen: see `calibrate`."""
     limit = execution.limit()
     _refuse_unfit(model, seen, dataset)
     model.label_counts(0, 0)  # or there is no point in going on
     k = min(CANDIDATES, model.n_labels)
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=model.path.absolute().parent) as folder:
+    with (
+        working("calibrate", execution.progress),
+        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=model.path.absolute().parent) as folder,
+    ):
         predictions = Path(folder) / "predictions"
         _predict_raw(seen, dataset, k, predictions, limit, execution, check)
         rows = min(dataset.n_samples, _MOST_ROWS)

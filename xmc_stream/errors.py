@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 import errno
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk, quota or file that is full
 
 
+# where a flag is not spelled as the argument is
+_ARGUMENTS = {
+    "--overwrite": "overwrite=True", "--force": "force=True", "--on-error=skip": "skip=True",
+    "--duplicates=sum": "sum_duplicates=True", "--unseen=drop": "drop_unseen=True", "--zero-based": "base=0",
+    "--one-based": "base=1", "--labels-count": "n_labels", "--features": "n_features", "--no-header": "header=False",
+    "--normalize l2": "normalize='l2'", "--quote ''": "quote=''",
+    "--id-field": "text=TextOptions(id_field=...)", "--text-field": "text=TextOptions(text_fields=...)",
+    "--label-field": "text=TextOptions(label_field=...)",
+}  # fmt: skip
+# a whole command stays as it is
+_FLAG = re.compile(
+    r"xmc-stream [^,;:()`]*|`[^`]*`|(?<![\w-])(--set )|(?<![\w-])-(?=k \d)|(?<![\w-])--[a-z][a-z-]*(?:=[a-z]+| l2| '')?"
+)
+
+
+def in_python(message: str) -> str:
+    """A message that names flags of commands, with Python's arguments in their place."""
+
+    def argument(found: re.Match[str]) -> str:
+        flag = found[0]
+        if not flag.startswith("-"):
+            return flag
+        if found[1] or flag == "-":
+            return ""
+        return _ARGUMENTS.get(flag, flag[2:].replace("-", "_"))
+
+    return _FLAG.sub(argument, message)
+
+
 class XmcStreamError(Exception):
-    """Base of every error raised on purpose by this library."""
+    """Base of every error raised on purpose by this library.
+
+    Messages are written with the flags of commands; `str` of an error names Python's arguments in their place.
+    """
+
+    @property
+    def in_shell(self) -> str:
+        """The message as a command prints it."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return in_python(self.in_shell)
 
 
 class InputError(XmcStreamError, ValueError):
@@ -29,3 +72,17 @@ class ResumeError(XmcStreamError, ValueError):
 
 class JobError(XmcStreamError, RuntimeError):
     """A job failed on a worker for a reason that is not an error of this library's own kinds."""
+
+
+@contextmanager
+def renaming(things: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the block name things by other words, such as X for the file that it was written to."""
+    try:
+        yield
+    except XmcStreamError as error:
+        said = error.in_shell
+        for thing, word in things.items():
+            said = said.replace(thing, word)
+        if said != error.in_shell:
+            error.args = (said,)
+        raise

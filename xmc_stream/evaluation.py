@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.predicted import Rankings, open_predictions
+from xmc_stream.convert.formats.predicted import Rankings, naming_needs, open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (
@@ -20,12 +20,14 @@ from xmc_stream.metrics import (
     leave_out_labels,
     leave_out_predictions,
 )
-from xmc_stream.models import Execution, checked, load_model, planned, stored_filter
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.models import Execution, Model, checked, load_model, planned, stored_filter
+from xmc_stream.progress import current, working
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 
+_PREDICTED = 0.8  # of evaluating a model, that predicting takes
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
 _PAIR_WORK = 16  # times as much is what is made of them
 _RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the metrics
@@ -33,15 +35,19 @@ _LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is m
 
 
 def evaluate(
-    predictions: str | Path,
-    dataset: Dataset,
-    train: Dataset | None = None,
+    predictions: Model | str | Path,
+    data: Dataset | str | Path,
+    train: Dataset | str | Path | None = None,
     ks: Sequence[int] = (1, 3, 5),
     propensity: tuple[float, float] | str = "default",
-    execution: Execution | None = None,
+    *,
     filter: str | Path | None = None,
     threshold: float | None = None,
     check: bool = True,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Compare predictions with the true labels, by rows, in bounded memory.
 
@@ -56,19 +62,17 @@ def evaluate(
 
     Parameters
     ----------
-    predictions : str or Path
-        What `predict` wrote as a zarr group, a .npz or a .txt file; or a model, which then predicts first. On a
-        cluster, the folder for temporary files must be a shared one for a model.
-    dataset : Dataset
+    predictions : str, Path or Model
+        What `predict` wrote, in any of its forms; or a model, which then predicts first. On a cluster, the folder for
+        temporary files must be a shared one for a model. Names of labels in a .jsonl file are those of `data`.
+    data : Dataset, str or Path
         The samples with their true labels.
-    train : Dataset or None, default None
+    train : Dataset, str, Path or None, default None
         The training set, for PSP@k and PSnDCG@k. None: without these.
     ks : sequence of int, default (1, 3, 5)
         The values of k, distinct and from 1 on.
     propensity : tuple (float, float) or str, default "default"
         A and B, or "default" (0.55, 1.5), "amazon" (0.6, 2.6) or "wikipedia" (0.5, 0.4).
-    execution : Execution or None, default None
-        Memory limit, threads, cluster. None: `Execution()`.
     filter : str, Path or None, default None
         A file of lines `row label`, counted from zero. These pairs are taken out of the predictions, where the
         following ones move up, and out of the true labels.
@@ -77,6 +81,15 @@ def evaluate(
         LEML's squared loss and for CPLST, else 0. It is 0 for calibrated scores too.
     check : bool, default True
         Compare a model with its checksums first.
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+        the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+    progress : bool, default False
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -105,30 +118,50 @@ def evaluate(
     >>> report["P@1"], report["average_auc"]
     (100.0, 1.0)
     """
-    execution = execution or Execution()
+    sets = [of if of is None or isinstance(of, Dataset) else open_dataset(of) for of in (data, train)]
+    if sets[0] is None:
+        raise InputError("evaluating needs the samples with their true labels: give them as data=")
+    path = predictions.path if isinstance(predictions, Model) else Path(predictions)
+    execution = Execution(memory_limit, threads, scheduler, progress)
+    return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
+
+
+def evaluate_with(
+    path: Path,
+    dataset: Dataset,
+    train: Dataset | None,
+    ks: Sequence[int],
+    propensity: tuple[float, float] | str,
+    execution: Execution,
+    filter: str | Path | None = None,
+    threshold: float | None = None,
+    check: bool = True,
+) -> dict[str, Any]:
+    """Compare what lies at a path with the true labels: see `evaluate`."""
     limit = execution.limit()
-    path = Path(predictions)
     weights = None if train is None else _weights(train, dataset, propensity, limit)
     metrics = RankingMetrics(ks, weights)
-    with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+    with working("evaluate", execution.progress) as bar, tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:
             of_labels: dict[str, Any] = {}
             if is_model(path):
-                path, of_labels = _predict(
-                    path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
-                )
+                with bar.part(0.0, _PREDICTED):
+                    path, of_labels = _predict(
+                        path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
+                    )
                 stored: Rankings = Predictions(path)
             else:
-                stored = open_predictions(path)
-                limit.check(comparing_needs(stored.k), "evaluating predictions")
+                stored = open_predictions(path, dataset.label_names())
+                limit.check(comparing_needs(stored.k) | naming_needs(stored), "evaluating predictions")
             if stored.n_samples != dataset.n_samples:
                 raise InputError(
                     f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
                 )
             pairs = SparseMatrix(filtered) if filtered else None
-            for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks), execution.progress):
-                metrics.update(labels, y_indptr, y_indices)
+            with bar.part(_PREDICTED if of_labels else 0.0, 1.0):
+                for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks)):
+                    metrics.update(labels, y_indptr, y_indices)
     return {"n_samples": dataset.n_samples, **metrics.result(), **of_labels}
 
 
@@ -156,9 +189,9 @@ def plan_comparison(
 ) -> dict[str, Any]:
     """What `evaluate` would do with stored predictions; keys as in `plan --json`."""
     limit = execution.limit()
-    stored = open_predictions(Path(predictions))
+    stored = open_predictions(Path(predictions), dataset.label_names())
     n_bytes = stream_bytes([dataset.Y_rows()], [(0, dataset.n_samples)])
-    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k)}
+    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k), **naming_needs(stored)}
     parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
     if train is not None:
         parts[f"propensities of {train.n_labels} labels"] = _LABEL_BYTES * train.n_labels
@@ -207,30 +240,26 @@ def _predict(
 
 
 def _blocks(
-    stored: Rankings, dataset: Dataset, filtered: SparseMatrix | None, depth: int, progress: bool
+    stored: Rankings, dataset: Dataset, filtered: SparseMatrix | None, depth: int
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Predicted labels, and indptr and indices of the true ones, of consecutive rows, without filtered pairs.
 
     Raises InputError where that leaves fewer than `depth` predictions in a row and there may be more.
     """
-    from tqdm import tqdm
-
     matrices = [dataset.Y_rows()] if filtered is None else [dataset.Y_rows(), filtered]
-    bar = tqdm(
-        total=stored.n_samples, desc="compare", unit="row", delay=2, leave=False, disable=None if progress else True
-    )
-    with bar:
-        for start, labels, _ in stored.blocks():
-            for y, *pairs in stream(matrices, _PAIR_BYTES, start, start + len(labels)):
-                mine = labels[y.start - start : y.start - start + y.n]
-                y_indptr, y_indices = y.indptr, y.indices
-                if pairs:
-                    y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, pairs[0].indptr, pairs[0].indices)
-                    left = leave_out_predictions(mine, pairs[0].indptr, pairs[0].indices)
-                    _refuse_if_short(stored, mine, left, depth, dataset.n_labels, y.start)
-                    mine = left
-                yield mine, y_indptr, y_indices
-                bar.update(y.n)
+    bar = current()
+    bar.phase("comparing with the true labels")
+    for start, labels, _ in stored.blocks():
+        for y, *pairs in stream(matrices, _PAIR_BYTES, start, start + len(labels)):
+            mine = labels[y.start - start : y.start - start + y.n]
+            y_indptr, y_indices = y.indptr, y.indices
+            if pairs:
+                y_indptr, y_indices = leave_out_labels(y_indptr, y_indices, pairs[0].indptr, pairs[0].indices)
+                left = leave_out_predictions(mine, pairs[0].indptr, pairs[0].indices)
+                _refuse_if_short(stored, mine, left, depth, dataset.n_labels, y.start)
+                mine = left
+            yield mine, y_indptr, y_indices
+            bar.advance((y.start + y.n) / stored.n_samples)
 
 
 def _refuse_if_short(

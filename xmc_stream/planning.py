@@ -24,6 +24,7 @@ from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model, memory_plan
+from xmc_stream.progress import current, duration
 from xmc_stream.store.dataset import Dataset
 
 _EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's own objects, pages from run to run
@@ -31,6 +32,8 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 _FINEST = 10**6  # limits are proposed to a megabyte
+
+_PROPOSED = ": set --memory-limit"
 
 Forecast = dict[str, Any]
 
@@ -63,13 +66,14 @@ def plan_training(
             return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
 
         room = limit.limit
+        current().phase("looking at the data", (0.0, 0.0))
         while True:  # a probe gets what it needs, also where the limit asked for is too small
             try:
                 forecaster = method.forecaster(task, at(room), engine.once)
                 break
             except MemoryLimitError:
                 room *= 2
-        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine.threads)}
+        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine)}
 
 
 def plan_prediction(
@@ -86,8 +90,9 @@ def plan_prediction(
         def at(size: int) -> MemoryPlan:
             return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
 
+        current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
-        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine.threads)
+        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine)
     if evaluate and forecast["fits"]:
         forecast["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
         forecast["peak_rss"] = min(sum(forecast["peak_parts"].values()), limit.limit)
@@ -95,7 +100,7 @@ def plan_prediction(
 
 
 def _advised(
-    forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int, resident_bytes: int, threads: int
+    forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int, resident_bytes: int, engine: Engine
 ) -> Forecast:
     """What a forecaster says for a limit, or why that cannot work, and the limits that would do."""
 
@@ -110,10 +115,19 @@ def _advised(
         "least_limit": _least(works, limit),
         "limit_for_fewest_passes": _least(lambda size: works(size) and forecaster.reads_least(at(size)), limit),
     }
+    common = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
     try:
-        return {"threads": threads, **with_process(forecaster.forecast(at(limit)), at(limit), resident_bytes), **advice}
+        foreseen = with_process(forecaster.forecast(at(limit)), at(limit), resident_bytes)
     except MemoryLimitError as error:
-        return {"fits": False, "memory_limit": limit, "why": str(error), "threads": threads, **advice}
+        why = _refused(error, advice["least_limit"])
+        return {"fits": False, "memory_limit": limit, "why": why, **common, **advice}
+    # the command loads the kernels too
+    return {**common, **foreseen, "seconds": round(foreseen["seconds"] + engine.loading, 1), **advice}
+
+
+def _refused(error: MemoryLimitError, least: int | None) -> str:
+    """Why a limit cannot work, with the least one that does in the place of what the error proposes."""
+    return f"{error.in_shell.partition(_PROPOSED)[0]}{_PROPOSED} to {_megabytes(least)} or more"
 
 
 def plan_conversion(
@@ -143,10 +157,10 @@ def plan_conversion(
             try:
                 limit.check(chosen.needs, "convert", limit.budget(resident_bytes))
             except MemoryLimitError as error:
-                forecast["why"] = str(error)
+                forecast["why"] = _refused(error, least)
         plan(max(limit.limit, resident_bytes + _PROBE_ROOM))
         seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
-        part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in, 1)) or 1.0
+        part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in - getattr(opened, "bytes_beside", 0), 1)) or 1.0
         x, y = (int(n / part * (1.0 if part == 1.0 else _MARGIN)) for n in (x_seen, y_seen))
         opened.x_entries, opened.y_entries = x, y  # as foreseen, no longer at most
         parts = {"process": resident_bytes + _EDGES, **plan(limit.limit).needs}
@@ -186,30 +200,26 @@ def _read_a_little(parts: Sequence[Part]) -> tuple[int, int, int, float, bool]:
     return seen, found["X"], found["Y"], time.perf_counter() - began, whole
 
 
-def plan_line(forecast: Mapping[str, Any]) -> str:
-    """A plan in one line, for people."""
-    parts = ", ".join(f"{name} {format_size(size)}" for name, size in forecast["peak_parts"].items() if size >= MIB)
+def plan_line(forecast: Mapping[str, Any], spent: float = 0.0) -> str:
+    """A plan in one line of three numbers. spent: seconds that have gone by, with loading and compiling kernels."""
     return (
-        f"{_passes(forecast)}, {format_size(forecast['bytes_read'])} to read, peak memory "
-        f"{format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])} ({parts}), "
-        f"about {_duration(forecast['seconds'])}"
+        f"about {duration(spent + forecast['seconds'])}, peak memory {format_size(forecast['peak_rss'])} of "
+        f"{format_size(forecast['memory_limit'])}, {_passes(forecast, brief=True)} "
+        f"({format_size(forecast['bytes_read'])} to read)"
     )
 
 
 def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
-    """A plan for a terminal: the line, a table of what memory goes to, the limits that would do."""
-    lines = []
-    if forecast["fits"]:
-        lines = [
-            f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
-            f"time           about {_duration(forecast['seconds'])}; threads: {forecast['threads']}",
-            f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
-            f"'{forecast['peak_phase']}':",
-        ]
-        parts = sorted(forecast["peak_parts"].items(), key=lambda part: -part[1])
-        lines += [f"  {format_size(size):>10}   {name}" for name, size in parts]
-    else:
-        lines = [f"does not fit   {forecast['why']}"]
+    """A plan that fits, for a terminal: a table of what memory goes to, the limits that would do."""
+    parts = sorted(forecast["peak_parts"].items(), key=lambda part: -part[1])
+    lines = [
+        f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
+        f"time           about {duration(forecast['seconds'])}; threads: {forecast['threads']}",
+        *_compiling(forecast),
+        f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
+        f"'{forecast['peak_phase']}':",
+        *(f"  {format_size(size):>10}   {name}" for name, size in parts),
+    ]
     least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
     lines += [f"least limit    --memory-limit {_megabytes(least)}"]
     if fewest != least:
@@ -217,18 +227,31 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _compiling(forecast: Mapping[str, Any]) -> list[str]:
+    """What a plan did that the command itself need not do again."""
+    seconds = forecast.get("compiling", 0.0)
+    return (
+        [f"               and {duration(seconds)} for compiling kernels, once on this machine: done now"]
+        if seconds
+        else []
+    )
+
+
 def _megabytes(size: int | None) -> str:
     return "unknown" if size is None else f"{size // 10**6}MB"
 
 
-def _passes(forecast: Mapping[str, Any]) -> str:
+def _passes(forecast: Mapping[str, Any], brief: bool = False) -> str:
     blocks = forecast.get("class_blocks")
     if blocks is None:
         again = forecast.get("tiles_made", 1)
         most = "at most " if forecast.get("at_most") else ""
+        again = 1 if brief else again
         return most + passes_in_words(forecast["passes"]) + (f", tiles made {again} times" if again > 1 else "")
     if not forecast["rounds_known"]:
         return f"{passes_in_words(blocks[-1])} in each round, as many rounds as the tolerance takes"
+    if brief:
+        return passes_in_words(forecast["passes"])
     more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
     if forecast["solve_passes"]:
         more += f" and {forecast['solve_passes']} for large classes"
@@ -237,12 +260,6 @@ def _passes(forecast: Mapping[str, Any]) -> str:
 
 def passes_in_words(passes: float) -> str:
     return "1 pass over the data" if passes == 1 else f"{passes:g} passes over the data"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _engine(execution: Execution, limit: MemoryLimit) -> Engine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,13 @@ from typing import Any
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.errors import InputError, ResumeError
-from xmc_stream.evaluation import evaluate
+from xmc_stream.evaluation import evaluate_with
 from xmc_stream.memory import peak_resident
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model
+from xmc_stream.progress import LOG, current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.training import environment, train
@@ -32,6 +32,8 @@ OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 FALLING = ("hamming_loss",)  # the lower, the better
 _KS = (1, 3, 5)
 _LEAST_ROWS = 100
+_COMPARED = 0.8  # of the whole, that comparing settings takes where the best one is trained on all rows then
+_LEARNED = 0.9  # of a setting, that training takes; the rest compares it
 
 
 def tune(
@@ -46,10 +48,13 @@ def tune(
     out: str | Path | None = None,
     work: str | Path | None = None,
     model: str | Path | None = None,
-    execution: Execution | None = None,
     overwrite: bool = False,
     force: bool = False,
     check: bool = True,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train a method with each setting of a grid on a part of the rows, and compare the models on the rest.
 
@@ -82,15 +87,22 @@ def tune(
         .partial behind it, or without `out` a temporary folder, so that a run cannot go on after a kill.
     model : str, Path or None, default None
         Train the best setting on all rows in the end, into this model: the one that `fit` makes with these parameters.
-    execution : Execution or None, default None
-        Memory limit, threads, cluster. None: `Execution()`. On a cluster, `work` and the folder for temporary files must
-        be shared ones.
     overwrite : bool, default False
         Replace `out`, `model` and an unfinished run.
     force : bool, default False
         Go on with a run that began on another type of processor or with other package versions.
     check : bool, default True
         Compare the data with their checksums before the first training.
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
+        the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there: `work` and the
+        folder for temporary files must be shared ones then. None: this process.
+    progress : bool, default False
+        Show a bar on stderr, where that is a terminal.
 
     Returns
     -------
@@ -128,17 +140,19 @@ def tune(
     """
     began = time.perf_counter()
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    execution = execution or Execution()
+    execution = Execution(memory_limit, threads, scheduler, progress)
     limit = execution.limit()
+    execution.meet()
     tried = _tried(solver, grid, dict(fixed or {}))
     kept = Path(out).absolute() if out is not None else None
     asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
-    with _folder(work, kept) as folder:
+    with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
         else:
-            found, resumed = asked.run(folder, overwrite)
+            with bar.part(0.0, 1.0 if model is None else _COMPARED):
+                found, resumed = asked.run(folder, overwrite)
         best = _best(found, metric)
         chosen = {**tried.fixed, **tried.values[best]}
         words = " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items())))
@@ -155,8 +169,9 @@ def tune(
         }
         if model is not None:
             path = Path(model).absolute()
-            _say(execution, f"training {path.name} on all rows: {words}")
-            _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)
+            LOG.info("training %s on all rows: %s", path.name, words)
+            with bar.part(_COMPARED, 1.0):
+                _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)
             report["model_report"] = about
         if kept is not None and not (resumed and kept.exists()):
             _store(kept, {**report, "identity": asked.identity})
@@ -288,8 +303,11 @@ class _Tuning:
             for step in todo:
                 number = len(steps) - len(todo) + todo.index(step) + 1
                 start = None if step.start is None else load_model(_model(work, step.start))
-                _say(self.execution, f"setting {number} of {len(steps)}: {self._words(step)}")
-                about = self._learn(step, rows, others, work, start, self.check and step is todo[0])
+                LOG.info("setting %d of %d: %s", number, len(steps), self._words(step))
+                with current().part(
+                    (number - 1) / len(steps), number / len(steps), f"setting {number} of {len(steps)}, "
+                ):
+                    about = self._learn(step, rows, others, work, start, self.check and step is todo[0])
                 ledger.add(_key(step), about)
                 needed = {later.start for later in todo[todo.index(step) + 1 :]}
                 for old in {before.setting for before in steps} - needed:
@@ -307,13 +325,15 @@ class _Tuning:
 
     def _learn(self, step: Step, rows: Dataset, others: Dataset, work: Path, start: Any, check: bool) -> dict[str, Any]:
         """One setting: a model of the rows, and its figures on the others."""
-        began, execution = time.perf_counter(), self.execution
+        began, execution, bar = time.perf_counter(), self.execution, current()
         path = _model(work, step.setting)
-        model, about = train(
-            rows, path, self.tried.settings[step.setting], self.seed, execution, force=self.force, check=check,
-            warm_start=start, trial=True,
-        )  # fmt: skip
-        figures = evaluate(model.path, others, rows, self.ks, execution=execution, check=False)
+        with bar.part(0.0, _LEARNED):
+            model, about = train(
+                rows, path, self.tried.settings[step.setting], self.seed, execution, force=self.force, check=check,
+                warm_start=start, trial=True,
+            )  # fmt: skip
+        with bar.part(_LEARNED, 1.0):
+            figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=False)
         figures.pop("n_samples")
         return {
             "parameters": self.tried.values[step.setting],
@@ -344,11 +364,6 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, float | tuple | list) else spelled(value)
 
 
-def _say(execution: Execution, line: str) -> None:
-    if execution.progress:
-        print(line, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _folder(work: str | Path | None, out: Path | None) -> Iterator[Path]:
     """Where parts and models lie while the run lasts."""
@@ -372,7 +387,7 @@ def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, An
     try:
         check_identity(out, before, identity, force)
     except ResumeError as error:
-        raise ResumeError(str(error).replace(str(out.parent), str(out), 1)) from None
+        raise ResumeError(error.in_shell.replace(str(out.parent), str(out), 1)) from None
     return found
 
 

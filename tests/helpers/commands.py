@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -38,11 +39,16 @@ def wait_until(run: subprocess.Popen[str] | None, ready: Callable[[], bool], sec
         time.sleep(0.01)
 
 
+def said_at_last(said: str) -> list[str]:
+    """Lines of stderr without those of work under way: a plan, what is compiled, how far it is after ten seconds."""
+    return [line for line in said.splitlines() if not re.match(r"plan: |compiling kernels|\d\d:\d\d:\d\d ", line)]
+
+
 def one_line(*arguments: Any) -> str:
     """What a command that fails says."""
     done = subprocess.run(cli_command(*arguments), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, ""), done
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("plan: ", "note: "))]
+    lines = [line for line in said_at_last(done.stderr) if not line.startswith("note: ")]
     assert len(lines) == 1, done.stderr
     [line] = lines
     return line

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 import xmc_stream as xs
 from xmc_stream.metrics import RankingMetrics
-from xmc_stream.models import Execution
 
 FULL = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 
@@ -23,7 +22,7 @@ def pairs_csr(rows: Sequence[set[int]]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def every_score(model: xs.Model, dataset: xs.Dataset) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Every score, by ranking all labels, and Y; -1e6 stands for the -inf of labels without training rows."""
-    labels, ranked = model.predict_topk(dataset, model.n_labels, Execution("4GB"))
+    labels, ranked = model.predict_topk(dataset, model.n_labels, memory_limit="4GB")
     scores = np.full(ranked.shape, -1e6, np.float32)
     rows, ranks = np.nonzero(labels >= 0)
     scores[rows, labels[rows, ranks]] = ranked[rows, ranks]

@@ -103,20 +103,20 @@ _LAST = {
 
 def left_off(train: list[str], solver: str) -> None:
     """Train again, into `SOLVER.left.partial`, and break off before one of the last jobs."""
-    from xmc_stream.engine import runner
+    from xmc_stream.engine import work
 
-    target, whole = train[2].replace(".model", ".left"), runner._run
+    target, whole = train[2].replace(".model", ".left"), work.do
 
     def broken(job: Any) -> Any:
         if job.key.startswith(_LAST[solver]):
             raise InterruptedError("left off")
         return whole(job)
 
-    runner._run = broken
+    work.do = broken
     try:
         assert run([*train[:2], target, *train[3:]])[0] == 1
     finally:
-        runner._run = whole
+        work.do = whole
     assert Path(target + ".partial").exists()
 
 

@@ -21,8 +21,8 @@ def csr(dense: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDAr
     return indptr.astype(np.int64), columns.astype(np.int32), dense[rows, columns].astype(np.float32)
 
 
-def tile_of(W: NDArray[np.float32], bias: NDArray[np.float32]) -> Tile:
-    return make_tile(*csr(W.T), bias, len(W))
+def tile_of(W: NDArray[np.float32], bias: NDArray[np.float32], narrowed: bool = False) -> Tile:
+    return make_tile(*csr(W.T), bias, len(W), narrowed)
 
 
 def rows_of(X: NDArray[np.float32]) -> list[list[tuple[int, float]]]:

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmc_stream.cli.options import PATH, Solver, checked, common, executed, setting_of, show
-from xmc_stream.errors import InputError
+from xmc_stream.cli.data import BESIDE, CSV, FORMAT, delimiter_of
+from xmc_stream.cli.options import PATH, Solver, checked, common, executed, setting_of, show, with_options
+from xmc_stream.cli.seen import seen
+from xmc_stream.cli.text import ID_FIELD, TEXT_FIELDS
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
+from xmc_stream.progress import LOG
 
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
 
 
-_NOT_PLANNED = ("sources", "target", "normalize", "columns", "observed", "overwrite", "scheduler", "as_json", "debug")
+_NOT_PLANNED = (
+    "sources",
+    "target",
+    "normalize",
+    "columns",
+    "observed",
+    "overwrite",
+    "scheduler",
+    "as_json",
+    "debug",
+    "verbose",
+    "quiet",
+)
 
 
 def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
@@ -88,7 +105,7 @@ def train(
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
         hint = "the defaults are for rows of length one (xmc-stream convert --normalize l2)"
-        click.echo(f"note: rows of {data} have a length of {norm:.3g} on average; {hint}", err=True)
+        LOG.info("note: rows of %s have a length of %.3g on average; %s", data, norm, hint)
     execution = Execution(memory_limit, threads, scheduler, True)
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
@@ -145,7 +162,6 @@ def calibrate(
     """
     from xmc_stream.calibration import calibrate as calibrate_model
     from xmc_stream.calibration import uncalibrate
-    from xmc_stream.models import Execution
 
     if remove == (data is not None):
         raise InputError("give either the held-out rows to calibrate by, or --remove")
@@ -154,7 +170,7 @@ def calibrate(
         show({"model": str(model), "applied": False}, as_json, [f"{model}: not calibrated"])
         return
     about = calibrate_model(
-        model, data, scores_of=scores_of, execution=Execution(memory_limit, threads, scheduler, True), check=check
+        model, data, scores_of=scores_of, check=check, memory_limit=memory_limit, threads=threads, scheduler=scheduler
     )
     show({"model": str(model), **about}, as_json, [f"{model}: {_of_calibration(about)}"])
 
@@ -166,31 +182,50 @@ def calibrate(
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@with_options((FORMAT, BESIDE, TEXT_FIELDS, ID_FIELD, *CSV))
 @checked("the model")
 @executed
 @common
 def predict(
     model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, check: bool,
-    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool, **reading: Any,
 ) -> None:  # fmt: skip
     """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
 
-    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text); it needs no labels,
-    and any that it has count for nothing. OUT.jsonl has the names of labels where the model knows them.
+    DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text), or - for standard
+    input; it needs no labels, and any that it has count for nothing. Fields are those of the training set, or as you say.
+    OUT.jsonl has the names of labels where the model knows them. As OUT, - is standard output, which gets what OUT.jsonl
+    would. Rows that have ids (--id-field) keep them.
     """
-    from xmc_stream.models import Execution, load_model, samples
-    from xmc_stream.models import predict as predict_to
+    from xmc_stream.models import Execution, load_model, predict_to, samples
 
     execution = Execution(memory_limit, threads, scheduler, True)
-    trained, out_path = load_model(model), out.absolute()
-    with samples(data, trained, out_path.parent, execution) as dataset:
+    to_stdout = str(out) == "-"
+    trained, out_path = load_model(model), out if to_stdout else out.absolute()
+    folder = Path(tempfile.gettempdir()) if to_stdout else out_path.parent
+    with samples(data, trained, folder, execution, **_of_rows(reading)) as dataset:
         report = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
     report["predictions"] = str(out)
     show(report, as_json, [
         f"{out}: the best {k} labels of {report['n_samples']:,} samples",
         f"{report['seconds']:.1f} s, {report['ms_per_sample']:.3g} ms a sample, "
         f"peak memory {format_size(report['peak_rss'])}",
-    ])  # fmt: skip
+    ], err=to_stdout)  # fmt: skip
+
+
+def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
+    """What `predict` was told of the rows that it reads, as `convert` takes it."""
+    from xmc_stream.convert.options import TextOptions
+
+    fields, ids = values.pop("text_fields"), values.pop("id_field")
+    text = TextOptions(text_fields=fields, id_field=ids) if fields or ids else None
+    given = {
+        **values,
+        "text": text,
+        "delimiter": delimiter_of(values["delimiter"]),
+        "header": values["header"] and None,
+    }
+    return {name: value for name, value in given.items() if value not in (None, ())}
 
 
 @click.command()
@@ -214,7 +249,7 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; metrics in per cent.
 
-    PREDICTIONS is what predict wrote: a zarr group, a .npz or a .txt file; .jsonl is for people to read.
+    PREDICTIONS is what predict wrote: a zarr group, or a .npz, .txt or .jsonl file.
 
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
     macro_F1_present over those that occur in DATA, in per cent.
@@ -224,8 +259,6 @@ def evaluate(
     with --filter.
     """
     from xmc_stream.evaluation import evaluate as evaluate_predictions
-    from xmc_stream.models import Execution
-    from xmc_stream.store.dataset import open_dataset
 
     pair: str | tuple[float, float] = propensity
     if "," in propensity:
@@ -235,11 +268,10 @@ def evaluate(
             raise InputError(f"--propensity {propensity}: write two numbers as 0.55,1.5, or a name") from None
         pair = (a, b)
     began = time.perf_counter()
-    train_set = None if train_data is None else open_dataset(train_data)
-    execution = Execution(memory_limit, threads, scheduler, True)
     metrics = evaluate_predictions(
-        predictions, open_dataset(data), train_set, ks, pair, execution, pairs, threshold, check
-    )
+        predictions, data, train_data, ks, pair, filter=pairs, threshold=threshold, check=check,
+        memory_limit=memory_limit, threads=threads, scheduler=scheduler,
+    )  # fmt: skip
     lines = [f"{metrics['n_samples']:,} samples, {time.perf_counter() - began:.1f} s"]
     shown = {name: value for name, value in metrics.items() if name != "n_samples"}
     width, fractions = max(8, *map(len, shown)), ("average_auc", "hamming_loss")
@@ -258,40 +290,51 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
     least --memory-limit that works. Nothing is written. COMMAND: convert, train, predict or evaluate; `plan DATA` is
     for train.
     """
-    from xmc_stream.models import Execution, load_model
-    from xmc_stream.store.dataset import open_dataset
-    from xmc_stream.store.model import is_model
-
     commands = context.find_root().command.commands  # type: ignore[attr-defined]
     if command not in commands:  # the dataset to train from; the model has no name yet
         command, arguments = "train", (command, "MODEL", *arguments)
     o = commands[command].make_context(f"xmc-stream {command}", list(arguments)).params
     if command not in ("train", "predict", "convert", "evaluate"):
         raise InputError(f"there is no plan for `{command}`: plan train, predict, evaluate or convert")
-    execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"), True)
-    if command == "evaluate" and not is_model(o["predictions"]):
-        from xmc_stream.evaluation import plan_comparison
+    with seen("plan", o["verbose"], o["quiet"]):
+        report = _planned(command, o)
+        if report["fits"]:
+            from xmc_stream.planning import plan_lines
 
-        train_set = None if o["train_data"] is None else open_dataset(o["train_data"])
-        report = plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
+            show(report, o["as_json"], plan_lines(report))
+            return
+        if o["as_json"]:
+            show(report, True, [])
+            sys.exit(1)
+        raise MemoryLimitError(f"{command} does not fit: {report['why']}")
 
+
+def _planned(command: str, o: dict[str, Any]) -> dict[str, Any]:
+    """What a command with these options would do."""
     from xmc_stream import planning
+    from xmc_stream.models import Execution, load_model
+    from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.model import is_model
 
+    execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"))
     if command == "convert":
         from xmc_stream.cli.data import reading
 
         options = reading({name: o[name] for name in o if name not in _NOT_PLANNED})
-        report = planning.plan_conversion(list(o["sources"]), **options)
-    elif command == "train":
+        return planning.plan_conversion(list(o["sources"]), **options)
+    if command == "train":
         start = None if o["warm_start"] is None else load_model(o["warm_start"])
         parameters = _parameters(o["solver"], o["settings"])
-        report = planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
-    elif command == "predict" or is_model(o["predictions"]):
-        model = load_model(o["model"] if command == "predict" else o["predictions"])
-        k = o["k"] if command == "predict" else max(o["ks"])
-        data, filtered = open_dataset(o["data"]), o["pairs"] is not None
-        report = planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
-    show(report, o["as_json"], planning.plan_lines(report))
+        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
+    if command == "evaluate" and not is_model(o["predictions"]):
+        from xmc_stream.evaluation import plan_comparison
+
+        train_set = None if o["train_data"] is None else open_dataset(o["train_data"])
+        return plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
+    model = load_model(o["model"] if command == "predict" else o["predictions"])
+    k = o["k"] if command == "predict" else max(o["ks"])
+    data, filtered = open_dataset(o["data"]), o["pairs"] is not None
+    return planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
 
 
 @click.command()

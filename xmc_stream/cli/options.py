@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import click
 
+from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError
+from xmc_stream.progress import current
 
 PATH = click.Path(path_type=Path)
 
@@ -32,10 +35,24 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def limited(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option of commands that keep within a memory limit."""
-    return click.option(
-        "--memory-limit", metavar="SIZE", help="Peak resident memory, as 512MB or 4GiB. [default: 3/4 of what is free]"
-    )(command)
+    """Options of commands that keep within a memory limit, and work long: these have a bar from their first second on."""
+
+    @functools.wraps(command)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        with seen(click.get_current_context().info_name or "", options.pop("verbose"), options.pop("quiet")):
+            return command(*arguments, **options)
+
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors."),
+        click.option("-v", "--verbose", is_flag=True, help="A line for each phase."),
+        click.option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Peak resident memory, as 512MB or 4GiB. [default: 3/4 of what is free]",
+        ),
+    ):
+        watched = option(watched)
+    return watched
 
 
 def executed(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,8 +108,10 @@ class Solver(click.ParamType[str]):
         return str(value)
 
 
-def show(report: dict[str, Any], as_json: bool, lines: list[str]) -> None:
-    click.echo(json.dumps(report) if as_json else "\n".join(lines))
+def show(report: dict[str, Any], as_json: bool, lines: list[str], err: bool = False) -> None:
+    """Print what a command found, in the place of its bar."""
+    current().finish()
+    click.echo(json.dumps(report) if as_json else "\n".join(lines), err=err)
 
 
 def plain(value: Any) -> str:

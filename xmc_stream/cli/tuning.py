@@ -67,13 +67,12 @@ def tune(
     A run that was killed goes on when the same command is given again; what it needs for that lies in OUT.partial, or
     without OUT in DATA.tune.partial in the current folder.
     """
-    from xmc_stream.models import Execution
     from xmc_stream.tuning import tune as tune_settings
 
     work = None if out is not None else Path(f"{data.absolute().name}.tune.partial")
     report = tune_settings(
         data, solver, _grid(grids), fixed=dict(map(setting_of, settings)), metric=metric, held_out=held_out, seed=seed,
-        out=out, work=work, model=model, execution=Execution(memory_limit, threads, scheduler, True), overwrite=overwrite,
+        out=out, work=work, model=model, memory_limit=memory_limit, threads=threads, scheduler=scheduler, overwrite=overwrite,
         force=force, check=check,
     )  # fmt: skip
     show(report, as_json, _lines(report))

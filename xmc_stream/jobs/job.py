@@ -6,6 +6,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from xmc_stream.progress import Progress
+
 Receipt = dict[str, Any]  # small and plain: it goes through the scheduler and into the ledger as JSON
 
 
@@ -26,17 +28,16 @@ class Job(Protocol):
 class Phase:
     """Jobs that may run in any order, beside each other.
 
-    done, total: where they stand in a longer row of phases, if so. note: for those who watch. kept: receipts go into the
-    ledger; else the jobs are done again in every session, as what they leave on disk is not durable. unit, number: how
-    far the run is in its method's own terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read
-    scattered rows, no stream.
+    words: what it does, for those who watch; "" for its name. span: from where to where it takes the whole run, from 0 to
+    1, as far as that can be foreseen; None where it cannot. kept: receipts go into the ledger; else the jobs are done again
+    in every session, as what they leave on disk is not durable. unit, number: how far the run is in its method's own
+    terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read scattered rows, no stream.
     """
 
     name: str
     jobs: Sequence[Job]
-    done: int = 0
-    total: int = 0
-    note: str = ""
+    words: str = ""
+    span: tuple[float, float] | None = None
     kept: bool = True
     unit: str = ""
     number: int = 0
@@ -66,8 +67,11 @@ class Notes(dict[str, Receipt]):
         self[key] = receipt
 
 
-def run_here(loop: Loop, ledger: Ledger) -> Receipt:
-    """Run a loop's jobs one after another in this thread; returns what the loop returns. Finished jobs are not redone."""
+def run_here(loop: Loop, ledger: Ledger, progress: Progress | None = None) -> Receipt:
+    """Run a loop's jobs one after another in this thread; returns what the loop returns. Finished jobs are not redone.
+
+    progress: is told of the phases.
+    """
     receipts = None
     while True:
         try:
@@ -76,10 +80,14 @@ def run_here(loop: Loop, ledger: Ledger) -> Receipt:
             result: Receipt = end.value
             return result
         receipts = []
-        for job in phase.jobs:
+        if progress:
+            progress.phase(phase.words or phase.name, phase.span)
+        for n_done, job in enumerate(phase.jobs, 1):
             receipt = ledger.get(job.key) if phase.kept else None
             if receipt is None:
                 receipt = job.run()
                 if phase.kept:
                     ledger.add(job.key, receipt)
             receipts.append(receipt)
+            if progress:
+                progress.advance(n_done / len(phase.jobs))

@@ -9,23 +9,30 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.cache import compiled_before, note_compiled
+from xmc_stream.progress import LOG, current, duration
 from xmc_stream.store.dataset import Dataset, new_dataset
 
 _loaded: set[str] = set()  # what this process has loaded
 
 
 class WarmUp(ABC):
-    """A job that calls each kernel of some work once. It is pickled: a process of its own may have to compile."""
+    """A job that calls each kernel of some work once. It is pickled: a process of its own may have to compile.
+
+    seconds: that compiling takes on a processor of today.
+    """
+
+    seconds: ClassVar[float] = 20.0
 
     @property
     def key(self) -> str:
@@ -45,27 +52,46 @@ class WarmUp(ABC):
         """Compile, if that was never done on this machine, and load, once in a process.
 
         A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
+        The receipt has the seconds that each took.
         """
         name = self.loads
         if name in _loaded:
             return {}
-        if not compiled_before(name):
+        began = time.perf_counter()
+        compiled = compiled_before(name)
+        if not compiled:
+            LOG.info(_compiling(self.seconds))
+            current().phase(_compiling(self.seconds), (0.0, 0.0))
             code = "import pickle, sys; pickle.load(sys.stdin.buffer).load()"
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             if not subprocess.run(
                 [sys.executable, "-c", code], input=pickle.dumps(self), check=False, **quiet
             ).returncode:  # type: ignore[call-overload]
                 note_compiled(name)
+            current().phase("loading kernels", (0.0, 0.0))
+        between = time.perf_counter()
         self.load()
         _loaded.add(name)
-        return {}
+        return {"compiling": 0.0 if compiled else between - began, "loading": time.perf_counter() - between}
+
+
+@contextmanager
+def loading(name: str, seconds: float) -> Iterator[None]:
+    """A block that loads a few kernels, and compiles them where that was never done: so few seconds only the bar tells."""
+    current().phase("loading kernels" if compiled_before(name) else _compiling(seconds), (0.0, 0.0))
+    yield
+    note_compiled(name)
+
+
+def _compiling(seconds: float) -> str:
+    return f"compiling kernels, once on this machine: about {duration(seconds)}"
 
 
 @contextmanager
 def a_few_rows(n: int = 40, d: int = 12) -> Iterator[Dataset]:
     """A dataset of n rows, d features and three labels, of which a row has one, in a temporary folder."""
-    with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
-        path = Path(folder) / "warm.xmc"
+    with temporary_folder() as folder:
+        path = folder / "warm.xmc"
         rng = np.random.default_rng(0)
         with new_dataset(path, d, 3, {}) as writer:
             x = np.sort(rng.permuted(np.tile(np.arange(d, dtype=np.int32), (n, 1)), axis=1)[:, :4], axis=1)

@@ -1,0 +1,191 @@
+"""One way of calling: paths and objects alike, the same keywords everywhere, errors in the caller's own words."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import cli_command, environment
+
+import xmc_stream as xs
+from xmc_stream import memory
+from xmc_stream.errors import in_python
+from xmc_stream.memory import MemoryLimit, least_bound
+from xmc_stream.store.predictions import Predictions, begin_predictions
+
+KEYWORDS = ("memory_limit", "threads", "scheduler", "progress")
+
+
+@pytest.mark.parametrize(
+    "function", [xs.convert, xs.predict, xs.evaluate, xs.verify, xs.calibrate, xs.tune, xs.Model.predict_topk],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_options_have_names_and_types(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in KEYWORDS)
+    assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters.values())
+    assert all(one.annotation is not one.empty for name, one in parameters.items() if name != "self")
+    assert "execution" not in parameters
+
+
+@pytest.mark.parametrize("function", [xs.split, xs.export, xs.select_features], ids=lambda f: f.__name__)
+def test_what_one_thread_does_has_a_limit(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    assert {"memory_limit", "progress"} <= set(parameters)
+
+
+def test_paths_and_objects_are_the_same(small: Path, trained: Path, tmp_path: Path) -> None:
+    test, how = small.with_name("small-test.xmc"), {"memory_limit": "2GB", "threads": 1}
+    data, model = xs.open_dataset(test), xs.load_model(trained)
+    for name, (one, other) in {"a": (str(trained), str(test)), "b": (model, data), "c": (trained, test)}.items():
+        xs.predict(one, other, tmp_path / name, 3, **how)
+    stored = [Predictions(tmp_path / name).rows(0, data.n_samples) for name in "abc"]
+    assert all(np.array_equal(labels, stored[0][0]) for labels, _ in stored)
+    figures = [
+        xs.evaluate(str(trained), str(test), str(small), **how),
+        xs.evaluate(model, data, xs.open_dataset(small), **how),
+    ]
+    assert figures[0] == figures[1]
+    assert [xs.verify(one, **how)["sound"] for one in (str(small), small, xs.open_dataset(small), model)] == [True] * 4
+    x = xs.open_dataset(test).X_rows().block(0, 4)
+    import scipy.sparse
+
+    matrix = scipy.sparse.csr_matrix((x.values, x.indices, x.indptr), shape=(4, data.n_features))
+    xs.predict(trained, matrix, tmp_path / "d", 3, **how)
+    assert np.array_equal(Predictions(tmp_path / "d").rows(0, 4)[0], stored[0][0][:4])
+
+
+def test_errors_name_the_argument_in_python_and_the_flag_in_the_shell(
+    small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any]
+) -> None:
+    (tmp_path / "p").mkdir()
+    with pytest.raises(xs.InputError, match=r"or overwrite=True to replace it$"):
+        xs.predict(trained, small, tmp_path / "p")
+    assert commands("predict", trained, small, tmp_path / "p", fails=True).endswith("or --overwrite to replace it")
+    with pytest.raises(xs.MemoryLimitError, match=r"[^-]memory_limit"):
+        xs.predict(trained, small, tmp_path / "q", memory_limit="100MB")
+    said = commands("predict", trained, small, tmp_path / "q", "--memory-limit", "100MB", fails=True)
+    assert "--memory-limit" in said
+
+
+@pytest.mark.parametrize(
+    ("in_shell", "expected"),
+    [
+        ("raise --memory-limit or lower --threads", "raise memory_limit or lower threads"),
+        ("correct them, or --unseen=drop", "correct them, or drop_unseen=True"),
+        ("ids count from 1 here; use --zero-based if they do not", "ids count from 1 here; use base=0 if they do not"),
+        ("--set max_rounds=none goes on", "max_rounds=none goes on"),
+        ("predict with --filter, or with -k 7 or more", "predict with filter, or with k 7 or more"),
+        ("scale them (xmc-stream convert --normalize l2), or", "scale them (xmc-stream convert --normalize l2), or"),
+        ("make one with `convert --observed FILE` or", "make one with `convert --observed FILE` or"),
+    ],
+)
+def test_flags_in_a_message_become_arguments(in_shell: str, expected: str) -> None:
+    assert in_python(in_shell) == expected
+    error = xs.MemoryLimitError(in_shell)
+    assert (str(error), error.in_shell) == (expected, in_shell)
+
+
+def test_names_that_a_program_needs_are_there() -> None:
+    assert xs.__version__[0].isdigit()
+    assert issubclass(xs.InputError, xs.XmcStreamError)
+    assert {"CPLST", "InputError", "__version__"} <= set(xs.__all__)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense", "foo://x:1"])
+def test_a_wrong_scheduler_fails_within_seconds_and_leaves_nothing(small: Path, tmp_path: Path, address: str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "m"),
+        lambda: xs.tune(small, grid={"C": [1.0, 2.0]}, out=tmp_path / "t.json", scheduler=address),
+        lambda: xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "c", calibrate=0.2),
+    ]
+    for call in calls:
+        began = time.monotonic()
+        with pytest.raises(xs.InputError, match=r"no dask scheduler answers at .*correct scheduler$"):
+            call()
+        assert time.monotonic() - began < 20
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "box").mkdir()
+    for folder, most in ((tmp_path, "max"), (tmp_path / "box", str(10**9))):
+        (folder / "memory.max").write_text(most)
+        (folder / "memory.current").write_text("1000")
+        (folder / "memory.stat").write_text("active_file 0\ninactive_file 0\n")
+    assert least_bound("0::/box\n", tmp_path) == 10**9
+    assert least_bound("0::/\n", tmp_path) is None
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_memberships", lambda: "0::/box\n")
+    assert MemoryLimit.kept("1GB").limit == 10**9
+    with pytest.raises(xs.InputError, match=r"more than the 1 GB .* set memory_limit to 900MB or less"):
+        MemoryLimit.kept("2GB")
+    assert MemoryLimit.kept("2GB", here=False).limit == 2 * 10**9  # of a cluster's workers, which are elsewhere
+
+
+def test_info_and_verify_know_what_is_not_finished(
+    small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any]
+) -> None:
+    begin_predictions(tmp_path / "p", 10, 5, 2)
+    for path in (tmp_path / "p", tmp_path / "p.partial"):
+        assert commands("info", path)["kind"] == "unfinished predictions"
+        assert "unfinished predictions" in commands("verify", path, fails=True)
+    work = tmp_path / "m.partial"
+    work.mkdir()
+    (work / "ledger.jsonl").write_bytes(b"")
+    assert commands("info", tmp_path / "m")["kind"] == "unfinished model"
+    with pytest.raises(xs.StoreError, match=r"is an unfinished model.*give the same train command again"):
+        xs.verify(tmp_path / "m")
+    work = tmp_path / "d.xmc.partial"
+    work.mkdir()
+    (work / "ledger").write_bytes(b"")
+    assert commands("info", tmp_path / "d.xmc")["next"] == "give the same convert command again: it goes on"
+    with pytest.raises(xs.StoreError, match="unfinished dataset"):
+        xs.verify(tmp_path / "d.xmc")
+    xs.predict(trained, small, tmp_path / "done", 2)
+    told = commands("info", tmp_path / "done")
+    assert (told["kind"], told["k"], told["n_samples"]) == ("predictions", 2, 1500)
+
+
+@pytest.mark.slow
+def test_a_script_that_is_run_twice_goes_on(small: Path, tmp_path: Path) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("3 4 2\n0 0:1 2:1\n1 1:3 2:4\n0 0:1 3:1\n")
+    script = """
+import xmc_stream as xs
+data = xs.convert("t.txt", "d.xmc")
+xs.PPDSparse(memory_limit="1GB").fit(data, model="m")
+try:
+    xs.predict("m", "d.xmc", "p", 1)
+except xs.InputError as error:
+    print(error)
+"""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment()
+        ).stdout
+        for _ in range(2)
+    ]
+    assert said == ["", "p exists: give another name, or overwrite=True to replace it\n"]
+
+
+@pytest.mark.slow
+def test_a_wrong_scheduler_is_one_line_of_a_command(small: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        cli_command("train", small, tmp_path / "m", "--scheduler", "tcp://127.0.0.1:9"), capture_output=True, text=True,
+        check=False, env=dict(os.environ) | environment(),
+    )  # fmt: skip
+    assert time.monotonic() - began < 30
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("correct --scheduler")
+    assert list(tmp_path.iterdir()) == []
