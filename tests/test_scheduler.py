@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.clusters import cluster
 from helpers.commands import said_at_last, start, wait_until
 from helpers.tools import load_tool
 
@@ -21,35 +19,6 @@ from xmc_stream.engine.events import read_events
 # a client tries for so long to reach a scheduler that is gone; by default for 30 seconds
 SOON = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
 SETTINGS = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
-
-
-@contextmanager
-def cluster(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A scheduler's process and its address, with a worker in a process of its own."""
-    folder.mkdir(exist_ok=True)
-    file = folder / "scheduler.json"
-    file.unlink(missing_ok=True)
-    common = ["--scheduler-file", file, "--no-dashboard"]
-    with (
-        (folder / "log").open("ab") as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(port), *common],
-            stdout=log, stderr=log, cwd=folder,
-        ) as scheduler,
-        subprocess.Popen(
-            [
-                sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit",
-                "0", "--death-timeout", "60", *common,
-            ],
-            stdout=log, stderr=log, cwd=folder,
-        ) as worker,
-    ):  # fmt: skip
-        try:
-            wait_until(worker, lambda: b"Registered to" in (folder / "log").read_bytes())
-            yield scheduler, json.loads(file.read_text())["address"]
-        finally:
-            worker.kill()
-            scheduler.kill()
 
 
 @pytest.fixture(scope="module")

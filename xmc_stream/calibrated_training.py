@@ -46,7 +46,7 @@ def train_calibrated(
     if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
         model, report = train(dataset, path, parameters, seed, execution, force=force, check=check)
         return model, {**report, CALIBRATION: done}
-    execution.meet()
+    execution.limit([dataset.path], [path.parent])
     work = path.with_name(f"{path.name}.calibration")
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:

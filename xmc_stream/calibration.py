@@ -107,7 +107,7 @@ def calibrate_with(
     model: Model, dataset: Dataset, seen: Model, execution: Execution, check: bool = True
 ) -> dict[str, Any]:
     """Calibrate a model by what another one, or itself, says of rows that it has not seen: see `calibrate`."""
-    limit = execution.limit()
+    limit = execution.limit([model.path, seen.path, dataset.path], [model.path.parent])
     _refuse_unfit(model, seen, dataset)
     model.label_counts(0, 0)  # or there is no point in going on
     k = min(CANDIDATES, model.n_labels)

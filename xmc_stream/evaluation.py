@@ -138,10 +138,14 @@ def evaluate_with(
     check: bool = True,
 ) -> dict[str, Any]:
     """Compare what lies at a path with the true labels: see `evaluate`."""
-    limit = execution.limit()
+    beside = path.absolute().parent if execution.scheduler is not None else None  # where workers find it too
+    limit = execution.limit([path, dataset.path], [beside] if beside and is_model(path) else [])
     weights = None if train is None else _weights(train, dataset, propensity, limit)
     metrics = RankingMetrics(ks, weights)
-    with working("evaluate", execution.progress) as bar, tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+    with (
+        working("evaluate", execution.progress) as bar,
+        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=beside) as folder,
+    ):
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:
             of_labels: dict[str, Any] = {}

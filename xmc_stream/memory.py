@@ -177,29 +177,35 @@ class MemoryLimit:
         return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
 
     @classmethod
-    def kept(cls, size: str | float | None, spare: bool = False, here: bool = True) -> MemoryLimit:
-        """As `of`, and from then on large buffers go back to the system as soon as they are freed (glibc only).
+    def kept(cls, size: str | float | None, spare: bool = False) -> MemoryLimit:
+        """As `of`, and this process keeps to it from then on (`give_back_freed`).
 
-        Large is 1 / 256 of the limit, from 256 KiB to 16 MiB. By default glibc raises that bound to 32 MiB as a program
-        frees large blocks, after which freed buffers stay resident and a planned peak is exceeded by what was planned,
-        and freed, before. With a small bound under a large limit, getting the same pages again and again takes a tenth
-        of a training's time. spare: what is kept for speed alone stays; else it is let go, see `when_room_is_needed`.
-        here: the limit is that of this process, not of a cluster's workers. Raises InputError where it is more than the
-        process's memory cgroup has: the system would kill it before.
+        spare: what is kept for speed alone stays; else it is let go, see `when_room_is_needed`. Raises InputError where the
+        limit is more than the process's memory cgroup has: the system would kill it before.
         """
         for let_go in () if spare else _spare:
             let_go()
         limit = cls.of(size)
-        bound = least_bound(_memberships(), _CGROUPS) if here and size is not None else None
+        bound = None if size is None else least_bound(_memberships(), _CGROUPS)
         if bound is not None and limit.limit > bound:
             raise InputError(
                 f"--memory-limit {size} is more than the {format_size(bound)} that this container or service may have (its "
                 f"memory cgroup): set --memory-limit to {int(0.9 * bound) // 10**6}MB or less, or leave it out"
             )
-        large = min(max(limit.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
+        limit.give_back_freed()
+        return limit
+
+    def give_back_freed(self) -> None:
+        """From now on, large buffers of this process go back to the system as soon as they are freed (glibc only).
+
+        Large is 1 / 256 of the limit, from 256 KiB to 16 MiB. By default glibc raises that bound to 32 MiB as a program
+        frees large blocks, after which freed buffers stay resident and a planned peak is exceeded by what was planned,
+        and freed, before. With a small bound under a large limit, getting the same pages again and again takes a tenth
+        of a training's time.
+        """
+        large = min(max(self.limit // _KEPT, _LEAST_KEPT), _MOST_KEPT)
         for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             _glibc("mallopt")(parameter, large)
-        return limit
 
     def budget(self, resident_bytes: int | None = None) -> int:
         """Bytes a plan may hand out: the limit less what the process holds and the reserve.

@@ -58,7 +58,7 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start)
     method.check(task)
-    limit = execution.limit()
+    limit = execution.limit([dataset.path])
     with _engine(execution, limit) as engine:
         resident_bytes = engine.warm(method.warm_up(task))
 
@@ -83,7 +83,7 @@ def plan_prediction(
 
     filtered: whether a filter file is given; it is not read.
     """
-    limit, name = execution.limit(), "evaluate" if evaluate else "predict"
+    limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
     with _engine(execution, limit) as engine:
         resident_bytes = engine.warm(model.warm_up(evaluate))
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.engine.runner import UNKEPT, Engine, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
@@ -63,7 +62,8 @@ def _train(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, trial)
     method.check(task)
-    limit = execution.limit()
+    reads = [dataset.path, *([] if warm_start is None else [warm_start.path])]
+    limit = execution.limit(reads, [path.parent])
     start = {} if warm_start is None else {"warm_start": warm_start.digest()}
     identity = {**_identity(method, task), "warm_start": start.get("warm_start"), **({"trial": True} if trial else {})}
     work = path.with_name(path.name + ".partial")
@@ -201,24 +201,6 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
         **mask,
         "environment": environment(),
     }
-
-
-def environment() -> dict[str, str]:
-    """What a run's last bits depend on beside data, parameters and seed: processor and package versions."""
-    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
-    return {"processor": _processor(), "python": platform.python_version(), **packages}
-
-
-def _processor() -> str:
-    """The processor's type: compiled kernels round the same on the same type."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
-            for line in cpuinfo:
-                if line.startswith("model name"):
-                    return f"{platform.machine()} {line.partition(':')[2].strip()}"
-    except OSError:
-        pass
-    return f"{platform.machine()} {platform.processor()}".strip()
 
 
 def _report(

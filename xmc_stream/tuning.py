@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.datasets.split import split_once
+from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation import evaluate_with
@@ -25,7 +26,7 @@ from xmc_stream.models import Execution, load_model
 from xmc_stream.progress import LOG, current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
-from xmc_stream.training import environment, train
+from xmc_stream.training import train
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
 OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
@@ -141,10 +142,10 @@ def tune(
     began = time.perf_counter()
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     execution = Execution(memory_limit, threads, scheduler, progress)
-    limit = execution.limit()
-    execution.meet()
     tried = _tried(solver, grid, dict(fixed or {}))
     kept = Path(out).absolute() if out is not None else None
+    at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
+    limit = execution.limit([dataset.path], [at])
     asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
     with working("tune", execution.progress) as bar, _folder(work, kept) as folder:

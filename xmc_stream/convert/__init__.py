@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit, peak_resident
+from xmc_stream.memory import peak_resident
 from xmc_stream.progress import working
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import Like, TextOptions
     from xmc_stream.convert.source import Source
+    from xmc_stream.memory import MemoryLimit
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.model import StoredModel
 
@@ -227,11 +228,13 @@ def _convert(
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
     from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity
     from xmc_stream.convert.run import run_conversion, running
+    from xmc_stream.engine.runner import limit_of
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
-    limit = MemoryLimit.kept(memory_limit, here=scheduler is None)
+    reads = [source] if isinstance(source, str | Path) and Path(source).exists() else []  # not of pipes
+    limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
     if normalize not in (None, *_NORMALIZE):
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")
     if target == STANDARD_INPUT:

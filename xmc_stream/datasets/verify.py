@@ -108,7 +108,7 @@ def verify(
     if not (path / "zarr.json").is_file():
         raise StoreError(f"{path} has no zarr.json: it is damaged, or not a dataset, a model or predictions at all")
     execution = Execution(memory_limit, threads, scheduler, progress)
-    limit = execution.limit()
+    limit = execution.limit([path])
     with working("verify", execution.progress), planned(execution, limit, _Warm()) as (engine, plan):
         plan.refuse_unless({"reading": (plan.threads + 1) * JOB_BYTES}, f"verifying on {plan.threads} threads")
         check = StoreCheck(path.absolute(), take_inventory(path.absolute()), secrets.randbits(64))

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import distributed
+from distributed.comm.addressing import get_address_host
 
 from xmc_stream.engine.work import Done, Failed, do_while, receipt_of, under_way
+from xmc_stream.engine.workers import About, Folders, about_this, common_limit, refuse_unfit
 from xmc_stream.errors import InputError, JobError
 from xmc_stream.jobs.job import Job, Receipt
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.progress import LOG
 
 # they tell at length of a scheduler that is gone, and we in a line
 _LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
 
 _SECONDS = 5  # that a scheduler has to answer
+_LOOK = 5.0  # seconds from one look for workers to the next, while a run waits for a job
+_ALONE = 60.0  # seconds that a run without workers waits for one
+_PAUSE = 0.02  # seconds from one look for an outcome to the next, at most
 
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
 
 
-def _on_worker(job: Job, run: str) -> Done | Failed:
+def _on_worker(job: Job, run: str, limit: MemoryLimit) -> Done | Failed:
     """Run a job for as long as its run wants it: until it is cancelled, or whoever asked for it is gone."""
+    limit.give_back_freed()
     worker = distributed.get_worker()
     key = worker.get_current_task()
 
@@ -34,15 +44,49 @@ def _on_worker(job: Job, run: str) -> Done | Failed:
     return do_while(wanted, job, run)
 
 
+def _about(folders: Folders, dask_worker: Any) -> About:
+    """What a worker says of itself."""
+    memory = dask_worker.memory_manager
+    paused = memory.memory_pause_fraction or 1.0
+    return about_this(str(dask_worker.name), int((memory.memory_limit or 0) * paused), folders)
+
+
+def settled_limit(
+    scheduler: Any, size: str | float | None, reads: Sequence[str | Path] = (), writes: Sequence[str | Path] = ()
+) -> MemoryLimit:
+    """The memory limit of every worker of a scheduler, when all of them can take part in a run.
+
+    size: as of `MemoryLimit.of`. reads: stores that workers read; writes: folders that they write to. Nothing is left there.
+    Raises InputError where no scheduler answers, it has no workers, or one of these does not fit (see `workers`).
+    """
+    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit.of(size))
+    try:
+        with ExitStack() as files:
+            seen = [
+                files.enter_context(tempfile.NamedTemporaryFile(prefix=".xmc_stream-", dir=_there(of))) for of in writes
+            ]
+            told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
+        refuse_unfit(told)
+        return common_limit(told, size)
+    finally:
+        cluster.close()
+
+
+def _there(folder: str | Path) -> Path:
+    """A folder or, where it is not made yet, the one that it will be in."""
+    folder = Path(folder).absolute()
+    return next(of for of in (folder, *folder.parents) if of.is_dir())
+
+
 class Cluster:
     """The workers of a scheduler, for one run.
 
-    scheduler: a distributed.Client, or an address. goes_on: whether the same command would go on, for messages. Raises
-    InputError where no scheduler answers, or none has workers.
+    scheduler: a distributed.Client, or an address. goes_on: whether the same command would go on, for messages. limit: of
+    each worker. Raises InputError where no scheduler answers, or none has workers.
     """
 
-    def __init__(self, scheduler: Any, run: str, goes_on: Callable[[], bool]) -> None:
-        self._run, self._goes_on = run, goes_on
+    def __init__(self, scheduler: Any, run: str, goes_on: Callable[[], bool], limit: MemoryLimit) -> None:
+        self._run, self._goes_on, self._limit = run, goes_on, limit
         self._owned = not isinstance(scheduler, distributed.Client)
         self._levels = [log.level for log in _LOGS]
         if self._owned:
@@ -91,9 +135,21 @@ class Cluster:
             )
             raise JobError(f"the dask scheduler at {self._address} is gone: {advice}") from None
 
+    def ask(self, folders: Folders) -> list[About]:
+        """What every worker says of itself."""
+        with self._asking():
+            told = self._client.run(_about, folders, on_error="return")
+        for address, one in told.items():
+            if isinstance(one, BaseException):
+                raise InputError(
+                    f"worker {address} cannot work for this process ({type(one).__name__}: {one}): install the same version "
+                    "of xmc-stream there, and start it again"
+                ) from None
+        return list(told.values())
+
     def _begin(self, job: Job, **where: Any) -> Any:
         with self._asking():
-            return self._client.submit(_on_worker, job, self._run, pure=False, **where)
+            return self._client.submit(_on_worker, job, self._run, self._limit, pure=False, **where)
 
     def submit(self, job: Job) -> Any:
         """Have a job run: `next_ended` gives its future when it has."""
@@ -102,7 +158,25 @@ class Cluster:
         return future
 
     def next_ended(self) -> Any:
-        """A job's future, as it ends. Waits for one."""
+        """A job's future, as it ends. Waits for one. Raises JobError where no worker is left, and none comes."""
+        pause, looked, left = 0.001, time.monotonic(), time.monotonic()  # when there were workers at last
+        while not self._completed.has_ready():
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE)
+            if time.monotonic() < looked + _LOOK:
+                continue
+            with self._asking():
+                some = bool(self._client.nthreads())
+            looked = time.monotonic()
+            if some:
+                left = looked
+            elif looked > left + _ALONE:
+                raise JobError(
+                    f"the dask scheduler at {self._address} has had no workers for a minute: start some and give the same "
+                    "command" + (", it goes on" if self._goes_on() else "")
+                )
+            else:
+                LOG.warning("no workers at %s: waiting for one", self._address)
         return next(self._completed)
 
     def outcome(self, job: Job, future: Any) -> Done | Failed:
@@ -119,11 +193,16 @@ class Cluster:
     def warm(self, job: Job) -> Done:
         """Run a job that loads libraries and kernels on every worker; returns what the largest one said.
 
-        One after another, as two processes that compile into one cache at the same time can fail.
+        On one worker of every host, then on the others: these find the kernels compiled, and no two processes compile into
+        one cache at the same time, which can fail.
         """
         with self._asking():
-            workers = self._client.nthreads()
-        done = [receipt_of(self.outcome(job, self._begin(job, workers=[worker]))) for worker in workers]
+            workers = list(self._client.nthreads())
+        first = {get_address_host(worker): worker for worker in reversed(workers)}.values()
+        done = []
+        for group in (list(first), [worker for worker in workers if worker not in first]):
+            begun = [self._begin(job, workers=[worker]) for worker in group]
+            done += [receipt_of(self.outcome(job, future)) for future in begun]
         return max(done, key=lambda one: one.usage.resident)
 
     def once(self, job: Job) -> Receipt:

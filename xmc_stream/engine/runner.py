@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,21 @@ def wait_for_interrupted() -> None:
     while _leaving:
         _leaving[-1].join()
         _leaving.pop()
+
+
+def limit_of(
+    size: str | float | None, scheduler: Any = None, reads: Sequence[str | Path] = (), writes: Sequence[str | Path] = ()
+) -> MemoryLimit:
+    """The memory limit of a run: of this process or, with a scheduler, of each of its workers, if all can take part.
+
+    size: as of `MemoryLimit.of`. reads: stores that workers read; writes: folders that they write to. Raises InputError as
+    `MemoryLimit.kept` does, and where no scheduler answers or a worker does not fit.
+    """
+    if scheduler is None:
+        return MemoryLimit.kept(size)
+    from xmc_stream.engine.cluster import settled_limit
+
+    return settled_limit(scheduler, size, reads, writes)
 
 
 class Engine:
@@ -80,7 +95,7 @@ class Engine:
         else:  # who has no cluster does not load dask, which takes a quarter of a second and 25 MB
             from xmc_stream.engine.cluster import Cluster
 
-            self._workers = Cluster(self._scheduler, self._name, lambda: self._goes_on)
+            self._workers = Cluster(self._scheduler, self._name, lambda: self._goes_on, self.limit)
             self.threads, self.processes = self._workers.threads, self._workers.processes
         self._events = EventLog(self._events_path, self.limit.limit)
         self._guard = Guard(self.limit, watch=self._events.sample)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import InputError
@@ -48,8 +49,15 @@ class Execution:
     progress: bool = False
     cuts: Cuts | None = None
 
-    def limit(self) -> MemoryLimit:
-        """The memory limit in bytes.
+    def limit(self, reads: Sequence[str | Path] = (), writes: Sequence[str | Path] = ()) -> MemoryLimit:
+        """The memory limit in bytes; on a cluster that of each worker, if all of them can take part.
+
+        Parameters
+        ----------
+        reads : sequence of str or Path, default ()
+            Stores that workers read.
+        writes : sequence of str or Path, default ()
+            Folders that they write to.
 
         Returns
         -------
@@ -59,18 +67,14 @@ class Execution:
         Raises
         ------
         InputError
-            memory_limit is not understood, or threads is below 1.
+            memory_limit is not understood, or threads is below 1. No scheduler answers, or a worker does not fit: it has
+            other versions, another processor, too little memory, or does not see what it has to read or write.
         """
+        from xmc_stream.engine.runner import limit_of
+
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
-        return MemoryLimit.kept(self.memory_limit, here=self.scheduler is None)
-
-    def meet(self) -> None:
-        """Raise InputError where a scheduler is given and none answers, before anything is written."""
-        if self.scheduler is not None:
-            from xmc_stream.engine.cluster import Cluster
-
-            Cluster(self.scheduler, "", lambda: False).close()
+        return limit_of(self.memory_limit, self.scheduler, reads, writes)
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:

@@ -157,7 +157,7 @@ def predict_to(
     from xmc_stream.jobs.job import Notes
 
     began = time.perf_counter()
-    limit = execution.limit()
+    limit = execution.limit([model.path, dataset.path], [out.parent])
     check_k(model, k)
     if out == STANDARD_OUTPUT:
         with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:

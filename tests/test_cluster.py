@@ -1,0 +1,159 @@
+"""Workers that do not fit are refused by name before work begins; a run keeps to what its workers may have."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers.clusters import Worker, cluster
+from helpers.commands import environment
+
+import xmc_stream as xs
+from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.engine.runner import limit_of
+
+FINE = Worker()
+
+
+def refused(data: Path, folder: Path, workers: Sequence[Worker]) -> str:
+    """What a training says that one of these workers makes impossible; it leaves nothing."""
+    out = folder / "out"
+    out.mkdir()
+    with cluster(folder / "cluster", workers=workers) as (_, address):
+        began = time.monotonic()
+        with pytest.raises(xs.InputError) as said:
+            xs.PPDSparse(scheduler=address).fit(data, model=out / "m")
+        assert time.monotonic() - began < 15
+    assert list(out.iterdir()) == []
+    return str(said.value)
+
+
+@pytest.mark.slow
+def test_a_worker_of_another_version_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    here = Path(xs.__file__).parent
+    shutil.copytree(here, tmp_path / "other" / "xmc_stream", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "other" / "xmc_stream" / "metrics.py").open("a") as source:
+        source.write("# changed\n")
+    other = Worker(environment={"PYTHONPATH": str(tmp_path / "other")})
+    assert "worker worker-1 on " in (said := refused(small, tmp_path, [FINE, other]))
+    assert "has xmc-stream sources " in said
+    assert said.endswith("Install the same on both, and start the worker again")
+
+
+@pytest.mark.slow
+def test_a_worker_with_another_processor_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    other = Worker(environment={"NUMBA_CPU_NAME": "generic"})
+    said = refused(small, tmp_path, [FINE, other, FINE])
+    assert said.startswith("worker worker-1 on ")
+    assert " has a processor of type " in said
+    assert " generic, and others have " in said
+
+
+@pytest.mark.slow
+def test_a_worker_with_too_little_memory_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    tight = Worker(options=("--no-nanny", "--memory-limit", "90MB"))
+    said = refused(small, tmp_path, [FINE, tight])
+    assert said.startswith("worker worker-1 on ")
+    assert "is paused by dask from 72 MB on and holds " in said
+
+
+@pytest.mark.slow
+def test_a_worker_that_may_open_few_files_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    few = Worker(before=("sh", "-c", 'ulimit -n 200 && exec "$@"', "sh"))
+    assert "may have 200 files open: start it where `ulimit -n` is 256 or more" in refused(small, tmp_path, [few])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hidden", "why"), [("data", "cannot read "), ("out", "does not see what this process writes to ")]
+)
+def test_a_worker_that_does_not_see_a_folder_is_refused_by_name(
+    small: Path, tmp_path: Path, hidden: str, why: str
+) -> None:
+    folder = small.parent if hidden == "data" else tmp_path / "out"
+    hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this machine lets no process have mounts of its own")
+    if hidden == "data":
+        assert f"worker worker-1 on {os.uname().nodename} {why}{small}:" in refused(
+            small, tmp_path, [FINE, Worker(before=hide)]
+        )
+        return
+    (tmp_path / "out").mkdir()
+    with cluster(tmp_path / "cluster", workers=[FINE, Worker(before=hide)]) as (_, address):
+        with pytest.raises(xs.InputError, match=f"^worker worker-1 on .* {why}{folder}, or cannot write there"):
+            xs.PPDSparse(scheduler=address).fit(small, model=folder / "m")
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_limit_is_the_smaller_of_a_worker_s_and_the_one_given(small: Path, tmp_path: Path) -> None:
+    workers = [Worker(options=("--memory-limit", "1GB")), Worker(options=("--memory-limit", "600MB"))]
+    with cluster(tmp_path / "cluster", workers=workers) as (_, address):
+        at_most = int(0.95 * 0.8 * 600e6)  # dask pauses a worker at 0.8 of what it may have
+        assert limit_of("2GB", address).limit == at_most
+        assert limit_of(None, address).limit == at_most
+        assert limit_of("300MB", address).limit == 300_000_000
+        clf = xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "m")
+        said = (tmp_path / "cluster" / "log").read_text()
+    assert clf.report_["memory_limit"] == at_most
+    assert "restart" not in said.lower()
+    assert "paus" not in said.lower()
+    assert clf.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
+
+
+@pytest.mark.slow
+def test_two_workers_of_a_host_share_what_is_free_there(tmp_path: Path) -> None:
+    with cluster(tmp_path / "one", workers=[FINE]) as (_, address):
+        alone = limit_of(None, address).limit
+    with cluster(tmp_path / "two", workers=[FINE, FINE]) as (_, address):
+        assert 0.3 * alone < limit_of(None, address).limit < 0.7 * alone
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_all_workers_ends_with_a_line(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_cluster, "_LOOK", 0.3)
+    monkeypatch.setattr(of_cluster, "_ALONE", 2.0)
+    slow = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 1500}
+    with cluster(tmp_path / "cluster") as (_, address):
+        partial = tmp_path / "m.partial"
+
+        def kill() -> None:
+            while (
+                not (partial / "events.jsonl").exists()
+                or "round 2: solve" not in (partial / "events.jsonl").read_text()
+            ):
+                time.sleep(0.02)
+            subprocess.run(
+                ["pkill", "-9", "-f", str(tmp_path / "cluster" / "scheduler.json") + ".*worker-0"], check=True
+            )
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(xs.errors.JobError, match=r"no workers for a minute: start some .* it goes on$"):
+            xs.PPDSparse(scheduler=address, memory_limit="1GB", **slow).fit(small, model=tmp_path / "m")
+        killer.join()
+
+
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -> None:
+    tool = Path(__file__).parents[1] / "tools" / "start_cluster.py"
+    words = [sys.executable, tool, "--workers", "2", "--memory-limit", "1GB", "--port", "0", "--dashboard", "none"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as run:
+        assert run.stdout is not None
+        line = run.stdout.readline()
+        assert line.startswith("2 workers at tcp://127.0.0.1:")
+        address = line.split()[3].rstrip(".")
+        there = xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "there")
+        run.send_signal(2)
+        assert run.wait(30) == 0
+    assert there.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()

@@ -1,0 +1,27 @@
+"""What the last bits of a run depend on beside data, parameters and seed: type of processor and package versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+
+
+def environment() -> dict[str, str]:
+    """Of this process."""
+    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    return {"processor": _processor(), "python": platform.python_version(), **packages}
+
+
+def _processor() -> str:
+    """The processor's type, or the one that numba is told to compile for: kernels round the same on the same type."""
+    if told := os.environ.get("NUMBA_CPU_NAME"):
+        return f"{platform.machine()} {told}"
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as cpuinfo:
+            for line in cpuinfo:
+                if line.startswith("model name"):
+                    return f"{platform.machine()} {line.partition(':')[2].strip()}"
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}".strip()

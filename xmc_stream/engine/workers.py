@@ -1,0 +1,155 @@
+"""What the workers of a cluster say of themselves before the first job, and which of them a run refuses.
+
+This module covers: versions, processor, memory, open files and folders of a worker, the memory limit that suits all of
+them. It does not cover: how workers are reached (`cluster`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from xmc_stream.engine.environment import environment
+from xmc_stream.errors import InputError
+from xmc_stream.memory import MemoryLimit, available_memory, format_size, parse_size, resident
+
+_LEAST_FILES = 256  # open files that a process must be allowed
+_SHARE = 0.75  # of what is free, or of what a worker may have, that a run takes where no limit is given
+_PAUSED = 0.95  # of the memory at which dask pauses a worker, that a run takes of it at most
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Folders and stores that a run reads, and folders that it writes to, each with a file that this process wrote there.
+
+    reads: absolute paths. writes: absolute paths of such files.
+    """
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class About:
+    """One worker. allowed: bytes at which dask's memory manager pauses it, 0 where nothing does.
+
+    unread, unwritten: of the folders, those that it cannot use.
+    """
+
+    name: str
+    environment: Mapping[str, str]
+    host: str
+    free: int
+    resident: int
+    allowed: int
+    open_files: int
+    unread: tuple[str, ...]
+    unwritten: tuple[str, ...]
+
+
+@cache
+def sources() -> str:
+    """A digest of this library's own sources: its version alone does not tell two working trees apart."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        digest.update(str(source.relative_to(package)).encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _environment() -> dict[str, str]:
+    return environment() | {"xmc-stream sources": sources()}
+
+
+def _open_files() -> int:
+    """Files that this process may have open, a large number where nothing bounds them."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def _can_write(file: str) -> bool:
+    """Whether a file that another process wrote is seen, and one beside it can be written."""
+    mine = Path(f"{file}-{uuid.uuid4().hex}")
+    try:
+        if not Path(file).is_file():
+            return False
+        mine.write_bytes(b"")
+        mine.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def about_this(name: str, allowed: int, folders: Folders) -> About:
+    """What this process says of itself. name, allowed: see `About`."""
+    return About(
+        name, _environment(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
+        tuple(path for path in folders.reads if not os.access(path, os.R_OK)),
+        tuple(str(Path(path).parent) for path in folders.writes if not _can_write(path)),
+    )  # fmt: skip
+
+
+def refuse_unfit(workers: Sequence[About]) -> None:
+    """Raise InputError where a worker cannot take part: each has this process's versions, and all one type of processor."""
+    mine = {name: value for name, value in _environment().items() if name != "processor"}
+    for worker in workers:
+        who = f"worker {worker.name} on {worker.host}"
+        for library, needed in mine.items():
+            if (has := worker.environment.get(library)) != needed:
+                raise InputError(
+                    f"{who} has {library} {has}, and this process {needed}: results could differ. Install the same on both, "
+                    "and start the worker again"
+                )
+        if worker.unread:
+            raise InputError(
+                f"{who} cannot read {worker.unread[0]}: put it on a file system that all workers share, under one name"
+            )
+        if worker.unwritten:
+            raise InputError(
+                f"{who} does not see what this process writes to {worker.unwritten[0]}, or cannot write there: name a folder "
+                "on a file system that all workers share, under one name"
+            )
+        if worker.open_files < _LEAST_FILES:
+            raise InputError(
+                f"{who} may have {worker.open_files} files open: start it where `ulimit -n` is {_LEAST_FILES} or more"
+            )
+    kinds = Counter(worker.environment["processor"] for worker in workers)
+    if len(kinds) > 1:
+        (usual, _), *_ = kinds.most_common()
+        other = next(worker for worker in workers if worker.environment["processor"] != usual)
+        raise InputError(
+            f"worker {other.name} on {other.host} has a processor of type {other.environment['processor']}, and others have "
+            f"{usual}: the last bits of results would depend on who works. Start workers on one type, or all of them with "
+            "NUMBA_CPU_NAME=generic, which is slower"
+        )
+
+
+def common_limit(workers: Sequence[About], size: str | float | None) -> MemoryLimit:
+    """The limit of every worker: the one that is given, and never more than the least that a worker may have.
+
+    Without one: three quarters of what is free on its host, shared by the workers there. Raises InputError where a worker
+    is allowed less than it holds before it works.
+    """
+    on_host = Counter(worker.host for worker in workers)
+    most = sys.maxsize
+    for worker in workers:
+        allowed = int(_PAUSED * worker.allowed) if worker.allowed else sys.maxsize
+        if MemoryLimit(allowed).budget(worker.resident) <= 0:
+            raise InputError(
+                f"worker {worker.name} on {worker.host} is paused by dask from {format_size(worker.allowed)} on and holds "
+                f"{format_size(worker.resident)} before it works: start it with a larger --memory-limit"
+            )
+        free = int(_SHARE * worker.free / on_host[worker.host])
+        most = min(most, allowed, free if size is None else allowed)
+    return MemoryLimit(most if size is None else min(parse_size(size), most))
