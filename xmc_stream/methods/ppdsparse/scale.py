@@ -12,6 +12,7 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 
 _PAIRS = 256  # of rows that are compared: the mean is then within some per cent
+_ENTRIES = 1 << 17  # of rows that are in memory at a time, beyond those of a pair
 
 
 def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParameters:
@@ -30,8 +31,8 @@ def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParam
 def spread(dataset: Dataset) -> float:
     """The mean of ||x_i - m||^2, m being the mean of all rows, from random pairs of rows: half of ||x_i - x_j||^2 each.
 
-    The pairs are the same in every run. Two rows are in memory at a time. inf where there are no two rows. The forecast of
-    a training and the training ask for it, so it is kept.
+    The pairs are the same in every run. So many of them are in memory at a time as have a megabyte of entries, one at least.
+    inf where there are no two rows. The forecast of a training and the training ask for it, so it is kept.
     """
     return _spread(dataset.path, dataset.fingerprint)
 
@@ -44,13 +45,23 @@ def _spread(path: Path, fingerprint: str) -> float:
     if n < 2:
         return float("inf")
     rng = np.random.default_rng(0)
+    pairs = np.empty((_PAIRS, 2), np.int64)
+    for q in range(_PAIRS):
+        i, j = int(rng.integers(n)), int(rng.integers(n - 1))
+        j += j >= i
+        pairs[q] = min(i, j), max(i, j)
+    rows, at = np.unique(pairs, return_inverse=True)
+    at = at.reshape(pairs.shape)
+    firsts, counts = X.lengths(rows)
+    group = np.cumsum(counts[at].sum(axis=1)) // _ENTRIES  # pairs that are read together
     total = 0.0
-    for _ in range(_PAIRS):
-        i = int(rng.integers(n))
-        j = int(rng.integers(n - 1))
-        pair = X.gather(np.sort(np.array([i, j + (j >= i)])))
-        values = np.ones(len(pair.indices)) if pair.data is None else pair.data.astype(np.float64)
-        end = int(pair.indptr[1])
-        _, a, b = np.intersect1d(pair.indices[:end], pair.indices[end:], assume_unique=True, return_indices=True)
-        total += 0.5 * float(values @ values) - float(values[a] @ values[end + b])
+    for mine in np.split(at, np.flatnonzero(np.diff(group)) + 1):
+        some = np.unique(mine)
+        read = X.gather(rows[some], lengths=(firsts[some], counts[some]))
+        for first, second in np.searchsorted(some, mine):
+            left, right = (slice(*read.indptr[r : r + 2]) for r in (first, second))
+            x, y = (np.ones(of.stop - of.start) if read.data is None else read.data[of] for of in (left, right))
+            values = np.concatenate([x, y]).astype(np.float64)
+            _, a, b = np.intersect1d(read.indices[left], read.indices[right], assume_unique=True, return_indices=True)
+            total += 0.5 * float(values @ values) - float(values[a] @ values[len(x) + b])
     return max(0.0, total / _PAIRS)
