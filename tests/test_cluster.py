@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,16 +12,21 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.clusters import Worker, cluster
-from helpers.commands import environment
+from helpers.commands import cli_command, environment
 
 import xmc_stream as xs
 from xmc_stream.engine import cluster as of_cluster
 from xmc_stream.engine.runner import limit_of
 
 FINE = Worker()
+
+
+def said(*words: Any) -> str:
+    return subprocess.run(cli_command(*words), capture_output=True, text=True, check=True, env=environment()).stdout
 
 
 def refused(data: Path, folder: Path, workers: Sequence[Worker]) -> str:
@@ -42,26 +49,27 @@ def test_a_worker_of_another_version_is_refused_by_name(small: Path, tmp_path: P
     with (tmp_path / "other" / "xmc_stream" / "metrics.py").open("a") as source:
         source.write("# changed\n")
     other = Worker(environment={"PYTHONPATH": str(tmp_path / "other")})
-    assert "worker worker-1 on " in (said := refused(small, tmp_path, [FINE, other]))
-    assert "has xmc-stream sources " in said
-    assert said.endswith("Install the same on both, and start the worker again")
+    told = refused(small, tmp_path, [FINE, other])
+    assert told.startswith("worker worker-1 on ")
+    assert "has xmc-stream sources " in told
+    assert told.endswith("Install the same on both, and start the worker again")
 
 
 @pytest.mark.slow
 def test_a_worker_with_another_processor_is_refused_by_name(small: Path, tmp_path: Path) -> None:
     other = Worker(environment={"NUMBA_CPU_NAME": "generic"})
-    said = refused(small, tmp_path, [FINE, other, FINE])
-    assert said.startswith("worker worker-1 on ")
-    assert " has a processor of type " in said
-    assert " generic, and others have " in said
+    told = refused(small, tmp_path, [FINE, other, FINE])
+    assert told.startswith("worker worker-1 on ")
+    assert " has a processor of type " in told
+    assert " generic, and others have " in told
 
 
 @pytest.mark.slow
 def test_a_worker_with_too_little_memory_is_refused_by_name(small: Path, tmp_path: Path) -> None:
     tight = Worker(options=("--no-nanny", "--memory-limit", "90MB"))
-    said = refused(small, tmp_path, [FINE, tight])
-    assert said.startswith("worker worker-1 on ")
-    assert "is paused by dask from 72 MB on and holds " in said
+    told = refused(small, tmp_path, [FINE, tight])
+    assert told.startswith("worker worker-1 on ")
+    assert "is paused by dask from 72 MB on and holds " in told
 
 
 @pytest.mark.slow
@@ -157,3 +165,8 @@ def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -
         run.send_signal(2)
         assert run.wait(30) == 0
     assert there.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
+    told = json.loads(said("info", tmp_path / "there", "--json"))["run"]
+    assert len(told["workers"]) == 2
+    assert sum(of["jobs"] for of in told["workers"]) == sum(of["jobs"] for of in told["phases"])
+    assert min(of["peak_resident"] for of in told["workers"]) > 50e6
+    assert re.search(r"\n  worker +jobs +seconds +read +resident\n", said("info", tmp_path / "there"))

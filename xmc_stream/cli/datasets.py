@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,21 @@ def _model_lines(report: dict[str, Any]) -> list[str]:
             f"  {phase['phase']:26}{phase['jobs']:7,}{phase['seconds']:10,.1f}"
             + "".join(f"{format_size(phase[name]):>10}" for name in sizes)
         )
+    return lines + _worker_lines(run["workers"])
+
+
+def _worker_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each process did, where there were several: those that did most."""
+    if len(workers) < 2:
+        return []
+    lines = [f"  {'worker':26}{'jobs':>7}{'seconds':>10}{'read':>10}{'':10}{'resident':>10}"]
+    lines += [
+        f"  {of['process']:26}{of['jobs']:7,}{of['job_seconds']:10,.1f}{format_size(of['bytes_read']):>10}{'':10}"
+        f"{format_size(of['peak_resident']):>10}"
+        for of in sorted(workers, key=lambda of: -of["job_seconds"])[: 2 * _SHOWN]
+    ]
+    if len(workers) > 2 * _SHOWN:
+        lines.append(f"  ... {len(workers) - 2 * _SHOWN:,} workers more (--json has them all)")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -148,8 +149,10 @@ class Cluster:
         return list(told.values())
 
     def _begin(self, job: Job, **where: Any) -> Any:
+        # dask's dashboard groups jobs by what comes before the first number: "solve", "search"
+        key = f"{job.key.partition('/')[0]}-{job.key}-{uuid.uuid4().hex[:8]}"
         with self._asking():
-            return self._client.submit(_on_worker, job, self._run, self._limit, pure=False, **where)
+            return self._client.submit(_on_worker, job, self._run, self._limit, key=key, pure=False, **where)
 
     def submit(self, job: Job) -> Any:
         """Have a job run: `next_ended` gives its future when it has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ def summarise_events(path: Path) -> dict[str, Any]:
 
     sessions, resumed, seconds (of all sessions), limits, peak_resident, peak_private, peak_mapped, phases: in their
     order, each phase, jobs, jobs_in_all, seconds (from its beginning to its last event), job_seconds (of all its jobs),
-    bytes_read, bytes_per_second and peaks.
+    bytes_read, bytes_per_second and peaks. workers: processes that ran jobs (host and number), each with jobs, job_seconds,
+    bytes_read and peak_resident.
     """
     phases: dict[str, dict[str, Any]] = {}
+    workers: dict[str, dict[str, Any]] = {}
     limits: list[int] = []
     sessions, seconds = 0, 0.0
     began = last = entered = 0.0
@@ -45,6 +48,8 @@ def summarise_events(path: Path) -> dict[str, Any]:
             phase["job_seconds"] += event["seconds"]
             phase["bytes_read"] += event["bytes_read"]
             entered = last
+            if event["event"] == "job":
+                _count(workers, event)
             for name in MOST:
                 phase[f"peak_{name}"] = max(phase[f"peak_{name}"], event[name])
     for phase in phases.values():
@@ -57,7 +62,20 @@ def summarise_events(path: Path) -> dict[str, Any]:
         "limits": limits,
         **{f"peak_{name}": value for name, value in peaks.items()},
         "phases": list(phases.values()),
+        "workers": [{**of, "job_seconds": round(of["job_seconds"], 3)} for of in workers.values()],
     }
+
+
+def _count(workers: dict[str, dict[str, Any]], job: Mapping[str, Any]) -> None:
+    """Add a job to what its process did."""
+    name = str(job.get("process", ""))
+    mine = workers.setdefault(
+        name, {"process": name, "jobs": 0, "job_seconds": 0.0, "bytes_read": 0, "peak_resident": 0}
+    )
+    mine["jobs"] += 1
+    mine["job_seconds"] += job["seconds"]
+    mine["bytes_read"] += job["bytes_read"]
+    mine["peak_resident"] = max(mine["peak_resident"], job["resident"])
 
 
 def unfinished_run(path: Path) -> Path | None:
