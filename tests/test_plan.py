@@ -205,3 +205,16 @@ def test_odd_sets_are_planned_and_trained(case: str) -> None:
     learner = xs.PPDSparse(memory_limit="2GB", threads=1).fit(X, Y)
     assert learner.report_["passes"] == (0 if case in ("no positives", "all positive") else 3)
     assert (learner.report_["nnz"] > 0) == (case == "one positive")
+
+
+def test_more_workers_take_less_time_up_to_one_a_unit(small: Path, trained: Path, commands: Callable[..., Any]) -> None:
+    told = commands("plan", "--workers", 2, "train", small, "x", "--memory-limit", "1GB", "--threads", 1)
+    times = {int(n): seconds for n, seconds in told["seconds_by_workers"].items()}
+    assert list(times) == [1, 2, 4, 8]
+    assert times[2] == told["seconds"]
+    assert times[1] >= times[2] >= times[4] >= times[8] > 0  # two units: solves gain nothing beyond two
+    ranking = commands("plan", "--workers", 3, "predict", trained, small, "p", "--threads", 1)["seconds_by_workers"]
+    assert list(ranking) == ["1", "3", "6", "12"]
+    assert "seconds_by_workers" not in commands("plan", "train", small, "x")
+    said = commands("plan", "--workers", 2, "convert", small, "x", fails=True)
+    assert said.endswith("without --scheduler")

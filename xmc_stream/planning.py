@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from xmc_stream.convert import opened_source, taken_over
@@ -51,9 +52,18 @@ def with_process(foreseen: Forecast, plan: MemoryPlan, resident_bytes: int, befo
 
 
 def plan_training(
-    dataset: Dataset, parameters: Parameters, seed: int, execution: Execution, warm_start: Model | None = None
+    dataset: Dataset,
+    parameters: Parameters,
+    seed: int,
+    execution: Execution,
+    warm_start: Model | None = None,
+    workers: int | None = None,
 ) -> Forecast:
-    """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error."""
+    """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error.
+
+    workers: of a cluster that is not there yet, each with the threads and the limit of `execution`, and as fast as this
+    machine. None: who would do it now.
+    """
     if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start)
@@ -62,8 +72,9 @@ def plan_training(
     with _engine(execution, limit) as engine:
         resident_bytes = engine.warm(method.warm_up(task))
 
-        def at(size: int) -> MemoryPlan:
-            return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
+        def at(size: int, processes: int | None = workers) -> MemoryPlan:
+            plan = memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
+            return plan if processes is None else replace(plan, processes=processes)
 
         room = limit.limit
         current().phase("looking at the data", (0.0, 0.0))
@@ -73,26 +84,33 @@ def plan_training(
                 break
             except MemoryLimitError:
                 room *= 2
-        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine)}
+        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine, workers)}
 
 
 def plan_prediction(
-    model: Model, dataset: Dataset, k: int, execution: Execution, filtered: bool = False, evaluate: bool = False
+    model: Model,
+    dataset: Dataset,
+    k: int,
+    execution: Execution,
+    filtered: bool = False,
+    evaluate: bool = False,
+    workers: int | None = None,
 ) -> Forecast:
     """What `predict` would do, or `evaluate` with a model. A limit that cannot work gives fits=False and why.
 
-    filtered: whether a filter file is given; it is not read.
+    filtered: whether a filter file is given; it is not read. workers: as of `plan_training`.
     """
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
     with _engine(execution, limit) as engine:
         resident_bytes = engine.warm(model.warm_up(evaluate))
 
-        def at(size: int) -> MemoryPlan:
-            return memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
+        def at(size: int, processes: int | None = workers) -> MemoryPlan:
+            plan = memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
+            return plan if processes is None else replace(plan, processes=processes)
 
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
-        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine)
+        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine, workers)
     if evaluate and forecast["fits"]:
         forecast["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
         forecast["peak_rss"] = min(sum(forecast["peak_parts"].values()), limit.limit)
@@ -100,7 +118,12 @@ def plan_prediction(
 
 
 def _advised(
-    forecaster: Forecaster, at: Callable[[int], MemoryPlan], limit: int, resident_bytes: int, engine: Engine
+    forecaster: Forecaster,
+    at: Callable[..., MemoryPlan],
+    limit: int,
+    resident_bytes: int,
+    engine: Engine,
+    workers: int | None,
 ) -> Forecast:
     """What a forecaster says for a limit, or why that cannot work, and the limits that would do."""
 
@@ -115,14 +138,24 @@ def _advised(
         "least_limit": _least(works, limit),
         "limit_for_fewest_passes": _least(lambda size: works(size) and forecaster.reads_least(at(size)), limit),
     }
-    common = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
+    common: Forecast = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
     try:
         foreseen = with_process(forecaster.forecast(at(limit)), at(limit), resident_bytes)
     except MemoryLimitError as error:
         why = _refused(error, advice["least_limit"])
         return {"fits": False, "memory_limit": limit, "why": why, **common, **advice}
+    if workers is not None:
+        common["workers"] = workers
+        common["seconds_by_workers"] = {
+            n: round(forecaster.forecast(at(limit, n))["seconds"] + engine.loading, 1) for n in _others(workers)
+        }
     # the command loads the kernels too
     return {**common, **foreseen, "seconds": round(foreseen["seconds"] + engine.loading, 1), **advice}
+
+
+def _others(workers: int) -> list[int]:
+    """Numbers of workers to compare with: one, a quarter, half, as many, two and four times as many."""
+    return sorted({1, max(1, workers // 4), max(1, workers // 2), workers, 2 * workers, 4 * workers})
 
 
 def _refused(error: MemoryLimitError, least: int | None) -> str:
@@ -215,6 +248,7 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     lines = [
         f"reading        {_passes(forecast)}, {format_size(forecast['bytes_read'])} in all",
         f"time           about {duration(forecast['seconds'])}; threads: {forecast['threads']}",
+        *_by_workers(forecast),
         *_compiling(forecast),
         f"peak memory    {format_size(forecast['peak_rss'])} of {format_size(forecast['memory_limit'])}, in the phase "
         f"'{forecast['peak_phase']}':",
@@ -225,6 +259,14 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
     if fewest != least:
         lines += [f"fewest passes  from --memory-limit {_megabytes(fewest)} on"]
     return lines
+
+
+def _by_workers(forecast: Mapping[str, Any]) -> list[str]:
+    """The time with more and with fewer workers."""
+    if "workers" not in forecast:
+        return []
+    times = ", ".join(f"{n}: {duration(seconds)}" for n, seconds in forecast["seconds_by_workers"].items())
+    return [f"workers        {times}"]
 
 
 def _compiling(forecast: Mapping[str, Any]) -> list[str]:

@@ -282,8 +282,13 @@ def evaluate(
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--workers", type=click.IntRange(1), metavar="N",
+    help="Of a cluster that is not there yet, each with the command's --threads and --memory-limit: the time with N, fewer "
+    "and more. As fast as this machine; before COMMAND.",
+)  # fmt: skip
 @click.pass_context
-def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> None:
+def plan(context: click.Context, command: str, arguments: tuple[str, ...], workers: int | None) -> None:
     """Say what another command would do: put `plan` before it, as in `xmc-stream plan train DATA MODEL ...`.
 
     Passes over the data, bytes to read, peak memory by component, a time estimated from a short measured probe, and the
@@ -297,7 +302,7 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
     if command not in ("train", "predict", "convert", "evaluate"):
         raise InputError(f"there is no plan for `{command}`: plan train, predict, evaluate or convert")
     with seen("plan", o["verbose"], o["quiet"]):
-        report = _planned(command, o)
+        report = _planned(command, o, workers)
         if report["fits"]:
             from xmc_stream.planning import plan_lines
 
@@ -309,13 +314,15 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...]) -> No
         raise MemoryLimitError(f"{command} does not fit: {report['why']}")
 
 
-def _planned(command: str, o: dict[str, Any]) -> dict[str, Any]:
+def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, Any]:
     """What a command with these options would do."""
     from xmc_stream import planning
     from xmc_stream.models import Execution, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.model import is_model
 
+    if workers is not None and (command not in ("train", "predict", "evaluate") or o.get("scheduler")):
+        raise InputError("--workers is for plans of train, predict and evaluate by a model, without --scheduler")
     execution = Execution(o["memory_limit"], o.get("threads"), o.get("scheduler"))
     if command == "convert":
         from xmc_stream.cli.data import reading
@@ -325,7 +332,7 @@ def _planned(command: str, o: dict[str, Any]) -> dict[str, Any]:
     if command == "train":
         start = None if o["warm_start"] is None else load_model(o["warm_start"])
         parameters = _parameters(o["solver"], o["settings"])
-        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start)
+        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start, workers)
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation import plan_comparison
 
@@ -334,7 +341,7 @@ def _planned(command: str, o: dict[str, Any]) -> dict[str, Any]:
     model = load_model(o["model"] if command == "predict" else o["predictions"])
     k = o["k"] if command == "predict" else max(o["ks"])
     data, filtered = open_dataset(o["data"]), o["pairs"] is not None
-    return planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate")
+    return planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate", workers)
 
 
 @click.command()

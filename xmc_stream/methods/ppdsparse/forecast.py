@@ -344,6 +344,7 @@ class PPDSparseForecaster(Forecaster):
         """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
+        solving = min(threads, len(self.units))  # a unit is a job
         seconds = {"groups": groups_work(d) * probe["step"] / threads} if self.guided else {}
         ranges = len(search_ranges(plan, d.n_samples))
         scored = (
@@ -354,7 +355,7 @@ class PPDSparseForecaster(Forecaster):
                 sifted = _SIFTING * float(self.found[round_].sum()) * ranges
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
-            seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / threads
+            seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving
         if not self.carried:
             seconds[f"search/{self.rounds}"] = scored / threads
         seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6
