@@ -55,7 +55,7 @@ def _padded(ranked: list[Any]) -> np.ndarray:
     return labels
 
 
-def _napkinxc(name: str, data: Path, model: Path, threads: int) -> Any:
+def napkinxc_model(name: str, data: Path, model: Path, threads: int) -> Any:
     from napkinxc import models
 
     if name == "one-vs-rest":
@@ -67,7 +67,7 @@ def _napkinxc(name: str, data: Path, model: Path, threads: int) -> Any:
 
 def _fit_napkinxc(name: str) -> Callable[..., None]:
     def fit(data: Path, model: Path, threads: int, clock: Clock) -> None:
-        program = _napkinxc(name, data, model, threads)
+        program = napkinxc_model(name, data, model, threads)
         X, Y = _load(data, "X"), _load(data, "Y")
         with clock:
             program.fit(X, Y)
@@ -77,7 +77,7 @@ def _fit_napkinxc(name: str) -> Callable[..., None]:
 
 def _predict_napkinxc(name: str) -> Callable[..., np.ndarray]:
     def predict(data: Path, model: Path, threads: int, clock: Clock) -> np.ndarray:
-        program, X = _napkinxc(name, data, model, threads), _load(data, "test")
+        program, X = napkinxc_model(name, data, model, threads), _load(data, "test")
         program.load()
         with clock:
             ranked = program.predict(X, top_k=TOP)

@@ -20,27 +20,32 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 from xmc_stream.models.execution import Execution
+from xmc_stream.models.samples import are_texts, check_texts
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 
 if TYPE_CHECKING:
+    from xmc_stream.convert.tfidf.texts import TextRows
     from xmc_stream.models.model import Held, Model
 
 _SHARE = 2  # one in so many bytes of the budget is taken at most: two threads may come at once
 _RESULT_BYTES = 20  # of a row and rank: label and score, and what becomes of them
 _ROW_BYTES = 24  # where a row begins, as it is read and in the block
+_FEW_BYTES = 2**20  # of rows and results: they are taken from the reserve of a limit that nobody set
 
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kept:
-    """A model in memory. stamp: of the files it was read from; ranking: bytes that ranking takes."""
+    """A model in memory. stamp: of the files it was read from; ranking: bytes that ranking takes; texts: its vocabulary,
+    once it was asked about texts."""
 
     stamp: Stamp
     model: Model
     held: Held
     ranking: int
+    texts: TextRows | None = None
 
 
 _kept: WeakKeyDictionary[Model, _Kept] = WeakKeyDictionary()
@@ -58,30 +63,36 @@ when_room_is_needed(_let_go)
 
 
 def rank(model: Model, data: Any, k: int, execution: Execution) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-    """The k best classes of the rows of a dataset or a scipy matrix; None where that is work for an engine.
+    """The k best classes of the rows of a dataset, a scipy matrix or texts; None where that is work for an engine.
 
-    That is so where the model, or rows and results, take more than half of what the limit leaves, and where there are
-    threads to share many rows. Raises what a prediction by an engine raises.
+    That is so where the model, its vocabulary, or rows and results, take more than half of what the limit leaves, and where
+    there are threads to share many rows. Raises what a prediction by an engine raises.
     """
     # kernels are loaded where there is something to predict, not by importing the package
     from xmc_stream.models.ranking import no_predictions
     from xmc_stream.models.runs import HELD_ROWS
 
-    if not isinstance(data, Dataset):
+    texts = are_texts(data)
+    if texts:
+        check_texts(data)
+    elif not isinstance(data, Dataset):
         refuse_other_rows(model, data)
-    n = data.n_samples if isinstance(data, Dataset) else data.shape[0]
+    n = len(data) if texts else data.n_samples if isinstance(data, Dataset) else data.shape[0]
     threads = available_threads() if execution.threads is None else execution.threads
     few = 0 < n <= HELD_ROWS or (n and threads == 1)
     if not few or threads < 1 or execution.scheduler is not None or execution.cuts is not None:
         return None
-    limit = MemoryLimit.of(execution.memory_limit)
-    kept = _held(model, limit)
-    if kept is None:
+    kept = _held(model, execution)
+    if kept is None or (texts and not _has_vocabulary(kept, execution)):
         return None
     check_k(kept.model, k)
-    read, n_bytes = _reader(data, kept.model)
-    if n_bytes + n * (k * _RESULT_BYTES + _ROW_BYTES) + kept.ranking > limit.budget() // _SHARE:
-        return None
+    read, n_bytes = _reader(data, kept, texts)
+    need = n_bytes + n * (k * _RESULT_BYTES + _ROW_BYTES)
+    # to ask the system what is free takes longer than to rank a row
+    if execution.memory_limit is not None or need > _FEW_BYTES:
+        budget = MemoryLimit.of(execution.memory_limit).budget()
+        if need + kept.ranking > budget // _SHARE:
+            return None
     x = read()
     labels, scores = no_predictions(n, k)
     for first in range(0, n, HELD_ROWS):
@@ -104,29 +115,38 @@ def check_k(model: Model, k: int) -> None:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
 
 
-def _reader(data: Any, model: Model) -> tuple[Callable[[], Block], int]:
+def _reader(data: Any, kept: _Kept, texts: bool) -> tuple[Callable[[], Block], int]:
     """What reads all rows, and the bytes that this takes."""
     if isinstance(data, Dataset):
         from xmc_stream.models.ranking import check_features
 
-        check_features(model, data)
+        check_features(kept.model, data)
         X = data.X_rows()
         return partial(X.block, 0, X.n_lines), X.nnz * X.entry_bytes
+    if texts and (words := kept.texts) is not None:
+        return lambda: Block(0, *words.rows(data)), words.bytes_of(data)
     from xmc_stream.convert.formats.scipy_matrices import in_memory
 
-    refuse_other_rows(model, data)
+    refuse_other_rows(kept.model, data)
     side = in_memory(data, "X")
     return lambda: Block(0, *side.whole()), side.whole_bytes
 
 
-def _held(model: Model, limit: MemoryLimit) -> _Kept | None:
-    """The model in memory, as it stands on disk now; None where it takes too much. It is compared with its checksums once."""
+def _held(model: Model, execution: Execution) -> _Kept | None:
+    """The model in memory, as it stands on disk now; None where it takes too much. It is compared with its checksums once.
+
+    Threads that come while it is loaded wait for the one that loads it.
+    """
+    kept = _kept.get(model)
+    if kept is not None and kept.stamp == _stamp(model):
+        return kept
     with _lock:
         kept = _kept.get(model)
         if kept is not None and kept.stamp == _stamp(model):
             return kept
         _kept.pop(model, None)
         del kept
+        limit = MemoryLimit.of(execution.memory_limit)
         MemoryLimit.kept(limit.limit, spare=True)  # what loading it frees goes back
         while True:
             stamp = _stamp(model)
@@ -144,6 +164,24 @@ def _held(model: Model, limit: MemoryLimit) -> _Kept | None:
                 _kept[model] = _Kept(stamp, now, held, needs["ranking"])
                 return _kept[model]
             del held
+
+
+def _has_vocabulary(kept: _Kept, execution: Execution) -> bool:
+    """Whether the vocabulary is in memory: it is read once, and goes with the model. Raises InputError where there is none."""
+    if kept.texts is not None:
+        return True
+    from xmc_stream.convert import taken_over
+    from xmc_stream.convert.formats.beside import words_of
+    from xmc_stream.convert.tfidf.texts import TextRows
+
+    with _lock:
+        if kept.texts is None:
+            like = taken_over(kept.model)
+            texts = TextRows(words_of(like, ()) if like.beside else like)
+            if texts.needs > MemoryLimit.of(execution.memory_limit).budget() // _SHARE:
+                return False
+            kept.texts = texts.load()
+    return True
 
 
 def _stamp(model: Model) -> Stamp | None:

@@ -1,12 +1,11 @@
-"""Predicting with a model of any kind: converting what is given, writing stores and files."""
+"""Predicting with a model of any kind: in memory, and to stores and files."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,10 @@ from xmc_stream.memory import MemoryLimit, format_size, peak_resident
 from xmc_stream.models.execution import Execution, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.normalisation import normalised
+from xmc_stream.models.samples import are_texts, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, is_file, write_file, write_standard_output
 from xmc_stream.progress import current, working
-from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, writing
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import KIND
@@ -30,7 +30,6 @@ from xmc_stream.store.names import copy_row_ids
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
-_CONVERTED = 0.5  # of a prediction from a file, that converting it takes
 
 if TYPE_CHECKING:
     from xmc_stream.jobs.job import Loop
@@ -46,101 +45,19 @@ def predict_topk(
         raise InputError(
             f"got {str(data)[:40]!r}: give texts as a list, also a single one, and a dataset by open_dataset(path)"
         )
-    texts = _are_texts(data)
+    texts = are_texts(data)
     if not texts and not isinstance(data, Dataset):
         refuse_other_rows(model, data)
         data = normalised(model, data, execution)
-    if not texts and (found := rank(model, data, k, execution)) is not None:
+    if (found := rank(model, data, k, execution)) is not None:
         return found
     with temporary_folder() as path:
-        dataset = data if isinstance(data, Dataset) else _converted(data, model, path, execution)
+        dataset = data if isinstance(data, Dataset) else converted(data, model, path, execution)
         if texts and (found := rank(model, dataset, k, execution)) is not None:
             return found
         predict_to(model, dataset, path / "predictions", k, execution)
         labels, scores = Predictions(path / "predictions").rows(0, dataset.n_samples)
     return labels.astype(np.int64), scores
-
-
-def _are_texts(data: Any) -> bool:
-    return isinstance(data, Sequence) and all(isinstance(text, str) for text in data)
-
-
-def _converted(data: Any, model: Model, folder: Path, execution: Execution) -> Dataset:
-    """Texts or a matrix as a dataset without labels, in `folder`."""
-    if _are_texts(data):
-        return _texts_as_dataset(data, model, folder, execution)
-    return _as_dataset(data, model, folder / "data.xmc", execution.memory_limit)
-
-
-def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None) -> Dataset:
-    """A scipy matrix as a dataset without labels."""
-    import scipy.sparse
-
-    from xmc_stream.convert import convert
-
-    empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
-    none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
-    return convert(X, path, labels=none, memory_limit=memory_limit)
-
-
-def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
-    """Texts as a dataset without labels, by the model's own vectorizer."""
-    from xmc_stream.convert import convert
-    from xmc_stream.convert.options import TextOptions
-
-    with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    options = TextOptions(text_fields=("text",), label_field="")
-    return convert(
-        folder / "texts.jsonl",
-        folder / "data.xmc",
-        like=model.path,
-        text=options,
-        format="jsonl",
-        memory_limit=execution.memory_limit,
-        threads=execution.threads,
-    )
-
-
-@contextmanager
-def samples(data: Any, model: Model, folder: Path, execution: Execution, **reading: Any) -> Iterator[Dataset]:
-    """The dataset at `data`, or that it is; anything else is converted for the model, in `folder`, while the block lasts.
-
-    reading: options of `convert` that say how it is read, other than None. Labels need not be there, and any that are
-    count for nothing. Raises InputError naming file and line.
-    """
-    from xmc_stream.convert import convert
-    from xmc_stream.convert.formats.registry import formats
-
-    if isinstance(data, Dataset):
-        yield data
-        return
-    if not isinstance(data, str | Path):
-        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
-            yield _converted(data, model, Path(scratch), execution)
-        return
-    data = Path(data)
-    if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
-        if reading:
-            raise InputError(f"{data} is a dataset: leave out {', '.join(reading)}, which say how a file is read")
-        yield open_dataset(data)
-        return
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
-        with current().part(0.0, _CONVERTED):
-            converted = convert(
-                data,
-                Path(scratch) / f"{data.name}.xmc",
-                like=model.path,
-                unlabelled=True,
-                memory_limit=execution.memory_limit,
-                threads=execution.threads,
-                scheduler=execution.scheduler,
-                **reading,
-            )
-        with current().part(_CONVERTED, 1.0):
-            yield converted
 
 
 def predict_to(
@@ -153,7 +70,7 @@ def predict_to(
     filter: str | Path | None = None,
     check: bool = True,
 ) -> dict[str, Any]:
-    """Write the k best classes of each sample to disk: see `predicting.predict`."""
+    """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.jobs.job import Notes
 
     began = time.perf_counter()

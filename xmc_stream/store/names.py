@@ -82,6 +82,11 @@ class Names:
     def __len__(self) -> int:
         return self._ends.size
 
+    @property
+    def n_bytes(self) -> int:
+        """Of all names in UTF-8."""
+        return self._bytes.size
+
     def read(self, start: int, stop: int) -> list[str]:
         """Names [start, stop)."""
         return [self._text(name) for name in self.read_bytes(start, stop)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,31 @@ class WordRows:
         return run.n
 
 
-class HashedRows:
-    """Rows of hashed words, through scikit-learn's FeatureHasher (without signs: tf-idf needs counts)."""
-
-    size = 0
+class Hasher:
+    """Counts hashed words, through scikit-learn's FeatureHasher (without signs: tf-idf needs counts)."""
 
     def __init__(self, text: TextOptions) -> None:
         from sklearn.feature_extraction import FeatureHasher
 
-        self._analyse = analyser_of(text)
         self._hasher = FeatureHasher(text.hash_features, input_type="string", dtype=np.float32, alternate_sign=False)
+
+    def rows(self, tokens: Sequence[Sequence[str]]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+        """indptr, sorted ids without repetition, and how often each."""
+        if not tokens:
+            return np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        X = self._hasher.transform(tokens)
+        X.sort_indices()
+        return X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data
+
+
+class HashedRows:
+    """Rows of hashed words."""
+
+    size = 0
+
+    def __init__(self, text: TextOptions) -> None:
+        self._analyse = analyser_of(text)
+        self._hasher = Hasher(text)
         self._rows = np.zeros(text.hash_features or 0, np.int64)
         self._tokens: list[list[str]] = []
         self.n_tokens = 0
@@ -127,13 +142,10 @@ class HashedRows:
 
     def take(self) -> Rows:
         """The rows since the last call."""
-        X = self._hasher.transform(self._tokens) if self._tokens else None
+        rows = self._hasher.rows(self._tokens)
         self._tokens, self.n_tokens = [], 0
-        if X is None:
-            return np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32)
-        X.sort_indices()
-        np.add.at(self._rows, X.indices, 1)
-        return X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data
+        np.add.at(self._rows, rows[1], 1)
+        return rows
 
     def write(self, folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.model import Model, load_model
-from xmc_stream.models.prediction import predict_to, samples
+from xmc_stream.models.prediction import predict_to
+from xmc_stream.models.samples import samples
 from xmc_stream.progress import working
 
 

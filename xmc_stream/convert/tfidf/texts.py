@@ -1,0 +1,135 @@
+"""Texts to rows in memory, for few of them: by the vocabulary and the weights that a dataset or a model keeps.
+
+The rows are those of a conversion, bit for bit. Files of text are converted, see `records`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.convert.options import Like
+from xmc_stream.convert.rows import Rows
+from xmc_stream.convert.tfidf.counting import Hasher
+from xmc_stream.convert.tfidf.vectorizer import (
+    analyser_of,
+    bytes_per_byte,
+    count_ids,
+    stored_options,
+    weighted,
+)
+from xmc_stream.errors import StoreError
+from xmc_stream.store.encoding import index_dtype
+from xmc_stream.store.names import Names, open_names, open_vectorizer
+
+_TOKENS = 2**17  # of texts that are counted together
+_COUNT_BYTES = 80  # of a token, as it is counted and weighted
+_ENTRY_BYTES = 16  # of a token at most: its place and value, twice while parts are put together
+_NAME_BYTES, _CHARACTER_BYTES = 240, 4  # of a word in the dictionary, and of each byte of its UTF-8, at most
+_IDF_BYTES = 2 * 8  # of a feature: as it is read
+_WINDOW_BYTES = 2**21  # of names that are read
+
+Counts = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+
+
+class TextRows:
+    """Makes rows of texts. Nothing in it changes, so that any number of threads may use it at once.
+
+    like: what a test set takes over from the training set, or from a model. Nothing is read before `load`. Raises InputError
+    where it was not made from text.
+    """
+
+    def __init__(self, like: Like) -> None:
+        self._path = Path(like.path)
+        self._text = stored_options(self._path, like.name)
+        self._n_features, self._scale = like.n_features, like.normalize == "l2"
+        self._orders = self._text.ngrams[1] - self._text.ngrams[0] + 1
+        self._hasher = Hasher(self._text) if self._text.hash_features else None
+
+    @property
+    def needs(self) -> int:
+        """Bytes that `load` takes at most."""
+        idf = _IDF_BYTES * self._n_features
+        if self._hasher:
+            return idf
+        names = self._names()
+        return idf + _NAME_BYTES * len(names) + _CHARACTER_BYTES * names.n_bytes + _WINDOW_BYTES
+
+    def load(self) -> TextRows:
+        """Read words and weights. Raises StoreError where there are fewer than features."""
+        from xmc_stream.kernels.csr import scale_rows_l2
+
+        _, idf = open_vectorizer(self._path) or ({}, None)
+        words: dict[str, int] = {}
+        if not self._hasher:
+            names = self._names()
+            words = dict(zip(names, range(self._n_features), strict=False))
+        if idf is None or idf.size < self._n_features or (not self._hasher and len(words) < self._n_features):
+            raise StoreError(f"{self._path} has fewer words than features: the store is damaged; make it again")
+        self._words, self._weights = words, idf.read(0, self._n_features)
+        self._analyse, self._scaled = analyser_of(self._text), scale_rows_l2
+        self.rows(["a few words"])  # loads what is loaded when it is needed
+        return self
+
+    def bytes_of(self, texts: Sequence[str]) -> int:
+        """What `rows` takes at most, with the rows."""
+        sizes = [len(text) if text.isascii() else 4 * len(text) for text in texts]
+        longest, total = max(sizes, default=0), sum(sizes)
+        together = min(_TOKENS + self._orders * longest, self._orders * total)
+        return (
+            bytes_per_byte(self._text) * longest
+            + _COUNT_BYTES * together
+            + _ENTRY_BYTES * self._orders * total
+            + 32 * len(texts)
+        )
+
+    def rows(self, texts: Sequence[str]) -> Rows:
+        """Rows of texts that are sound. Words that are no features are left out; a text without any is a row of zeros."""
+        dtype = index_dtype(self._n_features)
+        parts = list(self._hashed(self._hasher, texts) if self._hasher else self._counted(texts))
+        lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(part[0]) for part in parts)])
+        indptr = np.cumsum(lengths)
+        indices = np.concatenate([part[1] for part in parts]).astype(dtype, copy=False)
+        counts = np.concatenate([part[2] for part in parts])
+        data = weighted(self._text, counts, self._weights[indices])
+        if self._scale:
+            self._scaled(indptr, data)
+        return indptr, indices, data
+
+    def _counted(self, texts: Sequence[str]) -> Iterator[Counts]:
+        """Features of texts and how often each, some texts at a time."""
+        find, ids, lengths = self._words.get, array("q"), array("q")
+        for text in texts:
+            before = len(ids)
+            ids.extend([i for token in self._analyse(_separated(text)) if (i := find(token)) is not None])
+            lengths.append(len(ids) - before)
+            if len(ids) >= _TOKENS:
+                yield count_ids(np.array(ids), np.array(lengths))
+                ids, lengths = array("q"), array("q")
+        yield count_ids(np.array(ids), np.array(lengths))
+
+    def _hashed(self, hasher: Hasher, texts: Sequence[str]) -> Iterator[Counts]:
+        """The same of hashed words."""
+        tokens, n_tokens = [], 0
+        for text in texts:
+            tokens.append(list(self._analyse(_separated(text))))
+            n_tokens += len(tokens[-1])
+            if n_tokens >= _TOKENS:
+                yield hasher.rows(tokens)
+                tokens, n_tokens = [], 0
+        yield hasher.rows(tokens)
+
+    def _names(self) -> Names:
+        names = open_names(self._path, "features")
+        if names is None:
+            raise StoreError(f"{self._path} has a vectorizer and no names of features: it is damaged; make it again")
+        return names
+
+
+def _separated(text: str) -> str:
+    """NUL characters separate words."""
+    return text.replace("\0", " ")

@@ -1,0 +1,118 @@
+"""What a model is asked about, as a dataset: datasets by path, files, matrices and texts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xmc_stream.errors import InputError
+from xmc_stream.models.execution import Execution
+from xmc_stream.progress import current
+from xmc_stream.store.dataset import Dataset, open_dataset
+
+if TYPE_CHECKING:
+    from xmc_stream.models.model import Model
+
+_CONVERTED = 0.5  # of a prediction from a file, that converting it takes
+
+
+def are_texts(data: Any) -> bool:
+    """Whether it is a list of texts."""
+    return isinstance(data, Sequence) and all(isinstance(text, str) for text in data)
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raise InputError for a text that cannot be written as UTF-8."""
+    for i, text in enumerate(texts):
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(
+                    f"text {i} (from 0) has half a surrogate pair, which is no text: decode it with errors='replace'"
+                ) from None
+
+
+def converted(data: Any, model: Model, folder: Path, execution: Execution) -> Dataset:
+    """Texts or a matrix as a dataset without labels, in `folder`."""
+    if are_texts(data):
+        return _texts_as_dataset(data, model, folder, execution)
+    return _as_dataset(data, model, folder / "data.xmc", execution.memory_limit)
+
+
+def _as_dataset(X: Any, model: Model, path: Path, memory_limit: str | int | None) -> Dataset:
+    """A scipy matrix as a dataset without labels."""
+    import scipy.sparse
+
+    from xmc_stream.convert import convert
+
+    empty = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(X.shape[0] + 1, np.int32)
+    none = scipy.sparse.csr_matrix(empty, shape=(X.shape[0], model.n_labels))
+    return convert(X, path, labels=none, memory_limit=memory_limit)
+
+
+def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, execution: Execution) -> Dataset:
+    """Texts as a dataset without labels, by the model's own vectorizer."""
+    from xmc_stream.convert import convert
+    from xmc_stream.convert.options import TextOptions
+
+    check_texts(texts)
+    with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    options = TextOptions(text_fields=("text",), label_field="")
+    return convert(
+        folder / "texts.jsonl",
+        folder / "data.xmc",
+        like=model.path,
+        text=options,
+        format="jsonl",
+        memory_limit=execution.memory_limit,
+        threads=execution.threads,
+    )
+
+
+@contextmanager
+def samples(data: Any, model: Model, folder: Path, execution: Execution, **reading: Any) -> Iterator[Dataset]:
+    """The dataset at `data`, or that it is; anything else is converted for the model, in `folder`, while the block lasts.
+
+    reading: options of `convert` that say how it is read, other than None. Labels need not be there, and any that are
+    count for nothing. Raises InputError naming file and line.
+    """
+    from xmc_stream.convert import convert
+    from xmc_stream.convert.formats.registry import formats
+
+    if isinstance(data, Dataset):
+        yield data
+        return
+    if not isinstance(data, str | Path):
+        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+            yield converted(data, model, Path(scratch), execution)
+        return
+    data = Path(data)
+    if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
+        if reading:
+            raise InputError(f"{data} is a dataset: leave out {', '.join(reading)}, which say how a file is read")
+        yield open_dataset(data)
+        return
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+        with current().part(0.0, _CONVERTED):
+            dataset = convert(
+                data,
+                Path(scratch) / f"{data.name}.xmc",
+                like=model.path,
+                unlabelled=True,
+                memory_limit=execution.memory_limit,
+                threads=execution.threads,
+                scheduler=execution.scheduler,
+                **reading,
+            )
+        with current().part(_CONVERTED, 1.0):
+            yield dataset
