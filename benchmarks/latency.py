@@ -39,12 +39,12 @@ PROGRAMS = ("napkinxc", "pecos", "sklearn")
 CALLS, AT_ONCE, FITS = 1000, 8, 5
 OURS = f"xmc-stream {version('xmc-stream')}"
 NOTES = f"""
-p50, p99: milliseconds of a call that has one row, or one text, and gives the best {TOP} labels; of {CALLS:,} calls, each of another
-row, by one thread, then by {AT_ONCE} threads at once. cpu: processor time of a call of one thread, on average. calls/s: of
-{AT_ONCE} threads. P@1: of the rows that were asked. first fit, fit: seconds of a fit from matrices in memory, the first of a
-process, and the median of {FITS} that follow; of the others the call that fits (napkinXC saves as it fits). Each figure is the
-median of {{repeats}} runs. The others get their rows of a text by scikit-learn's TfidfVectorizer, which makes the same features;
-each program uses one thread a call. Rows of a matrix are cut out before."""
+p50, p99: milliseconds of a call that has one row, or one text, and gives the best {TOP} labels; of {CALLS:,} calls, each of
+another row, by one thread, then by {AT_ONCE} threads at once. cpu: processor time of a call of one thread, on average.
+calls/s: of {AT_ONCE} threads. P@1: of the rows that were asked. first fit, fit: seconds of a fit from matrices in memory, the
+first of a process, and the median of {FITS} that follow; of the others the call that fits (napkinXC saves as it fits). Each
+figure is the median of {{repeats}} runs. The others get their rows of a text by scikit-learn's TfidfVectorizer, which makes the
+same features; each program uses one thread a call. Rows of a matrix are cut out before."""
 
 Ranker = Callable[[Any], Any]  # a row, or texts, to what has labels
 
@@ -218,8 +218,10 @@ def main(repeats: int, only: tuple[str, ...], as_child: tuple[str, str, str] | N
                     done = subprocess.run(
                         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
                     )
-                    if done.returncode:
-                        print(f"{key}: exit code {done.returncode} {(done.stderr.strip().splitlines() or [''])[-1]}")
+                    if done.returncode:  # napkinXC 0.7.2 crashes when the process ends, its figures written
+                        last = (done.stderr.strip().splitlines() or [""])[-1]
+                        print(f"{key}: exit code {done.returncode} {last}".strip(), file=sys.stderr)
+                    if not (out / "figures").exists():
                         continue
                     for name, figures in json.loads((out / "figures").read_text()).items():
                         found.setdefault(name, []).append({**figures, "load": os.getloadavg()[0]})

@@ -148,6 +148,17 @@ def test_what_an_engine_refuses_is_refused(linear: Any) -> None:
                 ranked(model, rows, k, execution)
 
 
+def test_few_rows_without_a_limit_ask_the_system_nothing(linear: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, X = linear
+    few, many = model.predict_topk(X[:9], 5), model.predict_topk(X[:4000], K)
+    monkeypatch.setattr("xmc_stream.memory.available_memory", lambda: 2**40)
+    assert same(model.predict_topk(X[:4000], K), many)
+    monkeypatch.setattr("xmc_stream.memory.available_memory", None)
+    assert same(model.predict_topk(X[:9], 5), few)
+    with pytest.raises(TypeError):
+        model.predict_topk(X[:4000], K)
+
+
 def test_many_rows_are_shared_by_threads(linear: Any) -> None:
     model, data, X = linear
     HERE.limit()

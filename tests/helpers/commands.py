@@ -56,4 +56,5 @@ def one_line(*arguments: Any) -> str:
 
 def environment() -> dict[str, str]:
     """This process's environment, in which a child finds the library."""
-    return {**os.environ, "PYTHONPATH": str(Path(xmc_stream.__file__).parents[1])}
+    places = (str(Path(xmc_stream.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}

@@ -159,7 +159,7 @@ class Model(StoredModel, ABC):
         """The k best classes of each sample, and their scores, in memory.
 
         Few samples are ranked in the calling thread, and the model stays in memory for the next call where it takes at
-        most half of what the memory limit leaves. If its files change, they are read again.
+        most half of what the memory limit leaves. If its files change, they are read again. Threads may call at once.
 
         Parameters
         ----------

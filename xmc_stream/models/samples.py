@@ -28,7 +28,9 @@ def are_texts(data: Any) -> bool:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise InputError for a text that cannot be written as UTF-8."""
+    """Raise InputError where there is none, or one that cannot be written as UTF-8."""
+    if not texts:
+        raise InputError("got an empty list: give one text or more")
     for i, text in enumerate(texts):
         if not text.isascii():
             try:
