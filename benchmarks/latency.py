@@ -42,21 +42,23 @@ NOTES = f"""
 p50, p99: milliseconds of a call that has one row, or one text, and gives the best {TOP} labels; of {CALLS:,} calls, each of
 another row, by one thread, then by {AT_ONCE} threads at once. cpu: processor time of a call of one thread, on average.
 calls/s: of {AT_ONCE} threads. P@1: of the rows that were asked. first fit, fit: seconds of a fit from matrices in memory, the
-first of a process, and the median of {FITS} that follow; of the others the call that fits (napkinXC saves as it fits). Each
-figure is the median of {{repeats}} runs. The others get their rows of a text by scikit-learn's TfidfVectorizer, which makes the
-same features; each program uses one thread a call. Rows of a matrix are cut out before."""
+first of a process, and the median of {FITS} that follow; fit cpu: the processor time of these; of the others the call that
+fits (napkinXC saves as it fits). Each figure is the median of {{repeats}} runs. The others get their rows of a text by
+scikit-learn's TfidfVectorizer, which makes the same features; each program uses one thread a call. Rows of a matrix are cut
+out before."""
 
 Ranker = Callable[[Any], Any]  # a row, or texts, to what has labels
 
 
-def ours(data: Path, model: Path) -> tuple[list[float], Ranker, Ranker]:
-    """Seconds of fits; the estimator, and the model that was saved."""
+def ours(data: Path, model: Path) -> tuple[list[Clock], Ranker, Ranker]:
+    """Clocks of fits; the estimator, and the model that was saved."""
     texts, taken = (data / "train.xmc").exists(), []
     X, Y = (scipy.sparse.csr_matrix(scipy.sparse.load_npz(data / f"{name}.npz")) for name in ("X", "Y"))
     for _ in range(1 if texts else 1 + FITS):
-        began = time.perf_counter()
-        clf = xs.PPDSparse(threads=1).fit(*((xs.open_dataset(data / "train.xmc"),) if texts else (X, Y)))
-        taken.append(time.perf_counter() - began)
+        clock = Clock()
+        with clock:
+            clf = xs.PPDSparse(threads=1).fit(*((xs.open_dataset(data / "train.xmc"),) if texts else (X, Y)))
+        taken.append(clock)
     saved = clf.save(model)
 
     def labels(answer: Any) -> Any:
@@ -65,13 +67,13 @@ def ours(data: Path, model: Path) -> tuple[list[float], Ranker, Ranker]:
     return taken, lambda x: labels(clf.predict_topk(x, TOP)), lambda x: labels(saved.predict_topk(x, TOP, threads=1))
 
 
-def theirs(key: str, data: Path, model: Path) -> tuple[list[float], Ranker]:
-    """Seconds of fits; what ranks."""
+def theirs(key: str, data: Path, model: Path) -> tuple[list[Clock], Ranker]:
+    """Clocks of fits; what ranks."""
     texts, taken = (data / "vectorizer").exists(), []
     for i in range(1 if texts else 1 + FITS):
         clock = Clock()
         PEERS[key].fit(data, model.with_name(f"{model.name}-{i}"), 1, clock)
-        taken.append(clock.seconds)
+        taken.append(clock)
     rank = {"napkinxc": _napkinxc, "pecos": _pecos, "sklearn": _sklearn}[key](data, model.with_name(f"{model.name}-0"))
     if not texts:
         return taken, rank
@@ -151,7 +153,12 @@ def child(key: str, data: Path, out: Path) -> None:
     else:
         taken, rank = theirs(key, data, out.with_name("model"))
         rankers = {PEERS[key].name: rank}
-    fits = {"first fit": taken[0], "fit": statistics.median(taken[1:] or [np.nan])}
+    later = taken[1:] or taken
+    fits = {
+        "first fit": taken[0].seconds,
+        "fit": statistics.median(clock.seconds for clock in later),
+        "fit cpu": statistics.median(clock.processor for clock in later),
+    }
     figures = {name: {**clocked(rank, asked, truth), **fits} for name, rank in rankers.items()}
     out.write_text(json.dumps(figures))
 
@@ -233,7 +240,7 @@ def main(repeats: int, only: tuple[str, ...], as_child: tuple[str, str, str] | N
 def show(what: str, found: dict[str, list[dict[str, float]]], versions: dict[str, Any]) -> None:
     """A table."""
     digits = {"p50": 3, "p99": 3, "cpu": 3, "8 p50": 3, "8 p99": 3, "calls/s": 0, "P@1": 1, "load": 1}
-    digits |= {"first fit": 2, "fit": 2} if what == "row" else {}
+    digits |= {"first fit": 2, "fit": 2, "fit cpu": 2} if what == "row" else {}
     print(f"| one {what} | {' | '.join(digits)} | package |", "|" + "---|" * (len(digits) + 2), sep="\n")
     for name, runs in found.items():
         cells = (f"{statistics.median(run[column] for run in runs):.{n}f}" for column, n in digits.items())

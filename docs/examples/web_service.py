@@ -1,7 +1,7 @@
 """A web service: texts or rows of features in, names of labels out, by a model that stays in memory.
 
     pip install xmc-stream fastapi uvicorn
-    XMC_MODEL=docs.model uvicorn --app-dir docs/examples web_service:app
+    XMC_MODEL=xmc-stream-demo/docs.model uvicorn --app-dir docs/examples web_service:app
 
 docs/web-service.md tells more.
 """
