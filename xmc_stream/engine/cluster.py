@@ -29,6 +29,8 @@ _LOOK = 5.0  # seconds from one look for workers to the next, while a run waits 
 _ALONE = 60.0  # seconds that a run without workers waits for one
 _PAUSE = 0.02  # seconds from one look for an outcome to the next, at most
 
+_NO_WORKERS = "the dask scheduler has no workers: start some, then run this again"
+
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
 
 
@@ -117,9 +119,9 @@ class Cluster:
         with self._asking():
             workers = self._client.nthreads()
             if not workers:
-                raise InputError("the dask scheduler has no workers: start some, then run this again")
+                raise InputError(_NO_WORKERS)
             self.threads, self.processes = max(workers.values()), len(workers)
-            while run and any(self._client.run(under_way, run).values()):
+            while run and any(self._client.run(under_way, run, on_error="ignore").values()):
                 time.sleep(0.2)
 
     @contextmanager
@@ -140,12 +142,16 @@ class Cluster:
         """What every worker says of itself."""
         with self._asking():
             told = self._client.run(_about, folders, on_error="return")
+            there = self._client.nthreads()
+        told = {address: one for address, one in told.items() if address in there}  # without those that died meanwhile
         for address, one in told.items():
             if isinstance(one, BaseException):
                 raise InputError(
                     f"worker {address} cannot work for this process ({type(one).__name__}: {one}): install the same version "
                     "of xmc-stream there, and start it again"
                 ) from None
+        if not told:
+            raise InputError(_NO_WORKERS)
         return list(told.values())
 
     def _begin(self, job: Job, **where: Any) -> Any:
@@ -162,8 +168,13 @@ class Cluster:
 
     def next_ended(self) -> Any:
         """A job's future, as it ends. Waits for one. Raises JobError where no worker is left, and none comes."""
+        self._wait_until(self._completed.has_ready)
+        return next(self._completed)
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something that workers bring about. Raises JobError where none is left, and none comes."""
         pause, looked, left = 0.001, time.monotonic(), time.monotonic()  # when there were workers at last
-        while not self._completed.has_ready():
+        while not holds():
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE)
             if time.monotonic() < looked + _LOOK:
@@ -180,10 +191,10 @@ class Cluster:
                 )
             else:
                 LOG.warning("no workers at %s: waiting for one", self._address)
-        return next(self._completed)
 
     def outcome(self, job: Job, future: Any) -> Done | Failed:
         """What a job ended with. Raises JobError where it cannot be had, and what it raised, if that is no error of ours."""
+        self._wait_until(future.done)
         try:
             with self._asking():
                 outcome: Done | Failed = future.result()
@@ -197,14 +208,14 @@ class Cluster:
         """Run a job that loads libraries and kernels on every worker; returns what the largest one said.
 
         On one worker of every host, then on the others: these find the kernels compiled, and no two processes compile into
-        one cache at the same time, which can fail.
+        one cache at the same time, which can fail. Where a worker dies, another one does it for that.
         """
         with self._asking():
             workers = list(self._client.nthreads())
         first = {get_address_host(worker): worker for worker in reversed(workers)}.values()
         done = []
         for group in (list(first), [worker for worker in workers if worker not in first]):
-            begun = [self._begin(job, workers=[worker]) for worker in group]
+            begun = [self._begin(job, workers=[worker], allow_other_workers=True) for worker in group]
             done += [receipt_of(self.outcome(job, future)) for future in begun]
         return max(done, key=lambda one: one.usage.resident)
 

@@ -1,0 +1,204 @@
+"""Runs on dask workers of this machine: how much two gain on one, and that a run bears workers that come and go.
+
+    python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER
+    python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
+
+`scale` trains, predicts and evaluates on one worker of one thread and on two, in turns, and prints ratios of the
+medians. `disturb` trains while workers are killed (SIGKILL, a nanny starts them again), one is frozen (SIGSTOP), one is
+retired and one is added; the model must be that of an undisturbed run in one process. Ends with exit code 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import distributed
+from commands import machine, run
+
+_PATH = click.Path(path_type=Path)
+
+
+class Workers:
+    """A scheduler and workers of one thread, processes of their own with nannies. A context manager."""
+
+    def __init__(self, folder: Path, n: int, memory_limit: str) -> None:
+        self._file, self._memory_limit = folder / "scheduler.json", memory_limit
+        self._folder, self._processes, self._n = folder, ExitStack(), 0
+        self._file.unlink(missing_ok=True)
+        self._start("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0")
+        for _ in range(n):
+            self.add()
+
+    def __enter__(self) -> Workers:
+        while not self._file.exists() or not self._file.read_text().strip():
+            time.sleep(0.1)
+        self.address = json.loads(self._file.read_text())["address"]
+        self.client = distributed.Client(self.address)
+        self.client.wait_for_workers(self._n)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._processes.close()
+
+    def add(self) -> None:
+        """Start one more."""
+        self._n += 1
+        options = ("--nthreads", "1", "--memory-limit", self._memory_limit, "--local-directory", str(self._folder))
+        self._start("distributed.cli.dask_worker", *options)
+
+    def pids(self) -> dict[str, int]:
+        """Process numbers of those that the scheduler has, by address."""
+        return dict(self.client.run(os.getpid, on_error="ignore"))
+
+    def _start(self, module: str, *options: str) -> None:
+        command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
+        process = subprocess.Popen(command, cwd=self._folder, stderr=subprocess.DEVNULL)
+        self._processes.callback(process.wait)
+        self._processes.callback(process.terminate)
+
+
+def clean(model: Path) -> None:
+    """Remove a model and a run of it."""
+    for path in (model, model.with_name(model.name + ".partial")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@click.group()
+def main() -> None:
+    """Runs on dask workers of this machine."""
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("test", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--solver", default="ppdsparse", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE")
+@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker.")
+@click.option("--repeats", default=3, show_default=True)
+def scale(
+    data: Path, test: Path, folder: Path, solver: str, settings: tuple[str, ...], memory_limit: str, repeats: int
+) -> None:
+    """Two one-thread workers against one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, predictions = folder.absolute() / "scale.model", folder.absolute() / "scale.pred"
+    how = ["--solver", solver, *(word for setting in settings for word in ("--set", setting))]
+    took: dict[tuple[str, int], list[float]] = {}
+    print(f"{machine()}")
+    with _both(folder, memory_limit) as clusters:
+        for _ in range(repeats + 1):  # the first loads kernels on the workers
+            for n, workers in clusters.items():
+                at = ("--scheduler", workers.address, "--memory-limit", memory_limit)
+                clean(model)
+                shutil.rmtree(predictions, ignore_errors=True)
+                for name, command in {
+                    "train": ("train", data.absolute(), model, *how, *at),
+                    "predict": ("predict", model, test.absolute(), predictions, *at),
+                    "evaluate": ("evaluate", model, test.absolute(), *at),
+                }.items():
+                    began = time.perf_counter()
+                    run(*command)
+                    took.setdefault((name, n), []).append(time.perf_counter() - began)
+    print("| command | one worker, s | two workers, s | ratio |\n|---|---|---|---|")
+    for name in ("train", "predict", "evaluate"):
+        one, two = (median(took[name, n][1:]) for n in (1, 2))
+        print(f"| {name} | {one:.1f} | {two:.1f} | {one / two:.2f} |")
+
+
+@contextmanager
+def _both(folder: Path, memory_limit: str) -> Iterator[dict[int, Workers]]:
+    """A cluster of one worker and one of two."""
+    with ExitStack() as stack:
+        clusters = {}
+        for n in (1, 2):
+            place = folder / f"cluster-{n}"
+            place.mkdir(exist_ok=True)
+            clusters[n] = stack.enter_context(Workers(place, n, memory_limit))
+        yield clusters
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--kills", default=10, show_default=True, help="Workers killed, one after another.")
+@click.option("--every", default=4.0, show_default=True, help="Seconds from one disturbance to the next.")
+@click.option("--freeze", default=120.0, show_default=True, help="Seconds that a worker is stopped.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of the training: make it last.")
+@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker.")
+@click.option("--seed", default=0, show_default=True)
+def disturb(
+    data: Path, folder: Path, kills: int, every: float, freeze: float, settings: tuple[str, ...], memory_limit: str,
+    seed: int,
+) -> None:  # fmt: skip
+    """A training whose workers are killed, frozen, retired and added."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder, rng = folder.absolute(), random.Random(seed)
+    here, model = folder / "here.model", folder / "there.model"
+    options = ["--memory-limit", memory_limit, *(word for setting in settings for word in ("--set", setting))]
+    clean(here)
+    clean(model)
+    began = time.perf_counter()
+    run("train", data.absolute(), here, *options)
+    print(f"{machine()}; undisturbed, in one process: {time.perf_counter() - began:.0f} s")
+    with Workers(folder, 2, memory_limit) as workers:
+        command = [sys.executable, "-m", "xmc_stream.cli", "train", data.absolute(), model, *options]
+        began = time.perf_counter()
+        sessions = 0
+        to_do = ["kill"] * kills + ["freeze", "add", "retire"]
+        rng.shuffle(to_do)
+        while not model.exists():
+            sessions += 1
+            words = [*map(str, command), "--scheduler", workers.address]
+            with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as training:
+                time.sleep(every)
+                while training.poll() is None:
+                    if to_do:
+                        _disturb(to_do.pop(), workers, freeze, rng, training)
+                    time.sleep(every)
+                said = training.stderr.read().strip() if training.stderr else ""
+            if training.returncode:
+                print(f"session {sessions} ended: {said.splitlines()[-1]}")
+    same = run("info", model, "--digest")["digest"] == run("info", here, "--digest")["digest"]
+    print(
+        f"disturbed: {time.perf_counter() - began:.0f} s in {sessions} sessions; left undone: {to_do}; same model: {same}"
+    )
+    sys.exit(not same or bool(to_do))
+
+
+def _disturb(what: str, workers: Workers, freeze: float, rng: random.Random, training: Any) -> None:
+    """Do something to a worker that the scheduler has."""
+    pids = workers.pids()
+    address = rng.choice(sorted(pids)) if pids else ""
+    print(f"{what} {address}", flush=True)
+    if what == "add":
+        workers.add()
+    elif not address:
+        time.sleep(1)
+    elif what == "kill":
+        os.kill(pids[address], signal.SIGKILL)
+    elif what == "retire":
+        workers.client.retire_workers([address], close_workers=False)
+    else:
+        os.kill(pids[address], signal.SIGSTOP)
+        end = time.monotonic() + freeze
+        while time.monotonic() < end and training.poll() is None:
+            time.sleep(0.5)
+        os.kill(pids[address], signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    main()
