@@ -132,7 +132,8 @@ class UnitSearch:
             BestRows(
                 self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
             ),
-            LossSums(loss, self.grid, 1.0, self.bias_loss, np.zeros(self.width)), np.empty(self.width, np.float32),
+            LossSums(loss, self.grid, np.ones(self.width), self.bias_loss, np.zeros(self.width), np.empty(0)),
+            np.empty(self.width, np.float32),
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:

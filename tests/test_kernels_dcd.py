@@ -21,6 +21,7 @@ from sklearn.svm import LinearSVC
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.penalty import NO_WEIGHTS
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.vectors import soft_product
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -364,7 +365,7 @@ def kernel_dual(p: twin.Problem, alpha: NDArray[np.float64]) -> float:
     _, square, _, _ = take_weights(
         d, every, every.copy(), v, v0, p.lam, p.tau, np.empty(d, np.int32), np.empty(d, np.float32)
     )
-    return 0.5 * p.tau * square + dual_terms(sign, alpha, penalty_of(parameters(p, 1, 1e-5)), 0.0)
+    return 0.5 * p.tau * square + dual_terms(sign, alpha, penalty_of(parameters(p, 1, 1e-5)), NO_WEIGHTS.rows, 0.0)
 
 
 @losses
@@ -383,7 +384,7 @@ def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float,
         assert slope == pytest.approx(gradient[i], abs=1e-5)
         inside = violation(
             np.array([i]), CSR.of(block), sign[i : i + 1], alpha[i : i + 1], v, v0, penalty_of(parameters(p, 1, 1e-5)),
-            np.inf,
+            NO_WEIGHTS.rows, np.inf,
         )  # fmt: skip
         assert inside == pytest.approx(abs(slope), abs=1e-5)
 
@@ -407,7 +408,8 @@ def test_violation_is_that_of_the_dense_formula_or_the_first_above_what_is_enoug
                 above = part[part > enough]
                 expected = above[0] if len(above) else np.max(part, initial=0.0)
                 got = violation(
-                    rows, CSR.of(block), sign[rows], alpha[rows], v, v0, penalty_of(parameters(p, 1, 1e-5)), enough
+                    rows, CSR.of(block), sign[rows], alpha[rows], v, v0, penalty_of(parameters(p, 1, 1e-5)),
+                    NO_WEIGHTS.rows, enough,
                 )  # fmt: skip
                 assert got == pytest.approx(expected, rel=1e-12, abs=1e-12)
 

@@ -365,8 +365,8 @@ def searched(
     for low, high in itertools.pairwise(sorted({*cuts, *range(start, cuts[-1], interval)})):
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
-            ActiveAhead(nexts, ends, active), kept_rows, LossSums(KINDS.index(loss), grid, p.weight, base, losses),
-            np.empty(width, np.float32),
+            ActiveAhead(nexts, ends, active), kept_rows,
+            LossSums(KINDS.index(loss), grid, np.full(width, p.weight), base, losses, np.empty(0)), np.empty(width, np.float32),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:
             begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)

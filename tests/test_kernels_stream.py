@@ -17,12 +17,16 @@ from reference import order as twin
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
+from xmc_stream.kernels.penalty import NO_WEIGHTS
 from xmc_stream.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import Solver
 from xmc_stream.methods.ppdsparse.streaming import StreamSolver, Taken
+from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 
 # uncompiled, numpy says so when a key wraps around
+UNWEIGHTED = RowWeights(LossWeights(None, 0))
+
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 
@@ -144,7 +148,9 @@ def test_streaming_takes_the_steps_that_holding_takes(
         found = block.take(lines)
         return None if len(found.indices) > max(room, d) else lambda: found
 
-    solver = StreamSolver(p, seed, n, d, strip_bits, active, gather, lambda ranges: None, threads, dense)
+    solver = StreamSolver(
+        p, seed, n, d, strip_bits, active, gather, lambda ranges: None, UNWEIGHTED, NO_WEIGHTS.classes, threads, dense
+    )
     inside = solver.solve(1)
     assert np.array_equal(active.all.alpha, sets.alpha)
     assert np.array_equal(inside, figures[:, 3])
@@ -177,7 +183,7 @@ def test_what_is_gathered_next_is_told_before() -> None:
         active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
         p = PPDSparseParameters(lam=0.1, C=1.0, positive_weight=1.0, max_rounds=1, last_epochs=1)
         checked = 0
-        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead).solve(0)
+        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead, UNWEIGHTED, NO_WEIGHTS.classes).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)

@@ -24,6 +24,7 @@ from xmc_stream.memory import MemoryLimit, available_threads, format_size, resid
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
+from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, memory_plan
 from xmc_stream.progress import current, duration
 from xmc_stream.store.dataset import Dataset
@@ -58,15 +59,16 @@ def plan_training(
     execution: Execution,
     warm_start: Model | None = None,
     workers: int | None = None,
+    given: Given | None = None,
 ) -> Forecast:
     """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error.
 
     workers: of a cluster that is not there yet, each with the threads and the limit of `execution`, and as fast as this
-    machine. None: who would do it now.
+    machine. None: who would do it now. given: see `Task`.
     """
     if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
-    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start)
+    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, given=given)
     method.check(task)
     limit = execution.limit([dataset.path])
     with _engine(execution, limit) as engine:

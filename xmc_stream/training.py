@@ -16,9 +16,10 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.memory import available_threads, peak_resident
-from xmc_stream.methods.contract import Method, Task, state_of_trial
+from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
+from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, load_model, memory_plan
 from xmc_stream.planning import plan_line, with_process
 from xmc_stream.progress import LOG, Progress, working
@@ -44,23 +45,26 @@ def train(
     check: bool = True,
     warm_start: Model | None = None,
     trial: bool = False,
+    given: Given | None = None,
 ) -> tuple[Model, dict[str, Any]]:
-    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial: see `Task`."""
+    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial, given: see `Task`."""
     with (
         working("train", execution.progress) as progress,
         writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"),
     ):
-        return _train(dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, progress)
+        return _train(
+            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, progress
+        )
 
 
 def _train(
     dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
-    force: bool, check: bool, warm_start: Model | None, trial: bool, progress: Progress,
+    force: bool, check: bool, warm_start: Model | None, trial: bool, given: Given | None, progress: Progress,
 ) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
-    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, trial)
+    method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, trial, given)
     method.check(task)
     reads = [dataset.path, *([] if warm_start is None else [warm_start.path])]
     limit = execution.limit(reads, [path.parent])
@@ -84,6 +88,8 @@ def _train(
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         if trial and not ledger.resumed:
             remove(state_of_trial(path))
+        if given is not None:
+            given.write(work / WEIGHTS)
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events) as engine:
@@ -131,6 +137,7 @@ def _train(
             (work / "state").rename(state_of_trial(path))
         for folder in ("state", "scratch"):
             shutil.rmtree(work / folder, ignore_errors=True)
+        (work / WEIGHTS).unlink(missing_ok=True)
         taken: dict[str, Any] = {
             name: dataset.attributes[name]
             for name in ("normalize", "base", "beside", SELECTED)
@@ -199,6 +206,7 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
         "seed": task.seed,
         "data": dataset.fingerprint,
         **mask,
+        **({} if task.given is None else {"weights": task.given.identity}),
         "environment": environment(),
     }
 

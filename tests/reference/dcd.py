@@ -3,8 +3,8 @@
     F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + sum_i C_i loss(w.x_i, y_i)
     G(a) = (tau/2) ||w(a)||^2 - sum_i a_i + sum_i h(a_i),   w(a) = soft(sum_i a_i y_i x_i, lam) / tau
 
-C_i is C for y_i = -1 and positive_weight C for y_i = +1. The bias is one more feature that is 1 everywhere, is not in the
-l1 term, and comes last in w.
+C_i is times_i C for y_i = -1 and times_i positive_weight C for y_i = +1; a row whose C_i is 0 has a_i = 0. The bias is one more
+feature that is 1 everywhere, is not in the l1 term, and comes last in w.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class Problem:
     loss: str
     bias: bool
     positive_weight: float = 1.0
+    times: Vector | float = 1.0
 
     @property
     def weights(self) -> Vector:
         """C_i of each row."""
-        return self.C * np.where(self.y > 0, self.positive_weight, 1.0)
+        return self.times * self.C * np.where(self.y > 0, self.positive_weight, 1.0)
 
     @property
     def extended(self) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from xmc_stream.progress import LOG
 
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
+    from xmc_stream.methods.weights import Given
 
 
 _NOT_PLANNED = (
@@ -38,10 +39,20 @@ _NOT_PLANNED = (
 )
 
 
-def _parameters(solver: str, settings: tuple[str, ...]) -> Parameters:
+def _parameters(solver: str, settings: tuple[str, ...], class_weight: Path | None = None) -> Parameters:
     from xmc_stream.methods.registry import parameters
 
-    return parameters(solver, dict(map(setting_of, settings)))
+    weighed = {} if class_weight is None else {"class_weight": "given"}
+    return parameters(solver, {**weighed, **dict(map(setting_of, settings))})
+
+
+def _given(sample_weight: Path | None, class_weight: Path | None) -> Given | None:
+    """Weights in files."""
+    from xmc_stream.methods.weights import Given, read_weights
+
+    if sample_weight is None and class_weight is None:
+        return None
+    return Given(*(None if path is None else read_weights(path) for path in (sample_weight, class_weight)))
 
 
 class _TrainCommand(click.Command):
@@ -82,6 +93,13 @@ class _TrainCommand(click.Command):
     "--calibrate", type=click.FloatRange(0, 1, min_open=True, max_open=True), metavar="FRACTION",
     help="Calibrate scores (see `calibrate`) by a second training without this share of the rows, as 0.1: as long again.",
 )  # fmt: skip
+@click.option("--sample-weight", type=PATH, metavar="FILE.npy", help="A vector: how many times C counts for each row.")
+@click.option(
+    "--class-weight",
+    type=PATH,
+    metavar="FILE.npy",
+    help="A vector: of each label's positives. Sets class_weight=given.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @checked("the data")
@@ -89,8 +107,8 @@ class _TrainCommand(click.Command):
 @common
 def train(
     data: Path, model: Path, solver: str, settings: tuple[str, ...], seed: int, warm_start: Path | None,
-    calibrate: float | None, overwrite: bool, force: bool, check: bool, memory_limit: str | None, threads: int | None,
-    scheduler: str | None, as_json: bool, debug: bool,
+    calibrate: float | None, sample_weight: Path | None, class_weight: Path | None, overwrite: bool, force: bool, check: bool,
+    memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Train MODEL from the dataset DATA. A run that was killed goes on when the same command is given again."""
     from xmc_stream.methods.registry import method_of
@@ -100,7 +118,7 @@ def train(
     from xmc_stream.store.nodes import understood
     from xmc_stream.training import train as train_model
 
-    parameters = _parameters(solver, settings)
+    parameters, given = _parameters(solver, settings, class_weight), _given(sample_weight, class_weight)
     dataset = open_dataset(data)
     norm = float(dataset.row_norms(0, min(dataset.n_samples, 10_000)).mean()) if dataset.n_samples else 1.0
     if not 0.5 < norm < 2.0:
@@ -110,7 +128,9 @@ def train(
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
     if calibrate is None:
-        _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start)
+        _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start, given=given)
+    elif given is not None:
+        raise InputError("--calibrate does not go together with --sample-weight and --class-weight: leave out one")
     elif start is not None:
         raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
     else:
@@ -331,8 +351,9 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         return planning.plan_conversion(list(o["sources"]), **options)
     if command == "train":
         start = None if o["warm_start"] is None else load_model(o["warm_start"])
-        parameters = _parameters(o["solver"], o["settings"])
-        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start, workers)
+        parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
+        given = _given(o["sample_weight"], o["class_weight"])
+        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start, workers, given)
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation import plan_comparison
 

@@ -20,6 +20,7 @@ from xmc_stream.estimators.targets import Indicator, Target, encoded
 from xmc_stream.folders import kept_folder, temporary_folder
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.parameters import Parameters
+from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import plan_training
 from xmc_stream.store.dataset import Dataset
@@ -202,19 +203,33 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> clf.model_.shape
         (3, 3)
         """
+        return self._fit(X, y, model, None, overwrite, force, check, warm_start, cuts, calibrate)
+
+    def _fit(
+        self, X: Any, y: Any, model: str | Path | None, sample_weight: Any, overwrite: bool, force: bool, check: bool,
+        warm_start: Model | str | Path | None, cuts: Cuts | None, calibrate: float,
+    ) -> Self:  # fmt: skip
+        """`fit`, with weights of the samples where a method takes them."""
         parameters, execution = self._checked(cuts)
         start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
         if calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
         with temporary_folder() as scratch, renaming({str(scratch / _ROWS): "X"}):
             dataset, target = self._on_disk(X, y, scratch, execution)
+            given = self._given(sample_weight, dataset, target)
+            if calibrate and given is not None:
+                raise InputError(
+                    "calibrate does not go together with sample_weight, or with weights of labels themselves: leave out one"
+                )
 
             def trained(path: Path) -> tuple[Model, dict[str, Any]]:
                 if calibrate:
                     return train_calibrated(
                         dataset, path, parameters, self.seed, execution, calibrate, overwrite, force, check
                     )
-                return train(dataset, path, parameters, self.seed, execution, overwrite, force, check, start)
+                return train(
+                    dataset, path, parameters, self.seed, execution, overwrite, force, check, start, given=given
+                )
 
             if model is not None:
                 self.model_, self.report_ = trained(Path(model).absolute())
@@ -224,6 +239,10 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self.model_.own(folder)
         self._target = target
         return self
+
+    def _given(self, sample_weight: Any, dataset: Dataset, target: Target) -> Given | None:
+        """Weights that come with the data."""
+        return None
 
     def _checked(self, cuts: Cuts | None = None) -> tuple[Parameters, Execution]:
         """Parameters of the method, and how it runs. Raises InputError for those that are out of range."""
@@ -290,4 +309,5 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         dataset = opened(X)
         parameters, execution = self._checked()
-        return plan_training(dataset, parameters, self.seed, execution)
+        given = self._given(None, dataset, Indicator(dataset.n_labels, "float32", False))
+        return plan_training(dataset, parameters, self.seed, execution, given=given)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
+from sklearn.utils.validation import _check_sample_weight
+
+from xmc_stream.errors import InputError
 from xmc_stream.estimators.base import Estimator
+from xmc_stream.estimators.targets import Target
+from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.ppdsparse.parameters import DISMEC, PPDSparseParameters
+from xmc_stream.methods.weights import Given, read_weights
+from xmc_stream.models import Model
+from xmc_stream.store.dataset import Dataset
 
 
 class PPDSparse(Estimator, parameters=PPDSparseParameters):
@@ -18,9 +29,10 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
     Yen, Huang, Dai, Ravikumar, Dhillon, Xing: PPDSparse, KDD 2017. For each class, with y_i = 1 or -1, it minimises
     (section 3.2, eq. 9, with tau and C added, section 5.2)
 
-        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i loss(w.x_i, y_i)
+        F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + C sum_i s_i loss(w.x_i, y_i)
 
-    where w_0 is the bias. The losses of a score z are (sections 3 and 5.2)
+    where w_0 is the bias and s_i, 1 if nothing is said, the weight of the sample (`fit`), times positive_weight and that of
+    the class (class_weight) for positives. The losses of a score z are (sections 3 and 5.2)
 
         squared_hinge   1/2 max(0, 1 - y z)^2
         hinge           max(0, 1 - y z)
@@ -40,6 +52,72 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
     >>> labels.tolist()
     [[0]]
     """
+
+    class_weight: Any
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        model: str | Path | None = None,
+        *,
+        sample_weight: Any = None,
+        overwrite: bool = False,
+        force: bool = False,
+        check: bool = True,
+        warm_start: Model | str | Path | None = None,
+        cuts: Cuts | None = None,
+        calibrate: float = 0.0,
+    ) -> Self:
+        """Train a model, as every estimator does (see `xmc_stream.LEML.fit`), with weights of samples.
+
+        Parameters
+        ----------
+        X, y, model, overwrite, force, check, warm_start, cuts, calibrate
+            As of every estimator. calibrate does not go together with sample_weight.
+        sample_weight : array (n,), number, str, Path or None, default None
+            How many times C counts for each row, 0 or more; a path is that of a .npy file, which is read in parts. A row
+            of weight 0 counts as if it were not there.
+
+        Returns
+        -------
+        self
+            With `model_` and `report_`.
+
+        Raises
+        ------
+        InputError
+            As of every estimator; or weights are not as many as the rows, negative, not finite, or all 0.
+
+        Examples
+        --------
+        >>> import numpy as np, xmc_stream as xs
+        >>> X, y = np.repeat(np.eye(3), 10, axis=0), np.repeat(["a", "b", "c"], 10)
+        >>> y[0] = "b"  # by mistake
+        >>> xs.PPDSparse(C=10).fit(X, y, sample_weight=[0] + 29 * [1]).predict(X[[0, 29]]).tolist()
+        ['a', 'c']
+        """
+        return self._fit(X, y, model, sample_weight, overwrite, force, check, warm_start, cuts, calibrate)
+
+    def _given(self, sample_weight: Any, dataset: Dataset, target: Target) -> Given | None:
+        samples = labels = None
+        if isinstance(sample_weight, str | Path):
+            samples = read_weights(sample_weight)
+        elif sample_weight is not None:
+            samples = _check_sample_weight(
+                sample_weight, np.empty((dataset.n_samples, 0)), dtype=np.float64, ensure_non_negative=True
+            )
+        weights = self.class_weight
+        if isinstance(weights, Mapping):
+            numbers = {label: i for i, label in enumerate(target.classes.tolist())}
+            labels = np.ones(len(numbers))
+            for label, weight in weights.items():
+                if label not in numbers:
+                    raise InputError(f"class_weight has the label {label!r}, and y does not")
+                labels[numbers[label]] = weight
+        elif weights is not None and not isinstance(weights, str):
+            labels = np.asarray(weights)
+        return None if samples is None and labels is None else Given(samples, labels)
 
     @classmethod
     def dismec(cls, **parameters: Any) -> PPDSparse:

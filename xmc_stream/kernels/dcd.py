@@ -4,8 +4,9 @@
     v = sum_i a_i y_i x_i,   w_j = soft(v_j, lam) / tau,   w_0 = v_0 / tau   (the bias, where there is one)
 
 with h2_i = 1/C_i and no upper bound for the squared hinge, h2_i = 0 and upper_i = C_i for the hinge. C_i is one number for
-positives and one for negatives. All sums in float64, in an order given by the data and the key: rows ascending, or the
-epoch's permutation; features in the order of the row, of margins every other one in a sum of its own.
+positives and one for negatives, times the weights of class and row where there are any (`Weights`). All sums in float64, in
+an order given by the data and the key: rows ascending, or the epoch's permutation; features in the order of the row, of
+margins every other one in a sum of its own.
 """
 
 from __future__ import annotations
@@ -19,36 +20,12 @@ from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
+from xmc_stream.kernels.penalty import Penalty, Ramp, Weights, alpha_of, of_class, of_lines, of_row, times
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES
 
 _AHEAD = 4  # rows: memory is asked for so many before it is needed
-
-
-class Penalty(NamedTuple):
-    """The inner problem's numbers: weights of the terms, h2 and upper of negatives and of positives, whether there is a bias.
-
-    lanes: whether margins are sums by feature, as those of rows with all features are (`kernels.densedcd`).
-    """
-
-    lam: float
-    tau: float
-    h2: float
-    upper: float
-    h2_positive: float
-    upper_positive: float
-    bias: bool
-    lanes: bool = False
-
-
-class Ramp(NamedTuple):
-    """A warm start's alpha: min(slope max(0, 1 - y z), upper), of negatives and of positives."""
-
-    slope: float
-    upper: float
-    slope_positive: float
-    upper_positive: float
 
 
 class Steps(NamedTuple):
@@ -207,14 +184,6 @@ def add_rows(
     return v0
 
 
-@inner_kernel
-def alpha_of(sign: int, z: float, ramp: Ramp) -> float:
-    """A warm start's alpha of a row that scores z."""
-    if sign > 0:
-        return min(ramp.slope_positive * max(1.0 - z, 0.0), ramp.upper_positive)
-    return min(ramp.slope * max(1.0 + z, 0.0), ramp.upper)
-
-
 @kernel
 def start_alpha(
     w: CSR,
@@ -225,6 +194,7 @@ def start_alpha(
     x: CSR,
     dense: NDArray[np.float32],
     ramp: Ramp,
+    weights: Weights,
     alpha: NDArray[np.float64],
 ) -> None:
     """alpha_i by the ramp, with the scores z of given weights (class c: line c of w).
@@ -241,17 +211,9 @@ def start_alpha(
             z = bias[c]
             for p in range(indptr[at[q]], indptr[at[q] + 1]):
                 z += np.float64(data[p]) * np.float64(dense[indices[p]])
-            alpha[q] = alpha_of(sign[q], z, ramp)
+            alpha[q] = times(c, sign[q], at[q], weights) * alpha_of(sign[q], z, ramp)
         for p in range(w_indptr[c], w_indptr[c + 1]):
             dense[w_features[p]] = 0.0
-
-
-@inner_kernel
-def of_sign(sign: int, penalty: Penalty) -> tuple[float, float]:
-    """h2_i and upper_i of a row."""
-    if sign > 0:
-        return penalty.h2_positive, penalty.upper_positive
-    return penalty.h2, penalty.upper
 
 
 @inner_kernel
@@ -322,11 +284,12 @@ def descend(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    rows: NDArray[np.float64],
 ) -> tuple[float, float]:
     """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
     A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep: it is not to
-    be visited from then on. Returns v_0 and the largest projected gradient met.
+    be visited from then on. rows: `Weights.rows` of the local matrix. Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
     lam, tau, use_bias, lanes = penalty.lam, penalty.tau, penalty.bias, penalty.lanes
@@ -342,7 +305,7 @@ def descend(
         i, r = visit[t], local[t]
         begin, end = np.uint64(indptr[r]), np.uint64(indptr[r + 1])
         a = alpha[i]
-        h2, upper = of_sign(sign[i], penalty)
+        h2, upper = of_row(sign[i], r, rows, penalty)
         if lanes:
             z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
         else:
@@ -374,6 +337,7 @@ def violation(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    rows: NDArray[np.float64],
     enough: float,
 ) -> float:
     """The largest |projected gradient| over rows `local` of a local matrix, nothing moving; or the first above `enough`."""
@@ -382,7 +346,9 @@ def violation(
     worst = 0.0
     for i in range(len(alpha)):
         begin, end = np.uint64(indptr[local[i]]), np.uint64(indptr[local[i] + 1])
-        h2, upper = of_sign(sign[i], penalty)
+        h2, upper = of_row(sign[i], local[i], rows, penalty)
+        if upper <= 0.0:
+            continue
         if penalty.lanes:
             z = _margin_by_lanes(begin, end, indices, data, v, v0, lam, sums)
         else:
@@ -399,10 +365,12 @@ def violation(
 
 
 @kernel
-def dual_terms(sign: NDArray[np.int8], alpha: NDArray[np.float64], penalty: Penalty, total: float) -> float:
-    """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w."""
+def dual_terms(
+    sign: NDArray[np.int8], alpha: NDArray[np.float64], penalty: Penalty, rows: NDArray[np.float64], total: float
+) -> float:
+    """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w. rows: `Weights.rows` of these alpha."""
     for r in range(len(alpha)):
-        h2, _ = of_sign(sign[r], penalty)
+        h2, _ = of_row(sign[r], r, rows, penalty)
         total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
     return total
 
@@ -484,6 +452,7 @@ def solve_classes(
     row_order: RowOrder,
     steps: Steps,
     penalty: Penalty,
+    weights: Weights,
     scratch: Scratch,
     w_counts: NDArray[np.int64],
     statistics: NDArray[np.float64],
@@ -491,9 +460,9 @@ def solve_classes(
     """Classes first, first + 1, ... of a batch, as many as there is room for the weights of.
 
     Class c has active rows `at[ptr[c] : ptr[c + 1]]` of the block, `rows` of X. norms: see `row_squares`. One with more than
-    `row_order.large` visits them in the order of `stream_order`.
-    statistics (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set. Returns the next
-    class and how many weights were filled in. scratch: what the largest class needs.
+    `row_order.large` visits them in the order of `stream_order`. weights: of the classes of the batch and the rows of
+    the block. statistics (n, 4): bias, G, lam ||w||_1 + (tau/2) ||w||^2, largest violation inside the active set.
+    Returns the next class and how many weights were filled in. scratch: what the largest class needs.
     """
     first_label, ptr, rows, sign, alpha = sets
     _, _, epochs, tol, enough = steps
@@ -504,6 +473,7 @@ def solve_classes(
         begin, end = ptr[c], ptr[c + 1]
         n = end - begin
         signs, alphas = sign[begin:end], alpha[begin:end]
+        own, of_rows = of_class(c, weights.classes, penalty), of_lines(at[begin:end], weights.rows)
         n_local, v0 = localise(at[begin:end], x, signs, alphas, local_of, features, v, mine)
         if filled + n_local > len(w_values):
             for j in range(n_local):
@@ -517,7 +487,7 @@ def solve_classes(
         for epoch in range(epochs):
             n_awake = awake_in_order(first_label + c, rows[begin:end], row_order, steps, epoch, asleep, order)
             visit = order[:n_awake]
-            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, penalty)
+            v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, own, of_rows)
             bar = worst
             if worst <= tol:
                 if not asleep[:n].any():
@@ -526,12 +496,12 @@ def solve_classes(
                 bar = np.inf
         for q in range(n):
             order[q] = q
-        statistics[c, 3] = violation(order[:n], mine, signs, alphas, v, v0, penalty, enough)
+        statistics[c, 3] = violation(order[:n], mine, signs, alphas, v, v0, own, of_rows, enough)
         count, square, kept, bias = take_weights(
             n_local, features, local_of, v, v0, lam, tau, w_features[filled:], w_values[filled:]
         )
         statistics[c, 0] = bias
-        statistics[c, 1] = 0.5 * tau * square + dual_terms(signs, alphas, penalty, 0.0)
+        statistics[c, 1] = 0.5 * tau * square + dual_terms(signs, alphas, own, of_rows, 0.0)
         statistics[c, 2] = kept
         w_counts[c] = count
         filled += count

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.dcd import Penalty, Scratch, Steps, awake_in_order, dual_terms, of_sign
+from xmc_stream.kernels.dcd import Scratch, Steps, awake_in_order, dual_terms
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.penalty import Penalty, Weights, of_class, of_lines, of_row
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES, soft_product
 
@@ -56,6 +57,7 @@ def _descend(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    rows: NDArray[np.float64],
 ) -> tuple[float, float]:
     """`dcd.descend`; coordinate i has line at[i]."""
     width, tau, worst = len(v), penalty.tau, 0.0
@@ -65,7 +67,7 @@ def _descend(
             prefetch(lines, j)
         i = visit[t]
         begin, a = at[i] * width, alpha[i]
-        h2, upper = of_sign(sign[i], penalty)
+        h2, upper = of_row(sign[i], at[i], rows, penalty)
         g = sign[i] * ((v0 + soft_product(lines, begin, v, width, penalty.lam)) / tau) - 1.0 + a * h2
         if a <= 0.0 and g >= 0.0:
             asleep[i] = g > bar
@@ -92,12 +94,15 @@ def _violation(
     v: NDArray[np.float64],
     v0: float,
     penalty: Penalty,
+    rows: NDArray[np.float64],
     enough: float,
 ) -> float:
     """`dcd.violation`."""
     width, worst = len(v), 0.0
     for i in range(len(alpha)):
-        h2, upper = of_sign(sign[i], penalty)
+        h2, upper = of_row(sign[i], at[i], rows, penalty)
+        if upper <= 0.0:
+            continue
         z = v0 + soft_product(lines, at[i] * width, v, width, penalty.lam)
         g = sign[i] * (z / penalty.tau) - 1.0 + alpha[i] * h2
         if alpha[i] <= 0.0:
@@ -145,18 +150,18 @@ def solve_dense_classes(
     at: NDArray[np.int64],
     lines: NDArray[np.float32],
     squares: NDArray[np.float64],
-    n_features: int,
     row_order: RowOrder,
     steps: Steps,
     penalty: Penalty,
+    weights: Weights,
     scratch: Scratch,
     w_counts: NDArray[np.int64],
     statistics: NDArray[np.float64],
 ) -> tuple[int, int]:
-    """`dcd.solve_classes` for the rows of a block as lines (n padded(n_features),); squares: of these rows."""
+    """`dcd.solve_classes` for the rows of a block as lines (n padded(D),); squares: of these rows."""
     first_label, ptr, rows, sign, alpha = sets
     order, asleep, w_features, w_values = scratch.order, scratch.asleep, scratch.w_features, scratch.w_values
-    width = len(lines) // max(len(squares), 1)
+    width, n_features = len(lines) // max(len(squares), 1), len(scratch.local_of)
     v = np.zeros(width)
     filled = 0
     for c in range(first, len(ptr) - 1):
@@ -164,6 +169,7 @@ def solve_dense_classes(
             return c, filled
         begin, end = ptr[c], ptr[c + 1]
         n, mine, signs, alphas = end - begin, at[begin:end], sign[begin:end], alpha[begin:end]
+        own = of_class(c, weights.classes, penalty)
         v[:] = 0.0
         v0 = 0.0
         for q in range(n):
@@ -176,18 +182,22 @@ def solve_dense_classes(
         bar = np.inf
         for epoch in range(steps.epochs):
             n_awake = awake_in_order(first_label + c, rows[begin:end], row_order, steps, epoch, asleep, order)
-            v0, bar = _descend(order[:n_awake], mine, lines, squares, signs, alphas, asleep, bar, v, v0, penalty)
+            v0, bar = _descend(
+                order[:n_awake], mine, lines, squares, signs, alphas, asleep, bar, v, v0, own, weights.rows
+            )
             if bar <= steps.tol:
                 if not asleep[:n].any():
                     break
                 asleep[:n] = False
                 bar = np.inf
-        statistics[c, 3] = _violation(mine, lines, signs, alphas, v, v0, penalty, steps.enough)
+        statistics[c, 3] = _violation(mine, lines, signs, alphas, v, v0, own, weights.rows, steps.enough)
         count, square, kept, bias = _take_weights(
             n_features, v, v0, penalty.lam, penalty.tau, w_features[filled:], w_values[filled:]
         )
         statistics[c, 0] = bias
-        statistics[c, 1] = 0.5 * penalty.tau * square + dual_terms(signs, alphas, penalty, 0.0)
+        statistics[c, 1] = 0.5 * penalty.tau * square + dual_terms(
+            signs, alphas, own, of_lines(mine, weights.rows), 0.0
+        )
         statistics[c, 2] = kept
         w_counts[c] = count
         filled += count

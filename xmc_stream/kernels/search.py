@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,17 +50,19 @@ class BestRows(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Which loss, rounded by what grid (`loss_grid`), how many times it counts for positives, and of each slot:
+    """Which loss, rounded by what grid (`loss_grid`), and of each slot: how many times it counts for positives,
     `bias_losses`, and the sum over all rows less these.
 
+    rows: how many times each row of the block counts, then `bias_losses` are in the sums; of no length where all count once.
     C is left out. Each loss is rounded: no cut of the rows shows in the sums. NO_LOSS: nothing is summed.
     """
 
     loss: int
     grid: float
-    positive: float
+    positive: NDArray[np.float64]
     of_bias: NDArray[np.float64]
     sums: NDArray[np.float64]
+    rows: NDArray[np.float64]
 
 
 def places(capacity: NDArray[np.int64], n_rows: int | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -121,13 +124,15 @@ def keep_best(
     return filled - begin, low
 
 
-def loss_grid(n_samples: int) -> float:
+def loss_grid(n_samples: int, mean: float = 1.0) -> float:
     """A number g with which (x + g) - g rounds a loss x so that sums over all rows are exact, in any order.
+
+    mean: of the rows' weights; the next power of two scales what follows.
 
     x becomes a multiple of 2^-(43 - b), where n_samples <= 2^b: 7e-9 for 76,000 rows. A sum of so many is exact while
     losses are 1,024 on average at most.
     """
-    return float(1.5 * 2.0 ** (9 + max(2, (n_samples - 1).bit_length())))
+    return float(1.5 * 2.0 ** (9 + max(2, (n_samples - 1).bit_length()) + math.ceil(math.log2(mean))))
 
 
 def bias_losses(bias: NDArray[np.float32], loss: int, grid: float) -> NDArray[np.float64]:
@@ -204,7 +209,8 @@ def search(
     four = scratch_for(len(start) - 1 if n_dense else 0)
     of_four = np.empty((TOGETHER, len(scores) if n_dense else 0), np.float32)
     threshold = best.threshold
-    loss, grid, positive, bias_loss, loss_sums = losses
+    loss, grid, positive, of_bias, loss_sums, of_rows = losses
+    bias_loss = of_bias.copy()  # of the row at hand, if rows have weights
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
     at, next_row = best.begin + best.size, np.full(width, _NO_ROW)
@@ -230,6 +236,15 @@ def search(
             )
         else:
             score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        counts = 1.0
+        if len(of_rows):
+            counts = of_rows[i]
+            if counts == 0.0:
+                continue
+            if loss != NO_LOSS:
+                for c in range(width):
+                    bias_loss[c] = (counts * of_bias[c] + grid) - grid
+                    loss_sums[c] += bias_loss[c]
         for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
             c = y_indices[p] - first_class
             if 0 <= c < len(slot_of) and slot_of[c] >= 0:
@@ -239,7 +254,7 @@ def search(
                 right = np.float64(max(one - score, zero))
                 if loss == SQUARED_HINGE:
                     right, wrong = 0.5 * right * right, 0.5 * wrong * wrong
-                loss_sums[s] += ((positive * right + grid) - grid) - ((wrong + grid) - grid)
+                loss_sums[s] += ((positive[s] * counts * right + grid) - grid) - ((counts * wrong + grid) - grid)
         n_hits = 0
         if few:
             for t in range(n_touched):
@@ -247,9 +262,9 @@ def search(
                 score = scores[s]
                 m = np.float64(max(one + score, zero))
                 if loss == SQUARED_HINGE:
-                    loss_sums[s] += ((0.5 * m * m + grid) - grid) - bias_loss[s]
+                    loss_sums[s] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[s]
                 elif loss == HINGE:
-                    loss_sums[s] += ((m + grid) - grid) - bias_loss[s]
+                    loss_sums[s] += ((counts * m + grid) - grid) - bias_loss[s]
                 hits[n_hits] = s
                 n_hits += int(score > threshold[s])
             left = 0
@@ -268,11 +283,11 @@ def search(
         if loss == SQUARED_HINGE:
             for c in range(width):
                 m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((0.5 * m * m + grid) - grid) - bias_loss[c]
+                loss_sums[c] += ((counts * (0.5 * m * m) + grid) - grid) - bias_loss[c]
         elif loss == HINGE:
             for c in range(width):
                 m = np.float64(max(one + scores[c], zero))
-                loss_sums[c] += ((m + grid) - grid) - bias_loss[c]
+                loss_sums[c] += ((counts * m + grid) - grid) - bias_loss[c]
         for c in range(0, width, LANES):
             word = above(scores, c, threshold)
             while word:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import Penalty, Ramp, add_rows, alpha_of, descend, violation
+from xmc_stream.kernels.dcd import add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import GROUP_BITS, order_of, place_in_group
+from xmc_stream.kernels.penalty import Penalty, Ramp, Weights, alpha_of, of_class, times
 
 
 class ActiveRows(NamedTuple):
@@ -43,11 +44,15 @@ class Group(NamedTuple):
 
 
 class RowsAtHand(NamedTuple):
-    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms."""
+    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms, their weights.
+
+    weights: `dcd.Weights.rows`.
+    """
 
     local_of: NDArray[np.int32]
     x: CSR
     squares: NDArray[np.float64]
+    weights: NDArray[np.float64]
 
 
 class Epoch(NamedTuple):
@@ -182,15 +187,18 @@ def descend_group(
     v: NDArray[np.float64],
     v0: NDArray[np.float64],
     penalty: Penalty,
+    of_classes: NDArray[np.float64],
     scratch: GroupScratch,
 ) -> float:
     """Classes [first, last) take their steps on the rows of a group that come at its places. v (n, D), v0 (n,).
+
+    of_classes: `dcd.Weights.classes`.
 
     Returns what `_fetch` does.
     """
     ptr, rows, sign, alpha, asleep, starts = active
     strips, slots, strip_bits, key, low, high = group
-    local_of, x, squares = at_hand
+    local_of, x, squares, weights = at_hand
     going, bar, worst = epoch
     places, of_place, visit, local = scratch
     fetched = 0.0
@@ -216,7 +224,8 @@ def descend_group(
             visit[i] = of_place[order[i]]
         fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
-            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c], penalty
+            visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c],
+            of_class(c, of_classes, penalty), weights,
         )  # fmt: skip
         worst[c] = max(worst[c], met)
     return fetched
@@ -239,7 +248,7 @@ def add_range(
     Returns what `_fetch` does.
     """
     ptr, rows, sign, alpha, _, _ = active
-    local_of, x, _ = at_hand
+    local_of, x, _, _ = at_hand
     fetched = 0.0
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
@@ -261,11 +270,13 @@ def start_range(
     w: NDArray[np.float64],
     bias: NDArray[np.float64],
     ramp: Ramp,
+    of_classes: NDArray[np.float64],
 ) -> None:
     """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
     ptr, rows, sign, alpha, _, _ = active
-    local_of, x, _ = at_hand
+    local_of, x, _, of_rows = at_hand
     indptr, indices, data = x
+    weights = Weights(of_classes, of_rows)
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
@@ -273,7 +284,7 @@ def start_range(
             z = bias[c]
             for p in range(indptr[i], indptr[i + 1]):
                 z += np.float64(data[p]) * w[c, indices[p]]
-            alpha[q] = alpha_of(sign[q], z, ramp)
+            alpha[q] = times(c, sign[q], i, weights) * alpha_of(sign[q], z, ramp)
 
 
 @kernel
@@ -288,6 +299,7 @@ def violation_range(
     v0: NDArray[np.float64],
     inside: NDArray[np.float64],
     penalty: Penalty,
+    of_classes: NDArray[np.float64],
     enough: float,
     local: NDArray[np.int64],
 ) -> float:
@@ -298,7 +310,7 @@ def violation_range(
     Returns what `_fetch` does.
     """
     ptr, rows, sign, alpha, _, _ = active
-    local_of, x, _ = at_hand
+    local_of, x, _, weights = at_hand
     fetched = 0.0
     for c in range(first, last):
         if inside[c] > enough:
@@ -307,6 +319,7 @@ def violation_range(
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
         fetched += _fetch(v[c], end - begin, x.indptr)
-        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], penalty, enough)
+        own = of_class(c, of_classes, penalty)
+        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], own, weights, enough)
         inside[c] = max(inside[c], met)
     return fetched

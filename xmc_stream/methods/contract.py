@@ -12,10 +12,12 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Loop, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.parameters import Parameters
+from xmc_stream.methods.weights import Given
 from xmc_stream.models.model import Model
 from xmc_stream.store.dataset import Dataset
 
 Forecast = dict[str, Any]
+WEIGHTS = "weights"  # in the folder of an unfinished model: what `Given.write` wrote
 WRITING = "writing the model"  # the last phase of every method, in words
 
 
@@ -29,7 +31,8 @@ class Task:
     """What is to be learned.
 
     warm_start: the model to begin from, if there is one. trial: the model is compared with others on held-out rows and
-    not kept: a method may leave out what its figures do not need, and so the report may lack what it else has.
+    not kept: a method may leave out what its figures do not need, and so the report may lack what it else has. given: weights
+    of samples and labels, which a run finds at WEIGHTS in its work folder too.
     """
 
     dataset: Dataset
@@ -37,6 +40,7 @@ class Task:
     seed: int
     warm_start: Model | None = None
     trial: bool = False
+    given: Given | None = None
 
     @property
     def start_state(self) -> Path | None:
@@ -96,6 +100,8 @@ class Method(ABC):
         """Raise InputError for a task that this method cannot learn."""
         if task.warm_start is not None:
             raise InputError(f"{self.name} takes no warm start: leave it out")
+        if task.given is not None:
+            raise InputError(f"{self.name} takes no weights of samples or labels: leave them out, or use ppdsparse")
 
     def kind_of(self, parameters: Any) -> str:
         """The kind of model that a training makes, where that depends on its parameters."""

@@ -83,7 +83,7 @@ class PPDSparseForecaster(Forecaster):
 
     def __init__(
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
-        carried: bool = False,
+        carried: bool = False, of_samples: bool = False,
     ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
@@ -121,6 +121,7 @@ class PPDSparseForecaster(Forecaster):
         self.order = row_order(n, self.X.nnz)
         self.guided = guide_weight(parameters, dataset) > 0
         self.carried = carried  # a trial: one search, no check
+        self.of_samples = of_samples  # whether they have weights
         self.searches = self.rounds + (warm_start is not None) - carried
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
@@ -158,7 +159,7 @@ class PPDSparseForecaster(Forecaster):
 
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
-        solve = solve_plan(plan, d, p, self.warm_start is not None, self.units)
+        solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
         phases, blocks = {}, []
         if self.guided:
             phases["groups of labels"] = group_needs(plan, d)
@@ -290,6 +291,8 @@ class PPDSparseForecaster(Forecaster):
             "rows gathered": most(np.minimum(union * self.row_length, sizes.max_nnz)) * self.X.entry_bytes,
             "one class": t * int(of_class) + t * 8 * min(sizes.max_rows, d.n_samples),
         }
+        if self.of_samples:
+            solving["weights of rows"] = most(union * 8) + t * 16 * min(int(largest), sizes.max_rows)
         written = most(np.add.reduceat(self.weights, self.starts)) * _MORE_WEIGHTS * 8
         solving["rows found"] = int(second * merging["rows found"])
         kinds = [merging, solving]

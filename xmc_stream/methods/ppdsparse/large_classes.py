@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.penalty import of_class
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, MemoryRows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
@@ -23,16 +25,19 @@ from xmc_stream.methods.ppdsparse.solver import has_dense_rows
 from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS, StreamSolver, Weights
+from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 
+_STEP = MIB // 8  # active rows whose weights are read at a time
 AnyRows = MemoryRows | SpilledRows | DiskRows
 
 
 class LargeClasses:
     """Solves large classes of a unit, a range of them at a time, and writes their lines of a unit's state in order.
 
-    active_set: of a class, in memory. rows_on_disk: of a class that is too large for that, in a folder. weights: those of
-    a warm start of some classes, or None. start_slopes: of its alpha.
+    active_set: of a class, in memory. rows_on_disk: of a class that is too large for that, in a folder. weights: those of a
+    warm start of some classes, or None. start_slopes: of its alpha. loss_weights: of the run; of_classes (n, 2): of all
+    classes of the unit, or of no length.
     """
 
     def __init__(
@@ -49,11 +54,14 @@ class LargeClasses:
         weights: Callable[[NDArray[np.int64]], Iterator[Weights]] | None,
         start_slopes: tuple[float, float],
         scratch: Path,
+        loss_weights: LossWeights,
+        of_classes: NDArray[np.float64],
     ) -> None:
         self.parameters, self.seed, self.round, self.order = parameters, seed, round_, order
         self.X, self.room, self.approximate, self.scratch = X, room, approximate, scratch
         self._active_set, self._rows_on_disk, self._weights = active_set, rows_on_disk, weights
         self.start_slopes = start_slopes
+        self._loss_weights, self._of_classes = loss_weights, of_classes
         self.fresh = self.used = 0
         self.passes = 0
         self._lookup = SparseMatrix(X.path)  # looks rows up, in another thread than the one that reads them
@@ -129,7 +137,8 @@ class LargeClasses:
 
         solver = StreamSolver(
             self.parameters, self.seed, self.order.n_samples, self.X.shape[1], self.order.strip_bits, active, gather,
-            ahead, min(self.room.threads, len(classes)),
+            ahead, RowWeights(self._loss_weights), self._of_classes[classes] if len(self._of_classes) else self._of_classes,
+            min(self.room.threads, len(classes)),
             has_dense_rows(self.order.n_samples, self.X.shape[1], self.X.nnz),
         )  # fmt: skip
         inside = solver.solve(self.round, self._weights(classes) if self._weights else None, self.start_slopes)
@@ -139,19 +148,23 @@ class LargeClasses:
         if self.approximate:
             fresh, used = active.fresh()
             self.fresh, self.used = self.fresh + fresh, self.used + used
-        self._write(active, solver, inside, line, writer, kept)
+        self._write(classes, active, solver, inside, line, writer, kept)
 
     def _write(
-        self, active: AnyRows, solver: StreamSolver, inside: NDArray[np.float64], line: int, writer: UnitStateWriter,
-        kept: NDArray[np.int64],
+        self, classes: NDArray[np.int64], active: AnyRows, solver: StreamSolver, inside: NDArray[np.float64], line: int,
+        writer: UnitStateWriter, kept: NDArray[np.int64],
     ) -> None:  # fmt: skip
         p, n_features = self.parameters, self.X.shape[1]
         features, local_of = np.arange(n_features, dtype=np.int32), np.empty(n_features, np.int32)
         w_features, w_values = np.empty(n_features, np.int32), np.empty(n_features, np.float32)
+        of_rows = RowWeights(self._loss_weights)
         for i in range(active.n_classes):
             dual, kept[i] = 0.0, 0
-            for _, sign, alpha in active.parts(i):
-                dual = dual_terms(sign, alpha, solver.penalty, dual)
+            penalty = of_class(int(classes[i]), self._of_classes, solver.penalty)
+            for rows, sign, alpha in active.parts(i):
+                for low in range(0, len(rows), _STEP):
+                    part = slice(low, low + _STEP)
+                    dual = dual_terms(sign[part], alpha[part], penalty, of_rows.of(rows[part]), dual)
                 kept[i] += int(((sign > 0) | (alpha > 0.0)).sum())
             local_of[:] = features
             n, square, objective, bias = take_weights(

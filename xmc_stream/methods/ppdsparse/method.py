@@ -21,6 +21,7 @@ from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+from xmc_stream.methods.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
@@ -37,7 +38,8 @@ class PPDSparseMethod(Method):
     reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C", "positive_weight")
 
     def check(self, task: Task) -> None:
-        """A warm start needs weights by class, and as many features and labels."""
+        """A warm start needs weights by class, and as many features and labels; `class_weight` what it speaks of."""
+        check_weights(task.parameters, task.dataset, task.given)
         start = task.warm_start
         if start is None:
             return
@@ -75,9 +77,10 @@ class PPDSparseMethod(Method):
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
         parameters = settled(parameters, dataset)
-        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset))
+        weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
+        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
         probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
-        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None)
+        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None, weights.of_samples)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""
@@ -97,6 +100,7 @@ class PPDSparseMethod(Method):
             blocks,
             carried,
             foreseen["phase_seconds"],
+            task.given,
         )
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whole, parameter
 
+BALANCED, PROPENSITY, GIVEN = "balanced", "propensity", "given"  # ways to weigh classes
 LOSSES = ("squared_hinge", "hinge")
 # LIBLINEAR's squared hinge, which DiSMEC uses at C = 1, has no half; without the l1 term it takes more rounds
 DISMEC = {
@@ -48,6 +49,19 @@ ROUNDING = 1e-7  # of the objective: gaps that are not seen to halve any more
 
 
 @dataclass(frozen=True)
+class ClassWeight(Choice):
+    """A word; weights themselves are GIVEN."""
+
+    def typed(self) -> str:
+        """As Python takes it."""
+        return f"{{'{BALANCED}', '{PROPENSITY}'}}, dict, array (K,) or None"
+
+    def taken(self, value: Any) -> Any:
+        """The word."""
+        return super().taken(value if value is None or isinstance(value, str) else GIVEN)
+
+
+@dataclass(frozen=True)
 class PPDSparseParameters(Parameters):
     """Parameters of PPDSparse: what they do stands beside each."""
 
@@ -81,6 +95,18 @@ class PPDSparseParameters(Parameters):
             "have it. Larger: fewer positives score low, and more negatives score high. none: 1, and more where the rows "
             "spread by less than half of a unit about their mean: 1 / (2 spread), 2 at most.",
             open_least=True,
+            none=True,
+            unsaid=True,
+        ),
+    )
+    class_weight: str | None = parameter(
+        None,
+        ClassWeight(
+            "What C and positive_weight are multiplied by for the positives of each label. balanced: N / (2 N_k), and "
+            "N / (2 (N - N_k)) for its negatives, where N_k of the N rows have the label. propensity: the more, the likelier "
+            "the label is to be missing where it is true (see docs/ppdsparse.md); PSP@k rises. given: the weights of "
+            "--class-weight FILE; in Python a dict (label as in y: weight; others 1) or an array of one weight a label.",
+            options=(BALANCED, PROPENSITY, GIVEN),
             none=True,
             unsaid=True,
         ),

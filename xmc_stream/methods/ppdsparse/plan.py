@@ -23,6 +23,7 @@ from xmc_stream.methods.ppdsparse.streaming import BUFFERS
 from xmc_stream.models.linear.tiles import TileRange, widest
 
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
+_WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
 _MERGING = 60  # bytes a row, while the active set of one class is put together
 SLICES = 2048  # ranges of rows for which a class on disk keeps where its active rows begin
 SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
@@ -31,7 +32,7 @@ _TAKEN_BYTES = 64  # of an active row that was read from disk: in its order ther
 _SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
-_CLASS_BYTES = 136  # of a class in a search beside its tile and what it finds: some 14 numbers
+_CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
 _SEARCH_ROWS = 131072  # that a search job has at least, where that leaves enough jobs: each keeps rows of its own
 # rows of an interval of a search job, if it is not all of its rows
 INTERVALS = tuple(4096 << k for k in range(0, 10, 2))
@@ -71,7 +72,7 @@ class StreamRoom:
 
     def group_bytes(self, order: RowOrder) -> int:
         """Of BUFFERS groups of rows: their places and numbers, each thread's scratch."""
-        return ((50 * BUFFERS + 40 * self.threads) << order.strip_bits) * GROUP + MIB
+        return ((58 * BUFFERS + 40 * self.threads) << order.strip_bits) * GROUP + MIB
 
     def bytes(
         self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None = None, spilled: bool = False
@@ -122,21 +123,23 @@ class StreamRoom:
 
 
 def plan_solve(
-    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, jobs: int
-) -> SolvePlan:
+    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, jobs: int,
+    of_samples: bool = False,
+) -> SolvePlan:  # fmt: skip
     """Share a job's memory between rows and entries.
 
-    largest_class: active rows of the largest class at the start. jobs: that there are in a round; no more work beside
-    each other, and their large classes have the threads that are left. Raises MemoryLimitError where it is too little.
+    largest_class: active rows of the largest class at the start. jobs: that there are in a round; no more work beside each
+    other, and their large classes have the threads that are left. of_samples: whether rows have weights. Raises
+    MemoryLimitError where it is too little.
     """
-    t = min(plan.threads, jobs)
+    t, row_bytes = min(plan.threads, jobs), ROW_BYTES + _WEIGHT_BYTES * of_samples
     fixed = {
         "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
         "marks of rows": t * (n_samples // 4 + n_samples // 16),
         "writers and windows": t * (writer_bytes + _WINDOWS),
     }
     # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
-    needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * ROW_BYTES)}
+    needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * row_bytes)}
     threads, streaming = plan.threads // t, 0
     if n_samples > order.large:
         # beside a group: for taking weights
@@ -145,7 +148,7 @@ def plan_solve(
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
     left = (plan.budget - sum(fixed.values())) // t
-    rows = left // 4 // ROW_BYTES  # of a batch, or of a class by itself
+    rows = left // 4 // row_bytes  # of a batch, or of a class by itself
     room = None
     if streaming:
         # half of what is left at most; a group takes 16 to 32 MiB on average

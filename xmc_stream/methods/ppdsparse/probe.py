@@ -165,7 +165,7 @@ class ProbeJob:
             )  # fmt: skip
             search(
                 CSR.of(x), Labels.of(y), 0, 0, np.full(1, -1, np.int16), tile, ActiveAhead(none, none, np.empty(0, np.int32)),
-                best, LossSums(loss, grid, 1.0, bias_losses(tile.bias, loss, grid), np.zeros(width)),
+                best, LossSums(loss, grid, np.ones(width), bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(0)),
                 np.empty(width, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began

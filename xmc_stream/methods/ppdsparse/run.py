@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.methods.contract import WRITING
+from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
 from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
@@ -50,6 +50,8 @@ from xmc_stream.methods.ppdsparse.state import (
     WRITER_BYTES,
     UnitState,
 )
+from xmc_stream.methods.ppdsparse.weights import LossWeights
+from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
@@ -68,7 +70,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
 from xmc_stream.store.model import HALVES, UNIT
 
-_CLASS_BYTES = 320  # of a class in a solve job: two times its statistics, and some 25 numbers
+_CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
 
@@ -80,7 +82,9 @@ class FinaliseJob:
     those of the weights before.
     """
 
+    data: str
     parameters: PPDSparseParameters
+    weights: LossWeights
     prune: float
     half: bool
     round: int
@@ -103,7 +107,10 @@ class FinaliseJob:
         state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
         statistics = state.statistics
         if self.candidates:  # else no class is open, or it is a trial and nobody asks
-            update_statistics(statistics, self.candidates, first, self.parameters, self.n_samples, self.round)
+            of_classes = self.weights.of_classes(Dataset(self.data), first, last)
+            update_statistics(
+                statistics, self.candidates, first, self.parameters, self.n_samples, self.round, of_classes=of_classes
+            )
         tiles = TileSizes(first, last, self.n_features)
         least = np.float32(self.prune)
         half = self.half and half_holds(w for *_, w in self._weights(state, least))
@@ -146,8 +153,9 @@ class FinaliseJob:
 
 
 def solve_plan(
-    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit]
-) -> SolvePlan:
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool = False,
+) -> SolvePlan:  # fmt: skip
     """What a solve job may hold. Raises MemoryLimitError where that is too little."""
     n_features = dataset.n_features
     most = np.array([dataset.most_positives()])  # an active set grows with the positives
@@ -156,7 +164,7 @@ def solve_plan(
     extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
     extra += _CLASS_BYTES * max(0, *(unit.last - unit.first - UNIT for unit in units))
     order = row_order(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units))
+    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units), of_samples)
 
 
 @dataclass
@@ -167,7 +175,7 @@ class PPDSparseRun:
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
     search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
     from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation.
-    seconds: that each phase is foreseen to take, by the beginning of its jobs' keys.
+    seconds: that each phase is foreseen to take, by the beginning of its jobs' keys. given: weights that are kept in `work`.
     """
 
     dataset: Dataset
@@ -180,9 +188,13 @@ class PPDSparseRun:
     blocks: tuple[int, ...] = ()
     carried: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    given: Given | None = None
 
     def __post_init__(self) -> None:
         self.parameters = settled(self.parameters, self.dataset)
+        self.weights = LossWeights.of(
+            self.parameters.class_weight, self.dataset.n_samples, self.given, self.work / WEIGHTS
+        )
         if self.carried:
             self.parameters = self.parameters.carried()
         if self.warm_start:
@@ -291,7 +303,10 @@ class PPDSparseRun:
             for unit in self.units:
                 d, state = self.dataset, self._state(f"solve-{round_ - 1}", unit.name)
                 statistics = UnitState(state, unit.last - unit.first, d.n_samples, d.n_features).statistics
-                update_statistics(statistics, self._of_unit(files, unit), unit.first, p, d.n_samples, round_)
+                update_statistics(
+                    statistics, self._of_unit(files, unit), unit.first, p, d.n_samples, round_,
+                    of_classes=self.weights.of_classes(d, *unit),
+                )  # fmt: skip
                 sums.append(open_gap(statistics, p.C))
             gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
             known = {"worth": gap > WORTH * objective}
@@ -348,8 +363,13 @@ class PPDSparseRun:
     def _all_known(self, jobs: Sequence[Job]) -> bool:
         return all(self.ledger.get(job.key) is not None for job in jobs)
 
+    @property
+    def _solve_plan(self) -> SolvePlan:
+        warm, of_samples = bool(self.warm_start), self.weights.of_samples
+        return solve_plan(self.plan, self.dataset, self.parameters, warm, self.units, of_samples)
+
     def _start_jobs(self) -> list[StartJob]:
-        sizes = solve_plan(self.plan, self.dataset, self.parameters, bool(self.warm_start), self.units)
+        sizes = self._solve_plan
         return [
             StartJob(
                 str(self.dataset.path), self.warm_start, self.parameters, unit,
@@ -369,13 +389,13 @@ class PPDSparseRun:
 
     def _solve_jobs(self, round_: int, files: list[CandidateFile], kind: str = EXACT) -> list[SolveJob]:
         d = self.dataset
-        sizes = solve_plan(self.plan, d, self.parameters, bool(self.warm_start), self.units)
+        sizes = self._solve_plan
         return [
             SolveJob(
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
                 self._of_unit(files, unit), kind, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
-                self._start_slopes,
+                self._start_slopes, self.weights,
             )
             for unit in self.units
         ]  # fmt: skip
@@ -385,7 +405,8 @@ class PPDSparseRun:
     ) -> list[FinaliseJob]:
         return [
             FinaliseJob(
-                self.parameters, prune, half, round_, self.dataset.n_samples, self.dataset.n_features, unit,
+                str(self.dataset.path), self.parameters, self.weights, prune, half, round_, self.dataset.n_samples,
+                self.dataset.n_features, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)),
                 self._of_unit(files, unit), str(unit_path(self.work, unit)),
             )
@@ -449,6 +470,7 @@ class PPDSparseRun:
             SearchJob(
                 str(d.path), self.parameters, self.seed, round_, check, kind, start, stop, spans,
                 str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval,
+                self.weights,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.penalty import NO_WEIGHTS
 from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.search import (
@@ -34,6 +35,7 @@ from xmc_stream.kernels.search import (
 )
 from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, OPEN, ROOM, STATUS, CandidateWriter, UnitState, new_candidates
+from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.linear.tiles import make_tile, tile_width
 from xmc_stream.models.linear.weights import Unit
@@ -112,8 +114,15 @@ class _SpanSearch:
             threshold,
         )  # fmt: skip
         self.counts = np.zeros((len(self.flushed), BINS), np.int32)
-        loss, grid = parameters.loss_code if job.kind == EXACT else NO_LOSS, loss_grid(n_samples)
-        self.losses = LossSums(loss, grid, parameters.positive_weight, np.zeros(self.width), np.zeros(self.width))
+        loss, grid = (
+            parameters.loss_code if job.kind == EXACT else NO_LOSS,
+            loss_grid(n_samples, job.weights.mean or 1.0),
+        )
+        positive = np.full(self.width, parameters.positive_weight)
+        of_classes = job.weights.of_classes(dataset, span.first, span.last)
+        if len(of_classes):
+            positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
+        self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), NO_WEIGHTS.rows)
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
 
@@ -169,7 +178,9 @@ class _SpanSearch:
         done = self.job.first + writer.rows.lines
         writer.rows.append(np.zeros(self.span.first - done, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
         self._append(writer, writer.rows, self.kept, self.classes[self.kept], self.span.last - self.span.first)
-        losses = self.losses.sums + (self.job.stop - self.job.start) * self.losses.of_bias
+        losses = self.losses.sums
+        if not self.job.weights.of_samples:
+            losses = losses + (self.job.stop - self.job.start) * self.losses.of_bias
         writer.losses[self.span.first - self.job.first + self.classes] = losses[: len(self.classes)]
 
     def _append(
@@ -213,11 +224,12 @@ class _SpanSearch:
         ) as tile:
             yield tile
 
-    def search(self, x: Block, y: Block, low: int, high: int, tile: Tile) -> None:
-        """Score rows [low, high) of a row block, all of one interval."""
+    def search(self, x: Block, y: Block, low: int, high: int, tile: Tile, weights: NDArray[np.float64]) -> None:
+        """Score rows [low, high) of a row block, all of one interval. weights: of the block's rows."""
         search(
             CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
-            x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best, self.losses,
+            x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best,
+            self.losses._replace(rows=weights[low:high]),
             self.scores,
         )  # fmt: skip
 
@@ -247,6 +259,7 @@ class SearchJob:
     plan: MemoryPlan
     cache_bytes: int
     interval: int
+    weights: LossWeights
 
     @property
     def first(self) -> int:
@@ -276,12 +289,13 @@ class SearchJob:
         searches = [one for one in searches if len(one.classes)]
         flushed = [one.span.first - self.first + one.classes[one.flushed] for one in searches]
         entries = np.zeros(d if p.approximate else 0, np.int32)  # scored, of each feature
-        n_blocks = interval = 0
+        n_blocks, interval, of_rows = 0, 0, RowWeights(self.weights)
         with new_candidates(
             Path(self.out), self.last - self.first, dataset.n_samples, np.concatenate([np.empty(0, np.int64), *flushed])
         ) as writer:
             for x, y in stream((X, Y), self.plan.row_block_bytes, self.start, self.stop, self.plan.cuts.rows):
                 n_blocks += 1
+                weights = of_rows.of_range(x.start, x.start + x.n)
                 if self.kind == APPROXIMATE and p.min_value > 0:
                     keep_large(x.indptr, x.indices, x.values, p.min_value)
                 if p.approximate:
@@ -291,7 +305,7 @@ class SearchJob:
                     high = min(x.n, int(bounds[interval + 1]) - x.start)
                     for one in searches:
                         with one.tile(d) as tile:
-                            one.search(x, y, low, high, tile)
+                            one.search(x, y, low, high, tile, weights)
                         del tile  # or it would stay beside the next one, uncounted
                     if x.start + high == bounds[interval + 1]:
                         interval += 1

@@ -25,6 +25,8 @@ from xmc_stream.kernels.active import (
 )
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import new_scratch, start_alpha
+from xmc_stream.kernels.penalty import NO_WEIGHTS
+from xmc_stream.kernels.penalty import Weights as TimesC
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
@@ -66,6 +68,7 @@ from xmc_stream.methods.ppdsparse.state import (
     new_unit_state,
 )
 from xmc_stream.methods.ppdsparse.streaming import Weights
+from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.models.linear.weights import Unit
@@ -91,12 +94,14 @@ def update_statistics(
     n_samples: int,
     round_: int,
     exact: bool = True,
+    of_classes: NDArray[np.float64] = NO_WEIGHTS.classes,
 ) -> NDArray[np.int64]:
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     statistics (n, N_STATISTICS) is changed in the rows of open classes. Losses are whole multiples of a power of two
     (`kernels.search.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
-    how many rows were found for each class. A search that is not exact enters nothing.
+    how many rows were found for each class. A search that is not exact enters nothing. of_classes: `Weights.classes`,
+    whose first column losses count.
     """
     n = len(statistics)
     n_found, losses, best = np.zeros(n, np.int64), np.zeros(n), np.full(n, -np.inf)
@@ -111,6 +116,8 @@ def update_statistics(
     if not exact:
         return n_found
     open_ = statistics[:, STATUS] == OPEN
+    if len(of_classes):  # searches count positives as many times more than negatives
+        losses *= of_classes[:, 0]
     statistics[open_, LOSS] = losses[open_]
     statistics[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
     done = ~parameters.violates(best) & (statistics[:, INSIDE] <= parameters.tol)
@@ -170,6 +177,7 @@ class SolveJob:
     plan: MemoryPlan
     sizes: SolvePlan
     start_slopes: tuple[float, float]
+    weights: LossWeights
 
     @property
     def key(self) -> str:
@@ -208,6 +216,8 @@ class _UnitSolve:
         self.order = row_order(self.n_samples, self.X.nnz)
         dense = has_dense_rows(self.n_samples, self.dataset.n_features, self.X.nnz)
         self.solver = Solver(job.parameters, job.seed, self.order, dense)
+        self.of_classes = job.weights.of_classes(self.dataset, self.first, self.last)
+        self.of_rows = RowWeights(job.weights)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
         p, d = job.parameters, self.dataset.n_features
@@ -237,7 +247,14 @@ class _UnitSolve:
             else:
                 writer.statistics[:] = self.previous.statistics
                 n_found = update_statistics(
-                    writer.statistics, job.candidates, self.first, p, self.n_samples, job.round, job.kind == EXACT
+                    writer.statistics,
+                    job.candidates,
+                    self.first,
+                    p,
+                    self.n_samples,
+                    job.round,
+                    job.kind == EXACT,
+                    self.of_classes,
                 )
                 sizes = np.diff(self.previous.active.ends(0, n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
@@ -295,7 +312,7 @@ class _UnitSolve:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
                 lambda c: self._active_sets(c, c + 1), self._rows_on_disk, self._weights if self.warm else None,
-                job.start_slopes, self._scratch / f"{job.unit.name}.active",
+                job.start_slopes, self._scratch / f"{job.unit.name}.active", job.weights, self.of_classes,
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -451,11 +468,12 @@ class _UnitSolve:
                     fits = int(np.searchsorted(ends, ends[begin] + sizes.max_nnz, side="right")) - 1
                     end = max(fits, begin + 1)
                     block = self.X.gather(sets.rows[begin:end], self.buffer)
-                    self._start_alpha(_rows_part(sets, begin, end), np.arange(end - begin), block)
+                    part = _rows_part(sets, begin, end)
+                    self._start_alpha(part, np.arange(end - begin), block, self._times(sets, part.rows))
                     begin = end
             self.solver.solve_large(
                 sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
-                statistics[0], sink,
+                statistics[0], sink, self._times(sets, sets.rows),
             )  # fmt: skip
             return
         if not self._solve_together(sets, statistics, sink):
@@ -484,12 +502,18 @@ class _UnitSolve:
         if int(nnz.max()) > sizes.max_class_nnz:
             return False
         block = self.X.gather(union, self.buffer, spans)
+        times = self._times(sets, union)
         if self.warm:
-            self._start_alpha(sets, at, block)
-        self.solver.solve(sets, at, block, self.job.round, self.scratch, statistics, sink)
+            self._start_alpha(sets, at, block, times)
+        self.solver.solve(sets, at, block, self.job.round, self.scratch, statistics, sink, times)
         return True
 
-    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
+    def _times(self, sets: ActiveSets, rows: NDArray[np.int64]) -> TimesC:
+        """How many times C counts for the classes of some active sets, and for some rows (ascending, unique)."""
+        low = sets.first_label - self.first
+        return TimesC(self.of_classes[low : low + len(sets.ptr) - 1], self.of_rows.of(rows))
+
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block, times: TimesC) -> None:
         """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
         if self.previous is None:
             return
@@ -501,7 +525,7 @@ class _UnitSolve:
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
                 CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine], CSR.of(block), dense,
-                ramp, sets.alpha[mine],
+                ramp, TimesC(times.classes[w.start - low : w.start - low + w.n], times.rows), sets.alpha[mine],
             )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ x_i0 = 1 that the l1 term leaves alone,
     F(w) = lam sum_{j>=1} |w_j| + (tau/2) ||w||^2 + sum_i C_i loss(w.x_i, y_i)
     squared hinge  loss = 1/2 max(0, 1 - y z)^2        hinge  loss = max(0, 1 - y z)
 
-C_i is C for negatives and positive_weight C for positives. This module covers the inner problem. Parameters, rounds, files
-and memory are in `methods.ppdsparse.parameters` and `methods.ppdsparse.run`.
+C_i is C for negatives and positive_weight C for positives, times what `methods.ppdsparse.weights` says. This module covers
+the inner problem. Parameters, rounds, files and memory are in `methods.ppdsparse.parameters` and `methods.ppdsparse.run`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets, CSRBlock
 from xmc_stream.kernels.dcd import (
-    Penalty,
-    Ramp,
     Scratch,
     Steps,
     add_rows,
@@ -36,6 +34,7 @@ from xmc_stream.kernels.dcd import (
 )
 from xmc_stream.kernels.densedcd import fill_lines, padded, solve_dense_classes
 from xmc_stream.kernels.order import RowOrder, stream_order
+from xmc_stream.kernels.penalty import NO_WEIGHTS, Penalty, Ramp, Weights, of_class, of_lines
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
@@ -124,9 +123,11 @@ class Solver:
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
+        weights: Weights = NO_WEIGHTS,
     ) -> None:
         """Solve all classes, their active rows being rows `at` of the block; sets.alpha is moved on.
 
+        weights: of these classes and the rows of the block.
         statistics (n, 4): per class the bias, G, lam ||w||_1 + (tau/2) ||w||^2 and the largest violation in the active
         set. sink takes weights: counts of some classes in turn, and their features (ascending) and values.
         """
@@ -145,11 +146,11 @@ class Solver:
         while done < n:
             if self.dense:
                 end, filled = solve_dense_classes(
-                    done, sets, at, lines, norms, n_features, self.order, steps, penalty, scratch, counts, statistics
+                    done, sets, at, lines, norms, self.order, steps, penalty, weights, scratch, counts, statistics
                 )  # fmt: skip
             else:
                 end, filled = solve_classes(
-                    done, sets, at, x, norms, self.order, steps, penalty, scratch, counts, statistics
+                    done, sets, at, x, norms, self.order, steps, penalty, weights, scratch, counts, statistics
                 )  # fmt: skip
             sink(counts[done:end], scratch.w_features[:filled], scratch.w_values[:filled])
             done = end
@@ -164,17 +165,18 @@ class Solver:
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
+        weights: Weights = NO_WEIGHTS,
     ) -> None:
         """The same for one class of any size: rows are gathered as they are needed, at most max_nnz entries at a time.
 
-        lengths: entries of each active row. gather: its block is renumbered in place. statistics (4,). What does not fit at
-        once is gathered anew in every epoch, a stretch of the visiting order after the other. Same arithmetic in the
-        same order as `solve`, hence the same bits.
+        lengths: entries of each active row. weights: of the class, and of each active row. gather: its block is renumbered
+        in place. statistics (4,). What does not fit at once is gathered anew in every epoch, a stretch of the
+        visiting order after the other. Same arithmetic in the same order as `solve`, hence the same bits.
         """
         p = self.parameters
         n = len(sets.rows)
-        penalty = penalty_of(p, self.dense)
-        block: tuple[NDArray[np.int64], CSR, NDArray[np.float64]] | None = None
+        penalty = of_class(0, weights.classes, penalty_of(p, self.dense))
+        block: tuple[NDArray[np.int64], CSR, NDArray[np.float64], NDArray[np.float64]] | None = None
         n_local = 0
         if self.dense:  # margins are sums by feature, so features keep their numbers
             n_local = len(scratch.local_of)
@@ -183,8 +185,10 @@ class Solver:
 
         def stretches(
             order: NDArray[np.int64],
-        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSR, NDArray[np.float64]]]:
-            """Stretches of an order that fit: members as ordered, their places in the block, the block, squared norms."""
+        ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], CSR, NDArray[np.float64], NDArray[np.float64]]]:
+            """Stretches of an order that fit: members as ordered, their places in the block, the block, its rows' squared
+            norms and weights.
+            """
             nonlocal n_local, block
             ends = np.cumsum(lengths[order])
             begin = 0
@@ -199,12 +203,12 @@ class Solver:
                     n_local = renumber(
                         x, scratch.local_of, scratch.features, n_local, 1.0 if p.bias else 0.0, squares
                     )  # fmt: skip
-                    block = members, x, squares
+                    block = members, x, squares, of_lines(members, weights.rows)
                 yield visit, np.searchsorted(block[0], visit), *block[1:]
                 begin = end
 
         v0 = 0.0
-        for visit, at, x, _ in stretches(np.flatnonzero(sets.alpha)):
+        for visit, at, x, _, _ in stretches(np.flatnonzero(sets.alpha)):
             v0 = add_rows(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0)
         if not p.bias:
             v0 = 0.0
@@ -218,9 +222,9 @@ class Solver:
             else:
                 visiting_order(0, n, np.uint64(key_of(self.seed, sets.first_label, round_, epoch)), order)
             worst = 0.0
-            for visit, at, x, squares in stretches(order[~asleep[order]]):
+            for visit, at, x, squares, of_rows in stretches(order[~asleep[order]]):
                 v0, met = descend(
-                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty
+                    visit, at, x, squares, sets.sign, sets.alpha, asleep, bar, scratch.v, v0, penalty, of_rows
                 )  # fmt: skip
                 worst = max(worst, met)
             bar = worst
@@ -231,8 +235,8 @@ class Solver:
                 bar = math.inf
         inside = 0.0
         enough = float(p.enough(round_))
-        for visit, at, x, _ in stretches(np.arange(n)):
-            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty, enough)
+        for visit, at, x, _, of_rows in stretches(np.arange(n)):
+            found = violation(at, x, sets.sign[visit], sets.alpha[visit], scratch.v, v0, penalty, of_rows, enough)
             inside = max(inside, found)
             if inside > enough:
                 break
@@ -247,5 +251,6 @@ class Solver:
             scratch.w_features,
             scratch.w_values,
         )
-        statistics[:] = bias, 0.5 * p.tau * square + dual_terms(sets.sign, sets.alpha, penalty, 0.0), kept, inside
+        dual = dual_terms(sets.sign, sets.alpha, penalty, weights.rows, 0.0)
+        statistics[:] = bias, 0.5 * p.tau * square + dual, kept, inside
         sink(np.array([count], np.int64), scratch.w_features[:count], scratch.w_values[:count])

@@ -39,6 +39,7 @@ from xmc_stream.kernels.stream import (
 )
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import penalty_of, ramp_of
+from xmc_stream.methods.ppdsparse.weights import RowWeights
 from xmc_stream.stop import stop_if_unwanted
 
 BUFFERS = 3  # portions in memory: one takes its steps, one is read, one is planned
@@ -115,15 +116,18 @@ class StreamSolver:
     gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
     once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
     told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
-    rows of a strip, log2. dense: see `has_dense_rows`.
+    rows of a strip, log2. of_rows: reads weights of rows, in the thread that reads them; of_classes: see `Weights`. dense: see
+    `has_dense_rows`.
     """
 
     def __init__(
         self, parameters: PPDSparseParameters, seed: int, n_samples: int, n_features: int, strip_bits: int,
-        active: ActiveRowStore, gather: Gather, ahead: Ahead, threads: int = 1, dense: bool = False,
+        active: ActiveRowStore, gather: Gather, ahead: Ahead, of_rows: RowWeights, of_classes: NDArray[np.float64],
+        threads: int = 1, dense: bool = False,
     ) -> None:  # fmt: skip
         self.parameters, self.seed, self.n_samples, self.strip_bits = parameters, seed, n_samples, strip_bits
         self.active, self._gather, self._ahead, self.threads = active, gather, ahead, threads
+        self._of_rows, self._of_classes = of_rows, of_classes
         self.penalty = penalty_of(parameters, dense)
         self.passes = 0  # over the rows
         self.v, self.v0 = np.zeros((active.n_classes, n_features)), np.zeros(active.n_classes)
@@ -169,7 +173,7 @@ class StreamSolver:
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
-                    p.enough(round_), scratch.local,
+                    self._of_classes, p.enough(round_), scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)
@@ -183,7 +187,7 @@ class StreamSolver:
             self.v[c, features], bias[c] = values, b
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
+            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp, self._of_classes)
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
@@ -194,7 +198,8 @@ class StreamSolver:
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
         def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
-                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
+                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty,
+                self._of_classes, scratch,
             )  # fmt: skip
 
         self._work(self._groups(key, epoch.going), step, change=True)
@@ -251,7 +256,9 @@ class StreamSolver:
             yield from self._of_range(taken, all_, middle, stop)
             return
         nothing = np.empty(0, np.int64)
-        yield self._reading(read, taken, Group(nothing, nothing, self.strip_bits, np.uint64(0), start, stop))
+        yield self._reading(
+            read, marked + start, taken, Group(nothing, nothing, self.strip_bits, np.uint64(0), start, stop)
+        )
 
     def _groups(self, key: np.uint64, going: NDArray[np.bool_]) -> Iterator[Future[Portion]]:
         """The groups of an epoch, with the rows that some class visits."""
@@ -287,10 +294,12 @@ class StreamSolver:
             yield from self._of_group(taken, group._replace(high=middle), going)
             yield from self._of_group(taken, group._replace(low=middle), going)
             return
-        yield self._reading(read, taken, group)
+        yield self._reading(read, buffer.lines[:n], taken, group)
 
-    def _reading(self, read: Callable[[], CSRBlock], taken: Taken, group: Group) -> Future[Portion]:
-        """The portion in the free buffer, as soon as it is read."""
+    def _reading(
+        self, read: Callable[[], CSRBlock], lines: NDArray[np.int64], taken: Taken, group: Group
+    ) -> Future[Portion]:
+        """The portion in the free buffer, which has rows `lines` of X, as soon as it is read."""
         buffer = self._buffers[self._free]
         self._free = (self._free + 1) % BUFFERS
 
@@ -299,6 +308,6 @@ class StreamSolver:
             squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
             if len(group.strips):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares))
+            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, self._of_rows.of(lines)))
 
         return self._reader.submit(make)

@@ -19,6 +19,7 @@ from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import new_unit_state
+from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
@@ -74,7 +75,7 @@ class PPDSparseWarmUp(WarmUp):
                 folder, np.zeros(1, np.uint64), np.empty(1, np.int32), n, 0, 0, dataset.Y_columns(), n, None, iter(()), False
             ),
             (lambda classes: iter([(np.arange(1), np.ones(1, np.float32), 0.0)])) if self.again else None, (1.0, 1.0),
-            path / "active",
+            path / "active", LossWeights(None, n), np.empty((0, 2)),
         )  # fmt: skip
         spilled = SpilledRows(path / "spilled", 1, n, 1)
         spilled.put(0, active, False)

@@ -1,0 +1,108 @@
+"""Weights that come with the data and not with the parameters: of samples, and of labels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.packing import PackedArrayWriter, new_pack
+
+SAMPLES, LABELS = "samples", "labels"
+_STEP = 1 << 16  # weights that are looked at at a time
+
+
+@dataclass(frozen=True)
+class Given:
+    """Weights of the samples (N,) and of the labels' positives (K,), or None; arrays, which may be maps of files.
+
+    A sample's weight is 0 or more and not 0 for all; a label's is above 0.
+    """
+
+    samples: NDArray[Any] | None = None
+    labels: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in self._arrays:
+            if values.ndim != 1 or values.dtype.kind not in "biuf":
+                raise InputError(
+                    f"weights of {name} are an array of shape {values.shape} and type {values.dtype}: give a vector of "
+                    "numbers"
+                )
+            least = min((float(part.min()) for part in _parts(values)), default=1.0)
+            if not all(np.isfinite(part).all() for part in _parts(values)):
+                raise InputError(f"weights of {name} have NaN or infinity: give finite numbers")
+            if least < 0.0 or (name == LABELS and least == 0.0):
+                raise InputError(
+                    f"weights of {name} must be {'0 or more' if name == SAMPLES else 'above 0'}: one is {least:g}"
+                )
+        if self.samples is not None and not self.mean > 0.0:
+            raise InputError("weights of samples are all 0: there is nothing to learn from")
+
+    @property
+    def _arrays(self) -> list[tuple[str, NDArray[Any]]]:
+        return [
+            (name, values) for name, values in ((SAMPLES, self.samples), (LABELS, self.labels)) if values is not None
+        ]
+
+    @cached_property
+    def mean(self) -> float:
+        """Of the samples' weights, 0 where they have none."""
+        if self.samples is None or not len(self.samples):
+            return 0.0
+        return sum(float(part.sum()) for part in _parts(self.samples)) / len(self.samples)
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Digests of the arrays, by name: what must be the same for a run to go on."""
+        digests = {}
+        for name, values in self._arrays:
+            digest = hashlib.sha256()
+            for part in _parts(values):
+                digest.update(part.data)
+            digests[name] = digest.hexdigest()
+        return digests
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise InputError where there are not as many as the dataset has samples and labels."""
+        sizes = {SAMPLES: dataset.n_samples, LABELS: dataset.n_labels}
+        for name, values in self._arrays:
+            if len(values) != sizes[name]:
+                raise InputError(
+                    f"sample_weight.shape == {values.shape}, expected {(sizes[name],)}!"
+                    if name == SAMPLES
+                    else f"there are {len(values)} weights of labels, and {dataset.path} has {sizes[name]} labels"
+                )
+
+    def write(self, path: Path) -> None:
+        """Keep them with a run: a pack with float64 arrays `samples` and `labels`. What had the name is replaced."""
+        with new_pack(path) as pack:
+            for name, values in self._arrays:
+                writer = PackedArrayWriter(pack, name, np.float64)
+                for part in _parts(values):
+                    writer.append(part)
+                writer.close()
+
+
+def read_weights(path: str | Path) -> NDArray[Any]:
+    """The vector of numbers in a .npy file, as a map. Raises InputError for any other file."""
+    try:
+        values: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npy file of numbers"
+        raise InputError(f"{path}: weights cannot be read ({said}): write them by numpy.save") from None
+    if not isinstance(values, np.ndarray):
+        raise InputError(f"{path} has several arrays: give weights as a .npy file, which has one")
+    return values
+
+
+def _parts(values: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
+    return (np.ascontiguousarray(values[low : low + _STEP], np.float64) for low in range(0, len(values), _STEP))
