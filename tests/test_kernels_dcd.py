@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ from sklearn.svm import LinearSVC
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.penalty import NO_WEIGHTS
+from xmc_stream.kernels.penalty import NO_WEIGHTS, Weights
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.vectors import soft_product
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -216,14 +216,14 @@ def check_clean(scratch: Scratch) -> None:
 
 def solved(
     p: twin.Problem, sets: ActiveSets, epochs: int, tol: float = 1e-12, block: Rows | None = None, max_nnz: int = 10_000,
-    rounds: int = ROUND + 1, dense: bool = False,
+    rounds: int = ROUND + 1, dense: bool = False, times: Weights = NO_WEIGHTS,
 ) -> Solution:  # fmt: skip
     """Solve classes whose active rows are rows of X, or of the block given."""
     block = block or sparse(p.X, dense)
     scratch = new_scratch(p.X.shape[1], int(np.diff(sets.ptr).max()), max_nnz)
     statistics, sink = np.full((len(sets.ptr) - 1, 4), np.nan), Collector(p.X.shape[1])
     Solver(parameters(p, epochs, tol, rounds), SEED, NEVER, dense).solve(
-        sets, sets.rows, block, ROUND, scratch, statistics, sink
+        sets, sets.rows, block, ROUND, scratch, statistics, sink, times
     )
     check_clean(scratch)
     return Solution(sets.alpha, np.array(sink.rows), statistics, sink.portions)
@@ -268,6 +268,31 @@ def test_epochs_follow_the_twin(
         np.testing.assert_allclose(got.statistics[0, 1:], statistics, rtol=1e-9, atol=1e-9)
         assert got.statistics[0, 0] == pytest.approx(w[12] if bias else 0.0, rel=1e-7, abs=1e-9)
         assert got.statistics[0, 0] == np.float32(got.statistics[0, 0])  # the bias as it is kept
+
+
+@losses
+@biases
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("of", ["classes", "rows", "both"])
+def test_epochs_with_weights_follow_the_twin(loss: str, bias: bool, dense: bool, of: str) -> None:
+    """A row of weight 0 has no alpha and violates nothing."""
+    rng = np.random.default_rng(4)
+    for seed, epochs in ((0, 1), (1, 3), (2, 30)):
+        p = problem(loss, bias, 0.2, seed, positive_weight=2.0)
+        of_class, of_rows = np.array([[0.6, 3.0]]), rng.choice([0.0, 0.25, 1.0, 3.0], len(p.y))
+        weighed = Weights(of_class[: of != "rows"], of_rows[: len(p.y) * (of != "classes")])
+        times = np.ones(len(p.y))
+        times *= np.where(p.y > 0, 3.0, 0.6) if of != "rows" else 1.0
+        times *= of_rows if of != "classes" else 1.0
+        p = replace(p, times=times)
+        begin = np.minimum(start(p), p.upper) * (times > 0)
+        expected = twin.descend(p, begin, SEED, 3, ROUND, epochs, 1e-5)
+        got = solved(p, one_class(p, begin, label=3), epochs, 1e-5, dense=dense, times=weighed)
+        np.testing.assert_allclose(got.alpha, expected, rtol=0, atol=1e-10)
+        assert not got.alpha[times == 0].any()
+        kept = np.append(got.w[0], got.statistics[0, 0]) if bias else got.w[0].astype(np.float64)
+        statistics = twin.dual(p, expected), twin.regulariser(p, kept), twin.violation(p, expected)
+        np.testing.assert_allclose(got.statistics[0, 1:], statistics, rtol=1e-9, atol=1e-9)
 
 
 @losses

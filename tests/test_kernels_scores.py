@@ -298,7 +298,7 @@ def test_a_row_without_features_scores_the_bias() -> None:
 class Problem:
     """X, W, bias; of each row and class: true, active; of each class: capacity, open or not. Labels start at first.
 
-    weight: how many times the loss of positives counts.
+    weight: how many times the loss of positives counts; rows: how many times each row counts, None for once.
     """
 
     X: NDArray[np.float32]
@@ -311,6 +311,7 @@ class Problem:
     first: int
     threshold: float
     weight: float = 1.0
+    rows: NDArray[np.float64] | None = None
 
 
 Result = tuple[dict[int, list[tuple[int, float]]], dict[int, float]]
@@ -344,7 +345,8 @@ def searched(
     ends[: len(classes)] = np.cumsum([len(rows) for rows in members])
     nexts = np.concatenate([[0], ends[:-1]]) * (ends > 0)
     active = np.concatenate([*members, np.empty(0)]).astype(np.int32)
-    grid = loss_grid(len(p.X))
+    of_rows = np.empty(0) if p.rows is None else p.rows
+    grid = loss_grid(len(p.X), float(of_rows.mean()) if len(of_rows) else 1.0)
     base = bias_losses(tile.bias, KINDS.index(loss), grid)
     losses, counts = np.zeros(width), np.zeros((len(flushed), BINS), np.int32)
     kept_rows = BestRows(capacity, begin, end, sizes, best_scores, best_rows, threshold)
@@ -366,7 +368,8 @@ def searched(
         search(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
             ActiveAhead(nexts, ends, active), kept_rows,
-            LossSums(KINDS.index(loss), grid, np.full(width, p.weight), base, losses, np.empty(0)), np.empty(width, np.float32),
+            LossSums(KINDS.index(loss), grid, np.full(width, p.weight), base, losses, of_rows[low:high]),
+            np.empty(width, np.float32),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:
             begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)
@@ -375,7 +378,7 @@ def searched(
     assert not losses[len(classes) :].any()
     assert not sizes[len(classes) :].any()
     assert all(pairs == sorted(pairs) for pairs in found.values())
-    losses += n_rows * base
+    losses += n_rows * base if p.rows is None else 0.0
     return found, dict(zip(classes.tolist(), losses.tolist(), strict=False))
 
 
@@ -394,10 +397,14 @@ def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], interva
         assert (found, losses) == searched(p, loss, start, [start, stop])  # the same bits in one block
         for c, pairs in found.items():
             active, true = (set(np.flatnonzero(of[start:stop, c]).tolist()) for of in (p.active, p.true))
+            if p.rows is not None:  # those of weight 0 are as if active
+                active |= set(np.flatnonzero(p.rows[start:stop] == 0).tolist())
             expected = twin.violators(scores[start:stop, c], active, int(p.capacity[c]), p.threshold)
             assert pairs == [(start + row, score) for row, score in sorted(expected)]
             assert losses[c] == pytest.approx(
-                twin.loss(scores[start:stop, c], true, loss, p.weight), rel=1e-5, abs=1e-5
+                twin.loss(scores[start:stop, c], true, loss, p.weight, None if p.rows is None else p.rows[start:stop]),
+                rel=1e-5,
+                abs=1e-5,
             )
             together[c] += pairs
         in_intervals, losses_of_intervals = searched(p, loss, start, cuts, interval)
@@ -406,7 +413,7 @@ def check_search(p: Problem, loss: str, ranges: Sequence[Sequence[int]], interva
             assert len(pairs) <= p.capacity[c] or p.capacity[c] > interval
             assert best_of(pairs, int(p.capacity[c])) == found[c]
     for c, pairs in together.items():
-        active = set(np.flatnonzero(p.active[:, c]).tolist())
+        active = set(np.flatnonzero(p.active[:, c] if p.rows is None else p.active[:, c] | (p.rows == 0)).tolist())
         expected = twin.violators(scores[:, c], active, int(p.capacity[c]), p.threshold)
         assert best_of(pairs, int(p.capacity[c])) == sorted(expected)
 
@@ -422,7 +429,14 @@ def problems(draw: st.DrawFn, element: st.SearchStrategy[float]) -> Problem:
     open_[draw(st.integers(0, k - 1))] = True
     threshold = draw(st.sampled_from([-3.0, -1.0, np.float32(-0.99), 0.0]))
     weight = draw(st.sampled_from([1.0, 4.0, 0.3]))
-    return Problem(X, W, bias, true, active | true, capacity, open_, draw(st.integers(0, 3)), float(threshold), weight)
+    rows = draw(
+        st.none() | arrays.arrays(np.float64, n, elements=st.sampled_from([0.0, 0.3, 1.0, 7.5]), fill=st.just(1.0))
+    )
+    if rows is not None and n and not rows.any():
+        rows[0] = 0.3
+    return Problem(
+        X, W, bias, true, active | true, capacity, open_, draw(st.integers(0, 3)), float(threshold), weight, rows
+    )
 
 
 def cut_ranges(draw: st.DrawFn, n: int) -> list[list[int]]:
@@ -448,6 +462,7 @@ def test_search_of_many_rows(whole: bool, loss: str) -> None:
     p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
     for interval in (1, 20, 150):
         check_search(p, loss, [[0, 100, 101, 290], [290, 300]], interval)
+    check_search(replace(p, rows=rng.choice([0.0, 0.1, 2.0], 300)), loss, [[0, 100, 101, 290], [290, 300]], 20)
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -461,6 +476,7 @@ def test_search_of_rows_that_have_most_features(share: float, loss: str) -> None
     active = true | (rng.random((60, 100)) < rng.random(100) ** 4)
     p = Problem(X, W, bias, true, active, rng.integers(0, 20, 100), rng.random(100) < 0.9, 5, -1.0)
     check_search(p, loss, [[0, 3, 20, 51], [51, 60]], 7)
+    check_search(replace(p, rows=rng.choice([0.0, 0.1, 2.0], 60)), loss, [[0, 3, 20, 51], [51, 60]], 7)
     assert searched(p, loss, 0, [0, 60]) == searched(p, loss, 0, list(range(61)))  # each row by itself
 
 

@@ -17,7 +17,7 @@ from reference import order as twin
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
-from xmc_stream.kernels.penalty import NO_WEIGHTS
+from xmc_stream.kernels.penalty import NO_WEIGHTS, Weights
 from xmc_stream.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import Solver
@@ -78,6 +78,16 @@ class Rows:
         return Rows(np.concatenate([[0], np.cumsum([len(part) for part in parts])]), self.indices[at], self.values[at])
 
 
+class Given(RowWeights):
+    """Weights in memory."""
+
+    def __init__(self, weights: NDArray[np.float64]) -> None:
+        self.weights = weights
+
+    def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.weights[rows] if len(self.weights) else self.weights
+
+
 class Held:
     """A store of active rows in memory."""
 
@@ -109,11 +119,12 @@ class Held:
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10**6), st.integers(0, 3), st.integers(1, 400), st.sampled_from([1, 2]), st.booleans(), st.booleans(),
-    st.sampled_from([1.0, 3.0]), st.booleans(),
+    st.sampled_from([1.0, 3.0]), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_streaming_takes_the_steps_that_holding_takes(
-    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool, weight: float, dense: bool
-) -> None:
+    seed: int, strip_bits: int, room: int, threads: int, hinge: bool, bias: bool, weight: float, dense: bool,
+    weighed: bool,
+) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     n, d, k = int(rng.integers(1, 150)), 37 if dense else 9, 3
     X = np.where(rng.random((n, d)) < 0.5, rng.standard_normal((n, d)), 0).astype(np.float32)
@@ -130,6 +141,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
     sets = ActiveSets(5, ptr, rows, np.where(rng.random(len(rows)) < 0.4, 1, -1).astype(np.int8), alpha)
     active = Held(sets, n, strip_bits)
 
+    times = Weights(rng.uniform(0.5, 3, (k, 2)), rng.choice([0.0, 0.4, 2.0], n)) if weighed else NO_WEIGHTS
     figures, weights = np.empty((k, 4)), np.zeros((k, d), np.float32)
     done = 0
 
@@ -141,7 +153,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
             done += 1
 
     Solver(p, seed, RowOrder(n, -1, strip_bits), dense).solve(
-        sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink
+        sets, rows, block, 1, new_scratch(d, n, n * d), figures, sink, times
     )
 
     def gather(lines: NDArray[np.int64], buffer: int) -> Callable[[], Rows] | None:
@@ -149,7 +161,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
         return None if len(found.indices) > max(room, d) else lambda: found
 
     solver = StreamSolver(
-        p, seed, n, d, strip_bits, active, gather, lambda ranges: None, UNWEIGHTED, NO_WEIGHTS.classes, threads, dense
+        p, seed, n, d, strip_bits, active, gather, lambda ranges: None, Given(times.rows), times.classes, threads, dense
     )
     inside = solver.solve(1)
     assert np.array_equal(active.all.alpha, sets.alpha)

@@ -206,7 +206,7 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
         "seed": task.seed,
         "data": dataset.fingerprint,
         **mask,
-        **({} if task.given is None else {"weights": task.given.identity}),
+        "weights": None if task.given is None else task.given.identity,
         "environment": environment(),
     }
 

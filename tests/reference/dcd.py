@@ -52,12 +52,14 @@ class Problem:
     @property
     def h2(self) -> Vector:
         """Of each row: h(a) = h2 a^2 / 2."""
-        return 1.0 / self.weights if self.loss == "squared_hinge" else np.zeros(len(self.y))
+        if self.loss != "squared_hinge":
+            return np.zeros(len(self.y))
+        return np.where(self.weights > 0, 1.0 / np.where(self.weights > 0, self.weights, 1.0), 0.0)
 
     @property
     def upper(self) -> Vector:
         """Largest a_i of each row."""
-        return np.full(len(self.y), math.inf) if self.loss == "squared_hinge" else self.weights
+        return np.where(self.weights > 0, math.inf, 0.0) if self.loss == "squared_hinge" else self.weights
 
 
 def soft(v: Vector, t: Vector) -> Vector:
@@ -99,7 +101,7 @@ def violation(p: Problem, a: Vector) -> float:
     """The largest |dG/da_i| of which a step that stays within [0, upper_i] can make use."""
     g = gradient(p, a)
     g[(a <= 0.0) & (g > 0.0)] = 0.0
-    g[(a >= p.upper) & (g < 0.0)] = 0.0
+    g[(a >= p.upper) & ((g < 0.0) | (p.upper <= 0.0))] = 0.0
     return float(np.max(np.abs(g), initial=0.0))
 
 

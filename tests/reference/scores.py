@@ -52,13 +52,17 @@ def violators(
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:capacity]
 
 
-def loss(scores_of_class: NDArray[np.float32], positives: Collection[int], name: str, weight: float = 1.0) -> float:
-    """The loss of one class over all rows; that of positives counts `weight` times."""
+def loss(
+    scores_of_class: NDArray[np.float32], positives: Collection[int], name: str, weight: float = 1.0,
+    rows: NDArray[np.float64] | None = None,
+) -> float:  # fmt: skip
+    """The loss of one class over all rows; that of positives counts `weight` times, that of a row as often as `rows` says."""
     total = 0.0
     for row, score in enumerate(scores_of_class):
         y = 1.0 if row in positives else -1.0
         hinge = max(0.0, 1.0 - y * float(score))
         of_row = {"squared_hinge": 0.5 * hinge * hinge, "hinge": hinge, "none": 0.0}[name]
+        of_row *= 1.0 if rows is None else rows[row]
         total += weight * of_row if y > 0 else of_row
     return total
 
