@@ -200,7 +200,7 @@ def test_refused_with_a_line_that_says_what_is_wrong(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said):
             xs.PPDSparse(memory_limit=LIMIT, class_weight=of_classes).fit(X, Y)
     for samples, said in (
-        (np.zeros(3), "zero"),
+        (np.zeros(3), "all 0"),
         (np.array([1.0, -1.0]), "0 or more"),
         (np.array([np.inf]), "infinity"),
     ):

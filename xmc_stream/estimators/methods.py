@@ -73,11 +73,13 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
 
         Parameters
         ----------
-        X, y, model, overwrite, force, check, warm_start, cuts, calibrate
-            As of every estimator. calibrate does not go together with sample_weight.
+        X, y, model : as `xmc_stream.LEML.fit` has them
+            The rows, their labels, and where the model is written.
         sample_weight : array (n,), number, str, Path or None, default None
             How many times C counts for each row, 0 or more; a path is that of a .npy file, which is read in parts. A row
-            of weight 0 counts as if it were not there.
+            of weight 0 counts as if it were not there. It does not go together with calibrate.
+        overwrite, force, check, warm_start, cuts, calibrate : as `xmc_stream.LEML.fit` has them
+            How to go on with a run, what to begin from, and whether scores are calibrated.
 
         Returns
         -------
