@@ -188,7 +188,7 @@ def test_refused_with_a_line_that_says_what_is_wrong(tmp_path: Path) -> None:
     X, Y = problem(n=30)
     clf = xs.PPDSparse(memory_limit=LIMIT)
     for weights, said in (
-        (np.ones(29), "expected"), (-np.ones(30), "Negative"), (np.full(30, np.nan), "NaN"), (np.zeros(30), "zero"),
+        (np.ones(29), "expected"), (-np.ones(30), "0 or more"), (np.full(30, np.nan), "NaN"), (np.zeros(30), "zero"),
         (tmp_path / "none.npy", "none.npy"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
@@ -200,7 +200,7 @@ def test_refused_with_a_line_that_says_what_is_wrong(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=said):
             xs.PPDSparse(memory_limit=LIMIT, class_weight=of_classes).fit(X, Y)
     for samples, said in (
-        (np.zeros(3), "all 0"),
+        (np.zeros(3), "all zero"),
         (np.array([1.0, -1.0]), "0 or more"),
         (np.array([np.inf]), "infinity"),
     ):

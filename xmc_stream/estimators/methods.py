@@ -73,12 +73,12 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
 
         Parameters
         ----------
-        X, y, model : as `xmc_stream.LEML.fit` has them
+        X, y, model : with the types and defaults of `xmc_stream.LEML.fit`
             The rows, their labels, and where the model is written.
         sample_weight : array (n,), number, str, Path or None, default None
             How many times C counts for each row, 0 or more; a path is that of a .npy file, which is read in parts. A row
             of weight 0 counts as if it were not there. It does not go together with calibrate.
-        overwrite, force, check, warm_start, cuts, calibrate : as `xmc_stream.LEML.fit` has them
+        overwrite, force, check, warm_start, cuts, calibrate : with those of `xmc_stream.LEML.fit`, and its defaults
             How to go on with a run, what to begin from, and whether scores are calibrated.
 
         Returns
@@ -106,9 +106,7 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
         if isinstance(sample_weight, str | Path):
             samples = read_weights(sample_weight)
         elif sample_weight is not None:
-            samples = _check_sample_weight(
-                sample_weight, np.empty((dataset.n_samples, 0)), dtype=np.float64, ensure_non_negative=True
-            )
+            samples = _check_sample_weight(sample_weight, np.empty((dataset.n_samples, 0)), dtype=np.float64)
         weights = self.class_weight
         if isinstance(weights, Mapping):
             numbers = {label: i for i, label in enumerate(target.classes.tolist())}

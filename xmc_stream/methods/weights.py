@@ -45,7 +45,7 @@ class Given:
                     f"weights of {name} must be {'0 or more' if name == SAMPLES else 'above 0'}: one is {least:g}"
                 )
         if self.samples is not None and not self.mean > 0.0:
-            raise InputError("weights of samples are all 0: there is nothing to learn from")
+            raise InputError("weights of samples are all zero: there is nothing to learn from")
 
     @property
     def _arrays(self) -> list[tuple[str, NDArray[Any]]]:

@@ -33,6 +33,7 @@ from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
+from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import LinearWeights, Unit
@@ -83,11 +84,13 @@ class PPDSparseForecaster(Forecaster):
 
     def __init__(
         self, dataset: Dataset, parameters: PPDSparseParameters, probe: Receipt, warm_start: LinearWeights | None = None,
-        carried: bool = False, of_samples: bool = False,
+        carried: bool = False, given: Given | None = None,
     ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
-            parameters = parameters.warm(weights_of_terms(warm_start), learned_from(warm_start, dataset))
+            parameters = parameters.warm(
+                weights_of_terms(warm_start), learned_from(warm_start, dataset, parameters.class_weight, given)
+            )
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)
@@ -121,7 +124,7 @@ class PPDSparseForecaster(Forecaster):
         self.order = row_order(n, self.X.nnz)
         self.guided = guide_weight(parameters, dataset) > 0
         self.carried = carried  # a trial: one search, no check
-        self.of_samples = of_samples  # whether they have weights
+        self.of_samples = given is not None and given.samples is not None  # whether they have weights
         self.searches = self.rounds + (warm_start is not None) - carried
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 

@@ -80,7 +80,7 @@ class PPDSparseMethod(Method):
         weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
         sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
         probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
-        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None, weights.of_samples)
+        return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None, task.given)
 
     def run(self, task: Task, work: Path, plan: MemoryPlan, ledger: Ledger, foreseen: Forecast) -> PPDSparseRun:
         """As many class blocks as were foreseen, or more."""

@@ -198,9 +198,12 @@ class PPDSparseRun:
         if self.carried:
             self.parameters = self.parameters.carried()
         if self.warm_start:
-            self.parameters = self.parameters.warm(
-                self._of_start, learned_from(LinearWeights(self.warm_start), self.dataset)
-            )
+            self.parameters = self.parameters.warm(self._of_start, self._same_problem)
+
+    @property
+    def _same_problem(self) -> bool:
+        """Whether the model of the warm start learned from the same data, weighed alike."""
+        return learned_from(LinearWeights(self.warm_start), self.dataset, self.parameters.class_weight, self.given)
 
     @cached_property
     def units(self) -> list[Unit]:

@@ -14,6 +14,7 @@ from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solve import search_sizes, search_tiles, set_known
 from xmc_stream.methods.ppdsparse.solver import warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, INSIDE, ROOM, new_unit_state
+from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.dataset import Dataset
@@ -32,10 +33,12 @@ def weights_of_terms(model: LinearWeights) -> dict[str, float]:
         return {name: float(value) for name, value in terms.items() if value is not None}
 
 
-def learned_from(model: LinearWeights, dataset: Dataset) -> bool:
-    """Whether a model was trained on a dataset."""
+def learned_from(model: LinearWeights, dataset: Dataset, class_weight: str | None, given: Given | None) -> bool:
+    """Whether a model was trained on a dataset, its rows and classes weighed alike."""
     with understood(model.path / "zarr.json"):
-        return bool(model.attributes["data"]["fingerprint"] == dataset.fingerprint)
+        of_model = model.attributes["params"].get("class_weight"), model.attributes.get("identity", {}).get("weights")
+        alike = of_model == (class_weight, None if given is None else given.identity)
+        return bool(alike and model.attributes["data"]["fingerprint"] == dataset.fingerprint)
 
 
 @dataclass(frozen=True)
