@@ -105,4 +105,10 @@ def read_weights(path: str | Path) -> NDArray[Any]:
 
 
 def _parts(values: NDArray[Any]) -> Iterator[NDArray[np.float64]]:
-    return (np.ascontiguousarray(values[low : low + _STEP], np.float64) for low in range(0, len(values), _STEP))
+    """A few at a time. What a map has shown stays in memory, so a file is read past its map."""
+    for low in range(0, len(values), _STEP):
+        part = values[low : low + _STEP]
+        if isinstance(values, np.memmap) and values.filename is not None:
+            at = values.offset + low * values.itemsize
+            part = np.fromfile(values.filename, values.dtype, count=len(part), offset=at)
+        yield np.ascontiguousarray(part, np.float64)
