@@ -21,7 +21,7 @@ from sklearn.svm import LinearSVC
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import Scratch, add_rows, dual_terms, new_scratch, take_weights, violation
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.penalty import NO_WEIGHTS, Weights
+from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.vectors import soft_product
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -216,7 +216,7 @@ def check_clean(scratch: Scratch) -> None:
 
 def solved(
     p: twin.Problem, sets: ActiveSets, epochs: int, tol: float = 1e-12, block: Rows | None = None, max_nnz: int = 10_000,
-    rounds: int = ROUND + 1, dense: bool = False, times: Weights = NO_WEIGHTS,
+    rounds: int = ROUND + 1, dense: bool = False, times: Times = ONCE,
 ) -> Solution:  # fmt: skip
     """Solve classes whose active rows are rows of X, or of the block given."""
     block = block or sparse(p.X, dense)
@@ -280,7 +280,7 @@ def test_epochs_with_weights_follow_the_twin(loss: str, bias: bool, dense: bool,
     for seed, epochs in ((0, 1), (1, 3), (2, 30)):
         p = problem(loss, bias, 0.2, seed, positive_weight=2.0)
         of_class, of_rows = np.array([[0.6, 3.0]]), rng.choice([0.0, 0.25, 1.0, 3.0], len(p.y))
-        weighed = Weights(of_class[: of != "rows"], of_rows[: len(p.y) * (of != "classes")])
+        weighed = Times(of_class[: of != "rows"], of_rows[: len(p.y) * (of != "classes")])
         times = np.ones(len(p.y))
         times *= np.where(p.y > 0, 3.0, 0.6) if of != "rows" else 1.0
         times *= of_rows if of != "classes" else 1.0
@@ -390,7 +390,7 @@ def kernel_dual(p: twin.Problem, alpha: NDArray[np.float64]) -> float:
     _, square, _, _ = take_weights(
         d, every, every.copy(), v, v0, p.lam, p.tau, np.empty(d, np.int32), np.empty(d, np.float32)
     )
-    return 0.5 * p.tau * square + dual_terms(sign, alpha, penalty_of(parameters(p, 1, 1e-5)), NO_WEIGHTS.rows, 0.0)
+    return 0.5 * p.tau * square + dual_terms(sign, alpha, penalty_of(parameters(p, 1, 1e-5)), ONCE.rows, 0.0)
 
 
 @losses
@@ -409,7 +409,7 @@ def test_gradients_are_the_slopes_of_the_dual(loss: str, bias: bool, lam: float,
         assert slope == pytest.approx(gradient[i], abs=1e-5)
         inside = violation(
             np.array([i]), CSR.of(block), sign[i : i + 1], alpha[i : i + 1], v, v0, penalty_of(parameters(p, 1, 1e-5)),
-            NO_WEIGHTS.rows, np.inf,
+            ONCE.rows, np.inf,
         )  # fmt: skip
         assert inside == pytest.approx(abs(slope), abs=1e-5)
 
@@ -434,7 +434,7 @@ def test_violation_is_that_of_the_dense_formula_or_the_first_above_what_is_enoug
                 expected = above[0] if len(above) else np.max(part, initial=0.0)
                 got = violation(
                     rows, CSR.of(block), sign[rows], alpha[rows], v, v0, penalty_of(parameters(p, 1, 1e-5)),
-                    NO_WEIGHTS.rows, enough,
+                    ONCE.rows, enough,
                 )  # fmt: skip
                 assert got == pytest.approx(expected, rel=1e-12, abs=1e-12)
 

@@ -17,7 +17,7 @@ from reference import order as twin
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.order import GROUP, RowOrder, stream_order
-from xmc_stream.kernels.penalty import NO_WEIGHTS, Weights
+from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.stream import ActiveRows, strip_starts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import Solver
@@ -79,7 +79,7 @@ class Rows:
 
 
 class Given(RowWeights):
-    """Weights in memory."""
+    """Times in memory."""
 
     def __init__(self, weights: NDArray[np.float64]) -> None:
         self.weights = weights
@@ -141,7 +141,7 @@ def test_streaming_takes_the_steps_that_holding_takes(
     sets = ActiveSets(5, ptr, rows, np.where(rng.random(len(rows)) < 0.4, 1, -1).astype(np.int8), alpha)
     active = Held(sets, n, strip_bits)
 
-    times = Weights(rng.uniform(0.5, 3, (k, 2)), rng.choice([0.0, 0.4, 2.0], n)) if weighed else NO_WEIGHTS
+    times = Times(rng.uniform(0.5, 3, (k, 2)), rng.choice([0.0, 0.4, 2.0], n)) if weighed else ONCE
     figures, weights = np.empty((k, 4)), np.zeros((k, d), np.float32)
     done = 0
 
@@ -195,7 +195,7 @@ def test_what_is_gathered_next_is_told_before() -> None:
         active = Held(ActiveSets(0, np.array([0, len(rows)]), rows, signs, np.zeros(len(rows))), n, strip_bits)
         p = PPDSparseParameters(lam=0.1, C=1.0, positive_weight=1.0, max_rounds=1, last_epochs=1)
         checked = 0
-        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead, UNWEIGHTED, NO_WEIGHTS.classes).solve(0)
+        StreamSolver(p, 0, n, d, strip_bits, active, gather, ahead, UNWEIGHTED, ONCE.classes).solve(0)
         # an epoch and the look at violations, six parts each, the first of which nobody could foresee; nor the second
         # of the epoch, as it was not known yet that most rows are needed
         assert (checked, len(told)) == (expected, 0)

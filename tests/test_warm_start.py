@@ -20,7 +20,7 @@ from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.dcd import start_alpha
-from xmc_stream.kernels.penalty import NO_WEIGHTS, Ramp
+from xmc_stream.kernels.penalty import ONCE, Ramp
 
 
 @pytest.mark.parametrize("ramp", [Ramp(0.7, np.inf, 2.1, np.inf), Ramp(7.0, 0.7, 21.0, 2.1)])
@@ -36,7 +36,7 @@ def test_alpha_of_given_weights_is_that_of_their_margins(ramp: Ramp) -> None:
     alpha, dense = np.full(len(at), np.nan), np.zeros(6, np.float32)
     start_alpha(
         CSR(w.indptr.astype(np.int64), w.indices, w.data), bias, ptr, at, sign,
-        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, ramp, NO_WEIGHTS, alpha,
+        CSR(x.indptr.astype(np.int64), x.indices, x.data), dense, ramp, ONCE, alpha,
     )  # fmt: skip
     z = x.toarray().astype(np.float64) @ w.toarray() + bias
     scores = np.array([z[i, c] for c, of_class in enumerate(members) for i in of_class])

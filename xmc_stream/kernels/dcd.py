@@ -4,7 +4,7 @@
     v = sum_i a_i y_i x_i,   w_j = soft(v_j, lam) / tau,   w_0 = v_0 / tau   (the bias, where there is one)
 
 with h2_i = 1/C_i and no upper bound for the squared hinge, h2_i = 0 and upper_i = C_i for the hinge. C_i is one number for
-positives and one for negatives, times the weights of class and row where there are any (`Weights`). All sums in float64, in
+positives and one for negatives, times the weights of class and row where there are any (`Times`). All sums in float64, in
 an order given by the data and the key: rows ascending, or the epoch's permutation; features in the order of the row, of
 margins every other one in a sum of its own.
 """
@@ -20,7 +20,7 @@ from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
-from xmc_stream.kernels.penalty import Penalty, Ramp, Weights, alpha_of, of_class, of_lines, of_row, times
+from xmc_stream.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, of_lines, of_row, times
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES
@@ -194,7 +194,7 @@ def start_alpha(
     x: CSR,
     dense: NDArray[np.float32],
     ramp: Ramp,
-    weights: Weights,
+    weights: Times,
     alpha: NDArray[np.float64],
 ) -> None:
     """alpha_i by the ramp, with the scores z of given weights (class c: line c of w).
@@ -289,7 +289,7 @@ def descend(
     """Visit coordinates `visit` (rows `local` of the local matrix), all awake, in turn; alpha, v and asleep are updated.
 
     A coordinate at 0 whose gradient is above `bar` (the largest violation of the epoch before) falls asleep: it is not to
-    be visited from then on. rows: `Weights.rows` of the local matrix. Returns v_0 and the largest projected gradient met.
+    be visited from then on. rows: `Times.rows` of the local matrix. Returns v_0 and the largest projected gradient met.
     """
     indptr, indices, data = x
     lam, tau, use_bias, lanes = penalty.lam, penalty.tau, penalty.bias, penalty.lanes
@@ -368,7 +368,7 @@ def violation(
 def dual_terms(
     sign: NDArray[np.int8], alpha: NDArray[np.float64], penalty: Penalty, rows: NDArray[np.float64], total: float
 ) -> float:
-    """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w. rows: `Weights.rows` of these alpha."""
+    """total - sum_i a_i + sum_i (h2_i/2) a_i^2: what G has beside the norm of w. rows: `Times.rows` of these alpha."""
     for r in range(len(alpha)):
         h2, _ = of_row(sign[r], r, rows, penalty)
         total += 0.5 * h2 * alpha[r] * alpha[r] - alpha[r]
@@ -452,7 +452,7 @@ def solve_classes(
     row_order: RowOrder,
     steps: Steps,
     penalty: Penalty,
-    weights: Weights,
+    weights: Times,
     scratch: Scratch,
     w_counts: NDArray[np.int64],
     statistics: NDArray[np.float64],

@@ -15,7 +15,7 @@ from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import Scratch, Steps, awake_in_order, dual_terms
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder
-from xmc_stream.kernels.penalty import Penalty, Weights, of_class, of_lines, of_row
+from xmc_stream.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES, soft_product
 
@@ -153,7 +153,7 @@ def solve_dense_classes(
     row_order: RowOrder,
     steps: Steps,
     penalty: Penalty,
-    weights: Weights,
+    weights: Times,
     scratch: Scratch,
     w_counts: NDArray[np.int64],
     statistics: NDArray[np.float64],

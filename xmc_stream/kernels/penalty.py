@@ -26,7 +26,7 @@ class Penalty(NamedTuple):
     lanes: bool = False
 
 
-class Weights(NamedTuple):
+class Times(NamedTuple):
     """How many times C counts, as finite numbers; arrays of no length where it counts once.
 
     classes (n, 2): of each class, for its negatives and for its positives, above 0. rows: of each row at hand, 0 or more; a
@@ -37,7 +37,7 @@ class Weights(NamedTuple):
     rows: NDArray[np.float64]
 
 
-NO_WEIGHTS = Weights(np.empty((0, 2)), np.empty(0))
+ONCE = Times(np.empty((0, 2)), np.empty(0))
 
 
 class Ramp(NamedTuple):
@@ -50,7 +50,7 @@ class Ramp(NamedTuple):
 
 
 @inner_kernel
-def times(c: int, sign: int, r: int, weights: Weights) -> float:
+def times(c: int, sign: int, r: int, weights: Times) -> float:
     """How many times C counts for row r of those at hand in class c."""
     classes, rows = weights
     of_class = classes[c, int(sign > 0)] if len(classes) else 1.0
@@ -75,7 +75,7 @@ def of_sign(sign: int, penalty: Penalty) -> tuple[float, float]:
 
 @kernel
 def of_class(c: int, classes: NDArray[np.float64], penalty: Penalty) -> Penalty:
-    """The numbers of class c, by `Weights.classes`."""
+    """The numbers of class c, by `Times.classes`."""
     lam, tau, h2, upper, h2_positive, upper_positive, bias, lanes = penalty
     if len(classes):
         h2, upper = h2 / classes[c, 0], upper * classes[c, 0]
@@ -85,7 +85,7 @@ def of_class(c: int, classes: NDArray[np.float64], penalty: Penalty) -> Penalty:
 
 @inner_kernel
 def of_row(sign: int, r: int, rows: NDArray[np.float64], penalty: Penalty) -> tuple[float, float]:
-    """h2_i and upper_i of row r of those at hand, by `Weights.rows`. One of weight 0 can only have a_i = 0."""
+    """h2_i and upper_i of row r of those at hand, by `Times.rows`. One of weight 0 can only have a_i = 0."""
     h2, upper = of_sign(sign, penalty)
     if len(rows):
         if rows[r] <= 0.0:
@@ -96,7 +96,7 @@ def of_row(sign: int, r: int, rows: NDArray[np.float64], penalty: Penalty) -> tu
 
 @kernel
 def of_lines(at: NDArray[np.int64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`Weights.rows` of some rows of a block."""
+    """`Times.rows` of some rows of a block."""
     if not len(rows):
         return rows
     taken = np.empty(len(at))

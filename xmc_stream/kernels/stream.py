@@ -14,7 +14,7 @@ from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.dcd import add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.order import GROUP_BITS, order_of, place_in_group
-from xmc_stream.kernels.penalty import Penalty, Ramp, Weights, alpha_of, of_class, times
+from xmc_stream.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, times
 
 
 class ActiveRows(NamedTuple):
@@ -44,15 +44,15 @@ class Group(NamedTuple):
 
 
 class RowsAtHand(NamedTuple):
-    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms, their weights.
+    """Rows in memory: their numbers in the block (local_of, see `list_needed`), the block, their squared norms.
 
-    weights: `dcd.Weights.rows`.
+    times: of all classes, and of the rows of the block.
     """
 
     local_of: NDArray[np.int32]
     x: CSR
     squares: NDArray[np.float64]
-    weights: NDArray[np.float64]
+    times: Times
 
 
 class Epoch(NamedTuple):
@@ -187,12 +187,9 @@ def descend_group(
     v: NDArray[np.float64],
     v0: NDArray[np.float64],
     penalty: Penalty,
-    of_classes: NDArray[np.float64],
     scratch: GroupScratch,
 ) -> float:
     """Classes [first, last) take their steps on the rows of a group that come at its places. v (n, D), v0 (n,).
-
-    of_classes: `dcd.Weights.classes`.
 
     Returns what `_fetch` does.
     """
@@ -225,7 +222,7 @@ def descend_group(
         fetched += _fetch(v[c], n, x.indptr)
         v0[c], met = descend(
             visit[:n], places[:n], x, squares, sign, alpha, asleep, bar[c], v[c], v0[c],
-            of_class(c, of_classes, penalty), weights,
+            of_class(c, weights.classes, penalty), weights.rows,
         )  # fmt: skip
         worst[c] = max(worst[c], met)
     return fetched
@@ -270,13 +267,11 @@ def start_range(
     w: NDArray[np.float64],
     bias: NDArray[np.float64],
     ramp: Ramp,
-    of_classes: NDArray[np.float64],
 ) -> None:
     """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
     ptr, rows, sign, alpha, _, _ = active
-    local_of, x, _, of_rows = at_hand
+    local_of, x, _, weights = at_hand
     indptr, indices, data = x
-    weights = Weights(of_classes, of_rows)
     for c in range(first, last):
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
@@ -299,7 +294,6 @@ def violation_range(
     v0: NDArray[np.float64],
     inside: NDArray[np.float64],
     penalty: Penalty,
-    of_classes: NDArray[np.float64],
     enough: float,
     local: NDArray[np.int64],
 ) -> float:
@@ -319,7 +313,9 @@ def violation_range(
         for q in range(begin, end):
             local[q - begin] = local_of[np.int64(rows[q]) - start]
         fetched += _fetch(v[c], end - begin, x.indptr)
-        own = of_class(c, of_classes, penalty)
-        met = violation(local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], own, weights, enough)
+        own = of_class(c, weights.classes, penalty)
+        met = violation(
+            local[: end - begin], x, sign[begin:end], alpha[begin:end], v[c], v0[c], own, weights.rows, enough
+        )
         inside[c] = max(inside[c], met)
     return fetched

@@ -17,7 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
-from xmc_stream.kernels.penalty import NO_WEIGHTS
+from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.search import (
@@ -122,7 +122,7 @@ class _SpanSearch:
         of_classes = job.weights.of_classes(dataset, span.first, span.last)
         if len(of_classes):
             positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
-        self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), NO_WEIGHTS.rows)
+        self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), ONCE.rows)
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
         self.scores = np.empty(self.width, np.float32)
 

@@ -25,8 +25,7 @@ from xmc_stream.kernels.active import (
 )
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import new_scratch, start_alpha
-from xmc_stream.kernels.penalty import NO_WEIGHTS
-from xmc_stream.kernels.penalty import Weights as TimesC
+from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
@@ -94,13 +93,13 @@ def update_statistics(
     n_samples: int,
     round_: int,
     exact: bool = True,
-    of_classes: NDArray[np.float64] = NO_WEIGHTS.classes,
+    of_classes: NDArray[np.float64] = ONCE.classes,
 ) -> NDArray[np.int64]:
     """Enter what the search of a round saw of the classes first, first + 1, ...: losses, violations outside; who is done.
 
     statistics (n, N_STATISTICS) is changed in the rows of open classes. Losses are whole multiples of a power of two
     (`kernels.search.loss_grid`), so that neither sums nor what is decided by them depend on the cut into files. Returns
-    how many rows were found for each class. A search that is not exact enters nothing. of_classes: `Weights.classes`,
+    how many rows were found for each class. A search that is not exact enters nothing. of_classes: `Times.classes`,
     whose first column losses count.
     """
     n = len(statistics)
@@ -508,12 +507,12 @@ class _UnitSolve:
         self.solver.solve(sets, at, block, self.job.round, self.scratch, statistics, sink, times)
         return True
 
-    def _times(self, sets: ActiveSets, rows: NDArray[np.int64]) -> TimesC:
+    def _times(self, sets: ActiveSets, rows: NDArray[np.int64]) -> Times:
         """How many times C counts for the classes of some active sets, and for some rows (ascending, unique)."""
         low = sets.first_label - self.first
-        return TimesC(self.of_classes[low : low + len(sets.ptr) - 1], self.of_rows.of(rows))
+        return Times(self.of_classes[low : low + len(sets.ptr) - 1], self.of_rows.of(rows))
 
-    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block, times: TimesC) -> None:
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block, times: Times) -> None:
         """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
         if self.previous is None:
             return
@@ -525,7 +524,7 @@ class _UnitSolve:
             mine = slice(int(ptr[0]), int(ptr[-1]))
             start_alpha(
                 CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine], CSR.of(block), dense,
-                ramp, TimesC(times.classes[w.start - low : w.start - low + w.n], times.rows), sets.alpha[mine],
+                ramp, Times(times.classes[w.start - low : w.start - low + w.n], times.rows), sets.alpha[mine],
             )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from xmc_stream.kernels.dcd import (
 )
 from xmc_stream.kernels.densedcd import fill_lines, padded, solve_dense_classes
 from xmc_stream.kernels.order import RowOrder, stream_order
-from xmc_stream.kernels.penalty import NO_WEIGHTS, Penalty, Ramp, Weights, of_class, of_lines
+from xmc_stream.kernels.penalty import ONCE, Penalty, Ramp, Times, of_class, of_lines
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
@@ -123,7 +123,7 @@ class Solver:
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
-        weights: Weights = NO_WEIGHTS,
+        weights: Times = ONCE,
     ) -> None:
         """Solve all classes, their active rows being rows `at` of the block; sets.alpha is moved on.
 
@@ -165,7 +165,7 @@ class Solver:
         scratch: Scratch,
         statistics: NDArray[np.float64],
         sink: Sink,
-        weights: Weights = NO_WEIGHTS,
+        weights: Times = ONCE,
     ) -> None:
         """The same for one class of any size: rows are gathered as they are needed, at most max_nnz entries at a time.
 

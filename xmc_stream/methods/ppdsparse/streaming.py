@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import CSR, CSRBlock
 from xmc_stream.kernels.dcd import row_squares
 from xmc_stream.kernels.order import GROUP, epoch_key, strip_slots
+from xmc_stream.kernels.penalty import Times
 from xmc_stream.kernels.stream import (
     ActiveRows,
     Epoch,
@@ -116,7 +117,7 @@ class StreamSolver:
     gather: gives what will read rows (ascending) of X into buffer 0 .. BUFFERS - 1, or None where they are too many at
     once. It is called in one thread and what it gives in another one, so that both go on beside the steps. ahead: is
     told, before that, of ranges of rows most of which will come after these. threads: that share the classes. strip_bits:
-    rows of a strip, log2. of_rows: reads weights of rows, in the thread that reads them; of_classes: see `Weights`. dense: see
+    rows of a strip, log2. of_rows: reads weights of rows, in the thread that reads them; of_classes: see `Times`. dense: see
     `has_dense_rows`.
     """
 
@@ -173,7 +174,7 @@ class StreamSolver:
             def look(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
                 violation_range(
                     *classes, portion.active, *portion.rows, portion.at_hand, self.v, self.v0, inside, self.penalty,
-                    self._of_classes, p.enough(round_), scratch.local,
+                    p.enough(round_), scratch.local,
                 )  # fmt: skip
 
             self._work(self._ranges(True), look)
@@ -187,7 +188,7 @@ class StreamSolver:
             self.v[c, features], bias[c] = values, b
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
-            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp, self._of_classes)
+            start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
 
         self._work(self._ranges(True), start_alpha, change=True)
         self.v[:] = 0.0
@@ -198,8 +199,7 @@ class StreamSolver:
     def _epoch(self, key: np.uint64, epoch: Epoch) -> None:
         def step(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             descend_group(
-                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty,
-                self._of_classes, scratch,
+                *classes, portion.active, portion.group, portion.at_hand, epoch, self.v, self.v0, self.penalty, scratch
             )  # fmt: skip
 
         self._work(self._groups(key, epoch.going), step, change=True)
@@ -308,6 +308,7 @@ class StreamSolver:
             squares = np.empty(len(x.indptr) - 1 if len(group.strips) else 0)
             if len(group.strips):
                 row_squares(x.indptr, x.values, 1.0 if self.penalty.bias else 0.0, squares)
-            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, self._of_rows.of(lines)))
+            times = Times(self._of_classes, self._of_rows.of(lines))
+            return Portion(taken, group, RowsAtHand(buffer.local_of, x, squares, times))
 
         return self._reader.submit(make)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.kernels.penalty import NO_WEIGHTS
+from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.methods.ppdsparse.parameters import BALANCED, GIVEN, PROPENSITY, PPDSparseParameters
 from xmc_stream.methods.weights import LABELS, SAMPLES, Given
 from xmc_stream.metrics import inverse_propensity
@@ -59,7 +59,7 @@ class LossWeights:
     def of_classes(self, dataset: Dataset, first: int, last: int) -> NDArray[np.float64]:
         """m_k and c_k (n, 2) of classes [first, last); (0, 2) where all are 1."""
         if self.classes is None:
-            return NO_WEIGHTS.classes
+            return ONCE.classes
         weights, counts = np.ones((last - first, 2)), dataset.label_counts(first, last)
         some = (counts > 0) & (counts < self.n_samples)
         if self.classes == BALANCED:
@@ -81,14 +81,14 @@ class RowWeights:
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Of some rows (ascending, unique); of no length where samples have no weights."""
         if self._array is None:
-            return NO_WEIGHTS.rows
+            return ONCE.rows
         out = np.empty(len(rows))
         self._array.read_ranges(rows.astype(np.int64, copy=False), np.ones(len(rows), np.int64), out)
         return out
 
     def of_range(self, start: int, stop: int) -> NDArray[np.float64]:
         """Of the rows in [start, stop), likewise."""
-        return NO_WEIGHTS.rows if self._array is None else self._array.read(start, stop)
+        return ONCE.rows if self._array is None else self._array.read(start, stop)
 
 
 def check_weights(parameters: PPDSparseParameters, dataset: Dataset, given: Given | None) -> None:
