@@ -18,8 +18,10 @@ from sklearn.svm import LinearSVC
 import xmc_stream as xs
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
+from xmc_stream.methods.contract import Task
 from xmc_stream.methods.ppdsparse import solver as ppdsparse
 from xmc_stream.methods.ppdsparse.weights import LossWeights
+from xmc_stream.methods.registry import method_of, parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.metrics import inverse_propensity
 
@@ -208,6 +210,15 @@ def test_refused_with_a_line_that_says_what_is_wrong(tmp_path: Path) -> None:
             Given(samples)
     with pytest.raises(InputError, match="calibrate"):
         clf.fit(X, Y, sample_weight=np.ones(30), calibrate=0.5)
+
+
+@pytest.mark.parametrize("solver", ["pdsparse", "leml", "cplst", "group-lasso", "memoir"])
+def test_methods_that_take_no_weights_say_so(tmp_path: Path, solver: str) -> None:
+    X, Y = problem(n=30)
+    data = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
+    asked = parameters(solver, {})
+    with pytest.raises(InputError, match="takes no weights"):
+        method_of(asked).check(Task(data, asked, 0, given=Given(np.ones(30))))
 
 
 @pytest.mark.slow
