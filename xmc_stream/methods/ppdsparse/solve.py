@@ -267,12 +267,14 @@ class _UnitSolve:
             kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
             kind[streamed] = _STREAMED
             kind[writer.statistics[:, BIAS] == SURE] = _CARRIED
+            if self.previous is not None:
+                self.room[kind == _CARRIED] = 0
             # a row that was found takes a quarter of an active one while they are merged
             for low, high in self._batches(kind, self.n_active + n_found // 4):
                 if kind[low] == _STREAMED:
                     self._copy(self.large, self.line_of[low], low, high, writer)
                 elif (writer.statistics[low:high, STATUS] == OPEN).any():
-                    self._solve_batch(low, high, writer)
+                    self._solve_batch(low, high, kind[low:high] == _SOLVED, writer)
                 else:
                     self._copy(self.previous, low, low, high, writer)
             self._large_path.unlink(missing_ok=True)
@@ -374,11 +376,14 @@ class _UnitSolve:
         self.approximate_tiles.add(counts, features)
 
     def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Ranges of classes of one kind; of those to solve with at most max_rows active rows, or of one larger class.
+        """Ranges of classes: of streamed ones, and of others with at most max_rows active rows, or of one larger class.
 
-        Classes without positives stand among those to solve: they have no rows.
+        Classes without positives stand among those to solve: they have no rows. So do carried ones, once a round has been:
+        where most classes of a unit are done, those between them would be solved one by one.
         """
         n = len(kind)
+        if self.previous is not None:
+            kind = np.where(kind == _CARRIED, _SOLVED, kind)
         rows, ends = np.cumsum(bound), np.append(np.flatnonzero(np.diff(kind)) + 1, n)
         batches: list[tuple[int, int]] = []
         low = 0
@@ -402,6 +407,10 @@ class _UnitSolve:
             self._count(np.zeros(n, np.int64), nothing, None)
             return
         writer.active.copy(state.active, line, line + n)
+        self._copy_weights(state, line, n, writer)
+
+    def _copy_weights(self, state: UnitState, line: int, n: int, writer: UnitStateWriter) -> None:
+        """Take the weights of n classes over from a state that has them from a line on."""
         for w in state.weights.blocks(max(4 * MIB, 16 * self.dataset.n_features), line, line + n):
             writer.weights.append(np.diff(w.indptr), w.indices, w.values)
             self._count(np.diff(w.indptr), w.indices, w.values if state is self.large else None)
@@ -431,30 +440,53 @@ class _UnitSolve:
         set_signs(positives.indptr, positives.indices, ptr, rows, sign)
         return ActiveSets(first, ptr, rows, sign, alpha)
 
-    def _solve_batch(self, low: int, high: int, writer: UnitStateWriter) -> None:
+    def _solve_batch(self, low: int, high: int, solved: NDArray[np.bool_], writer: UnitStateWriter) -> None:
+        """Classes [low, high): those that are solved, and between them those that are carried over as they are."""
         sets = self._active_sets(low, high)
         statistics = np.empty((high - low, 4))
         # what was kept of the last round has alpha > 0, but for positives
         fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.approximate else np.zeros(0, np.bool_)
-        self._solve_part(sets, statistics, writer)
+        mine = np.repeat(solved, np.diff(sets.ptr))
+        ptr = np.concatenate([[0], np.cumsum(np.diff(sets.ptr) * solved)])
+        part = ActiveSets(sets.first_label, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
+        self._solve_part(part, statistics, self._sink(low, solved, writer))
+        sets.alpha[mine] = part.alpha
         if self.job.approximate:
             self.fresh += int(fresh.sum())
             self.used += int((fresh & (sets.alpha > 0.0)).sum())
-        mine = np.flatnonzero(writer.statistics[low:high, STATUS] == OPEN)
-        writer.statistics[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = statistics[mine]
+        open_ = np.flatnonzero(solved & (writer.statistics[low:high, STATUS] == OPEN))
+        writer.statistics[(low + open_)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = statistics[open_]
         counts = np.empty(high - low, np.int64)
         filled = drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, counts)
         writer.active.append(counts, sets.rows[:filled], sets.alpha[:filled])
-        self.sizes[low:high] = counts
+        self.sizes[low:high] = np.where(solved, counts, 0)
 
-    def _solve_part(self, sets: ActiveSets, statistics: NDArray[np.float64], writer: UnitStateWriter) -> None:
-        """Gather the rows of all classes at once if they fit, else of one half after the other; a large class by itself."""
-        job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
+    def _sink(self, low: int, solved: NDArray[np.bool_], writer: UnitStateWriter) -> Sink:
+        """Takes the weights of classes from `low` on as they are solved; of carried ones, the weights that they had."""
+        ends = np.append(
+            np.flatnonzero(np.diff(solved)) + 1, len(solved)
+        )  # of runs of solved classes, and of carried ones
+        done = 0
 
         def sink(counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32]) -> None:
-            writer.weights.append(counts, features, data)
-            self._count(counts, features, data)
+            nonlocal done
+            first, filled = done, 0
+            while done < first + len(counts):
+                begin, done = done, min(int(ends[np.searchsorted(ends, done, "right")]), first + len(counts))
+                if solved[begin]:
+                    mine = counts[begin - first : done - first]
+                    part = slice(filled, filled + int(mine.sum()))
+                    writer.weights.append(mine, features[part], data[part])
+                    self._count(mine, features[part], data[part])
+                    filled = part.stop
+                elif self.previous is not None:
+                    self._copy_weights(self.previous, low + begin, done - begin, writer)
 
+        return sink
+
+    def _solve_part(self, sets: ActiveSets, statistics: NDArray[np.float64], sink: Sink) -> None:
+        """Gather the rows of all classes at once if they fit, else of one half after the other; a large class by itself."""
+        job, sizes, n = self.job, self.job.sizes, len(sets.ptr) - 1
         if not len(sets.rows):  # classes without positives
             sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
             return
@@ -477,7 +509,7 @@ class _UnitSolve:
             return
         if not self._solve_together(sets, statistics, sink):
             for a, b in ((0, n // 2), (n // 2, n)):
-                self._solve_part(_part(sets, a, b), statistics[a:b], writer)
+                self._solve_part(_part(sets, a, b), statistics[a:b], sink)
 
     def _solve_together(self, sets: ActiveSets, statistics: NDArray[np.float64], sink: Sink) -> bool:
         """Solve some classes if their rows fit at once; else say so, nothing held any more."""
