@@ -275,3 +275,17 @@ def test_event_log_tells_phases_and_memory(small: Path, tmp_path: Path) -> None:
     phases = {event["phase"] for event in events}
     assert {"round 1: solve", "round 2: search", "check", "finalise"} <= phases
     assert all(0 < event["resident"] <= event["limit"] for event in events)
+
+
+@pytest.mark.slow
+def test_classes_that_go_on_share_their_rows_though_done_ones_lie_between(
+    real: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    train, _ = real("delicious")
+    whole = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "whole").model_
+    cut = xs.PPDSparse(memory_limit="2GB").fit(train, model=tmp_path / "cut", cuts=Cuts(classes=7)).model_
+    assert whole.attributes["rounds"] > 3
+    assert whole.digest() == cut.digest()
+    events = [json.loads(line) for line in (tmp_path / "whole" / "events.jsonl").read_text().splitlines()]
+    read = {event["phase"]: event["bytes_read"] for event in events if event["event"] == "job"}
+    assert read["round 4: solve"] <= 1.1 * max(read["round 1: solve"], read["round 2: solve"])  # each row once
