@@ -161,8 +161,8 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check : bool, default True
             Compare the data with their checksums before the training.
         warm_start : Model, str, Path or None, default None
-            A model, or its path, to begin from. It has as many features and labels. Of the methods, PPDSparse can do
-            this.
+            A model, or its path, to begin from. Labels are matched by name where both have names, else by id; features of
+            the data may be more, behind those of the model. Of the methods, PPDSparse can do this.
         cuts : Cuts or None, default None
             Cut small data into many blocks; for tests.
         calibrate : float, default 0

@@ -20,7 +20,7 @@ from xmc_stream.kernels.bits import sort_numbers
 from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder, stream_order
-from xmc_stream.kernels.penalty import Penalty, Ramp, Times, alpha_of, of_class, of_lines, of_row, times
+from xmc_stream.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
 from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES
@@ -185,22 +185,19 @@ def add_rows(
 
 
 @kernel
-def start_alpha(
+def start_scores(
     w: CSR,
     bias: NDArray[np.float64],
     ptr: NDArray[np.int64],
     at: NDArray[np.int64],
-    sign: NDArray[np.int8],
     x: CSR,
     dense: NDArray[np.float32],
-    ramp: Ramp,
-    weights: Times,
-    alpha: NDArray[np.float64],
+    scores: NDArray[np.float64],
 ) -> None:
-    """alpha_i by the ramp, with the scores z of given weights (class c: line c of w).
+    """The scores of given weights (class c: line c of w).
 
-    Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at`, `sign` and `alpha`
-    begin. dense (D,) is scratch, zero before and after.
+    Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at` and `scores` begin.
+    dense (D,) is scratch, zero before and after.
     """
     w_indptr, w_features, w_values = w
     indptr, indices, data = x
@@ -211,7 +208,7 @@ def start_alpha(
             z = bias[c]
             for p in range(indptr[at[q]], indptr[at[q] + 1]):
                 z += np.float64(data[p]) * np.float64(dense[indices[p]])
-            alpha[q] = times(c, sign[q], at[q], weights) * alpha_of(sign[q], z, ramp)
+            scores[q] = z
         for p in range(w_indptr[c], w_indptr[c + 1]):
             dense[w_features[p]] = 0.0
 

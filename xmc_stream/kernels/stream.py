@@ -268,7 +268,7 @@ def start_range(
     bias: NDArray[np.float64],
     ramp: Ramp,
 ) -> None:
-    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D), as `dcd.start_alpha` does."""
+    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D): `balance.start_alpha`, no shift."""
     ptr, rows, sign, alpha, _, _ = active
     local_of, x, _, weights = at_hand
     indptr, indices, data = x

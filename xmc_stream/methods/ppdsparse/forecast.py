@@ -31,7 +31,7 @@ from xmc_stream.methods.ppdsparse.plan import (
 )
 from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
-from xmc_stream.methods.ppdsparse.start import learned_from, weights_of_terms
+from xmc_stream.methods.ppdsparse.start import learned_from
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
@@ -88,9 +88,7 @@ class PPDSparseForecaster(Forecaster):
     ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
-            parameters = parameters.warm(
-                weights_of_terms(warm_start), learned_from(warm_start, dataset, parameters.class_weight, given)
-            )
+            parameters = parameters.warm(learned_from(warm_start, dataset, parameters.class_weight, given))
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)
@@ -168,7 +166,9 @@ class PPDSparseForecaster(Forecaster):
             phases["groups of labels"] = group_needs(plan, d)
             plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
         if self.warm_start is not None:
-            cut = class_blocks(plan, self._start_units(self.warm_start), d.n_features, d.n_samples)
+            known = self.warm_start.shape == (d.n_features, d.n_labels)
+            units = self._start_units(self.warm_start) if known else self._units(0, False)
+            cut = class_blocks(plan, units, d.n_features, d.n_samples)
             blocks.append(len(cut))
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):

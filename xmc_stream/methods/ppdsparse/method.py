@@ -17,9 +17,10 @@ from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
-from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.run import STARTED, PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.solver import has_dense_rows, row_order
+from xmc_stream.methods.ppdsparse.start import check_start
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.methods.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.models.linear.guide import GUIDE
@@ -35,22 +36,17 @@ class PPDSparseMethod(Method):
     """Class-separable primal-dual sparse learning (Yen et al. 2017)."""
 
     parameters = PPDSparseParameters
-    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C", "positive_weight")
+    reported = ("duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "C", "positive_weight", STARTED)
 
     def check(self, task: Task) -> None:
-        """A warm start needs weights by class, and as many features and labels; `class_weight` what it speaks of."""
+        """A warm start needs weights by class, of the same features; `class_weight` what it speaks of."""
         check_weights(task.parameters, task.dataset, task.given)
         start = task.warm_start
         if start is None:
             return
         if start.kind != self.kind:
             raise InputError(f"{start.path} is a {start.kind} model, which has no weights by class to begin from")
-        if start.shape != (task.dataset.n_features, task.dataset.n_labels):
-            raise InputError(
-                f"{start.path} is a model of {start.n_features} features and {start.n_labels} labels, and "
-                f"{task.dataset.path} has {task.dataset.n_features} and {task.dataset.n_labels}: a warm start needs as many "
-                "of both"
-            )
+        check_start(cast("LinearModel", start), task.dataset)
 
     def path(self, settings: Sequence[PPDSparseParameters]) -> list[Step]:
         """Warm starts between neighbours."""
@@ -110,6 +106,8 @@ class PPDSparseMethod(Method):
             return GUIDE
         if kind == "units":
             return finalise_key(name)
+        if kind == "match":
+            return kind
         found = re.fullmatch(r"(search|solve)-(-?\d+)", kind)
         if found is None:
             return None

@@ -255,7 +255,7 @@ class PPDSparseParameters(Parameters):
     def start_slopes(self, of_model: Mapping[str, float]) -> tuple[float, float]:
         """A warm start's alpha_i of a negative and of a positive whose margin falls short of 1 by one, before it is bounded.
 
-        of_model: what `warm` takes.
+        of_model: what `warm_near` takes.
 
         Of the squared hinge it is the solution's, at the smaller C of both: at the larger one all alpha are too large
         at once where C has grown, and w with them, which takes many epochs to undo. The hinge's is C wherever the
@@ -295,26 +295,32 @@ class PPDSparseParameters(Parameters):
             return _GROWTH
         return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
 
-    def warm(self, of_model: Mapping[str, float], same_data: bool) -> PPDSparseParameters:
+    def warm(self, same_data: bool) -> PPDSparseParameters:
         """Those of a run that begins from a model's weights.
 
-        of_model: the model's own lam, tau, C and positive_weight, those that it has. same_data: whether it learned from the
-        same data. One round has the epochs of all rounds of a cold run. Two are taken where rows that the weights do not
-        violate come to matter: where the data are others, where w has to shrink, as lam / C or tau / C has grown for
-        positives or negatives, and for the hinge, whose alpha does not follow from the margins.
+        same_data: whether the model learned from the same data. One round follows the search with its weights; two where
+        the data are others, and for the hinge, whose alpha does not follow from the margins.
         """
         common = self.common_rounds
         if common is None:
             return self
+        if not same_data or self.loss != "squared_hinge":
+            return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
+        return replace(self, rounds=1, last_epochs=self.epochs + self.last_epochs)
+
+    def warm_near(self, of_model: Mapping[str, float]) -> float:
+        """How far short of -1 the score of a row may be that the search with a model's weights adds.
+
+        of_model: the model's own lam, tau, C and positive_weight, those that it has. Where w has to shrink, as lam / C or
+        tau / C has grown for positives or negatives, rows that the weights do not violate come to matter.
+        """
         before = {**asdict(self), **of_model}
         shrinks = any(
             getattr(self, name) * before["C"] * weights[0] > before[name] * self.C * weights[1]
             for name in ("lam", "tau")
             for weights in ((1.0, 1.0), (before["positive_weight"], self.positive_weight))
         )
-        if shrinks or not same_data or self.loss != "squared_hinge":
-            return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
-        return replace(self, rounds=1, last_epochs=(common - 1) * self.epochs + self.last_epochs)
+        return max(self.near, _NEAR / 2 if shrinks else -self.tol)
 
     def carried(self) -> PPDSparseParameters:
         """Those of a trial that goes on from the state of another run: its rounds stand for the first one.

@@ -23,6 +23,7 @@ from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
 from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
+from xmc_stream.methods.ppdsparse.kept_groups import KeepGroupsJob, takes_groups
 from xmc_stream.methods.ppdsparse.outline import Outline, part_of
 from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
@@ -37,7 +38,7 @@ from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
-from xmc_stream.methods.ppdsparse.start import StartJob, learned_from, weights_of_terms
+from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, learned_from, match_bytes, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DUAL,
@@ -66,10 +67,13 @@ from xmc_stream.models.linear.weights import (
     unit_of,
     unit_path,
 )
+from xmc_stream.progress import LOG
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder, remove
 from xmc_stream.store.model import HALVES, UNIT
 
+# the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
+STARTED = "warm_start_labels"
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
@@ -161,7 +165,7 @@ def solve_plan(
     most = np.array([dataset.most_positives()])  # an active set grows with the positives
     largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
-    extra = 32 * n_features * parameters.approximate + (20 * n_features + MIB) * warm_start
+    extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
     extra += _CLASS_BYTES * max(0, *(unit.last - unit.first - UNIT for unit in units))
     order = row_order(dataset.n_samples, dataset.X_rows().nnz)
     return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units), of_samples)
@@ -198,7 +202,7 @@ class PPDSparseRun:
         if self.carried:
             self.parameters = self.parameters.carried()
         if self.warm_start:
-            self.parameters = self.parameters.warm(self._of_start, self._same_problem)
+            self.parameters = self.parameters.warm(self._same_problem)
 
     @property
     def _same_problem(self) -> bool:
@@ -213,7 +217,8 @@ class PPDSparseRun:
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         p = self.parameters
-        guide = yield from self._guide()
+        matched = yield from self._match()
+        guide = yield from self._guide(self._takes_groups(matched.get(STARTED)))
         solves = yield from self._first_solve()
         approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
@@ -272,6 +277,7 @@ class PPDSparseRun:
             **halves,
             **starts_of(self.units),
             **guide,
+            **matched,
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
 
@@ -283,16 +289,23 @@ class PPDSparseRun:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
 
-    def _guide(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
-        """Learn groups of labels, where they are to have a say; returns what the model says of them."""
+    def _guide(self, kept: bool) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """Learn groups of labels, where they are to have a say; returns what the model says of them.
+
+        kept: those of the warm start's model are taken.
+        """
         weight = guide_weight(self.parameters, self.dataset)
         if not weight:
             return {}
-        job = GroupsJob(
-            str(self.dataset.path), self.parameters, self.seed, self._least_weight, str(self.work / GUIDE), self.plan
-        )
-        span = self._outline.span("groups")
-        receipts = yield Phase("groups of labels", [job], "learning groups of labels", span, gathers=True)
+        data, out, span = str(self.dataset.path), str(self.work / GUIDE), self._outline.span("groups")
+        job: Job = GroupsJob(data, self.parameters, self.seed, self._least_weight, out, self.plan)
+        words = "learning groups of labels"
+        if kept:
+            # as of those that are learned: how many weights the labels will have is not known
+            half = self.parameters.halves(large=True)
+            job = KeepGroupsJob(data, self.warm_start, self._matched, half, out, self.plan)
+            words = "taking over groups of labels"
+        receipts = yield Phase("groups of labels", [job], words, span, gathers=True)
         return {GUIDE: guide_attributes(receipts[0], weight)}
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
@@ -360,6 +373,37 @@ class PPDSparseRun:
         for old in (self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}")):
             remove(old)
 
+    def _match(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
+        """Which labels of a warm start's model the data have; returns what the model says of it."""
+        if not self.warm_start:
+            return {}
+        self.plan.refuse_unless(
+            {"labels of both": match_bytes(self.dataset, LinearWeights(self.warm_start))}, "matching labels"
+        )
+        make_folder(self._state("match"))
+        job = MatchJob(str(self.dataset.path), self.warm_start, self._matched)
+        (receipt,) = yield Phase("warm start: labels", [job], "matching labels")
+        said = {name: receipt[name] for name in ("by_name", "kept", "new", "gone")}
+        if receipt["new"] or receipt["gone"]:
+            by = "name" if receipt["by_name"] else "id"
+            LOG.info(
+                "warm start: {kept:,} labels keep their weights, {new:,} are new, {gone:,} are gone (by %s)".format(
+                    **said
+                ),
+                by,
+            )
+        return {STARTED: said}
+
+    def _takes_groups(self, started: dict[str, int] | None) -> bool:
+        """Whether groups of labels are those of the warm start's model: few labels are new, and C is much the same."""
+        if started is None or not 0.5 <= self._of_start.get("C", 0.0) / self.parameters.C <= 2.0:
+            return False
+        return takes_groups(LinearWeights(self.warm_start), started["kept"], started["new"])
+
+    @property
+    def _matched(self) -> str:
+        return str(self._state("match", "labels"))
+
     def _state(self, kind: str, name: str = "") -> Path:
         return self.work / "state" / kind / name
 
@@ -375,7 +419,7 @@ class PPDSparseRun:
         sizes = self._solve_plan
         return [
             StartJob(
-                str(self.dataset.path), self.warm_start, self.parameters, unit,
+                str(self.dataset.path), self.warm_start, self.parameters, self.seed, unit, self._matched,
                 str(self._state("solve--1", unit.name)), sizes,
             )
             for unit in self.units
@@ -398,7 +442,7 @@ class PPDSparseRun:
                 str(d.path), self.parameters, self.seed, round_, unit,
                 str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
                 self._of_unit(files, unit), kind, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
-                self._start_slopes, self.weights,
+                self._start_slopes, self._of_start.get("tau", 0.0) if self.warm_start else 0.0, self.weights,
             )
             for unit in self.units
         ]  # fmt: skip
@@ -467,12 +511,15 @@ class PPDSparseRun:
     def _search_jobs(
         self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
     ) -> list[SearchJob]:
-        d = self.dataset
+        d, p = self.dataset, self.parameters
+        near = p.near if kind == EXACT else -p.tol
+        if self.warm_start and round_ == 0:
+            near = p.warm_near(self._of_start)
         name = f"{kind + '.' if kind else ''}{spans[0].first}-{spans[-1].last}"
         return [
             SearchJob(
-                str(d.path), self.parameters, self.seed, round_, check, kind, start, stop, spans,
-                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval,
+                str(d.path), p, self.seed, round_, check, kind, start, stop, spans,
+                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval, near,
                 self.weights,
             )
             for start, stop in search_ranges(self.plan, d.n_samples)

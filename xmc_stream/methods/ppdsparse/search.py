@@ -106,9 +106,9 @@ class _SpanSearch:
         end[order] = np.cumsum(of_slot[order])
         begin = np.zeros(self.width, np.int64)
         begin[order] = end[order] - of_slot[order]
-        n_places, near = int(of_slot.sum()), parameters.near if job.kind == EXACT else -parameters.tol
+        n_places = int(of_slot.sum())
         threshold = np.full(self.width, np.inf, np.float32)
-        threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - near)
+        threshold[: len(wanted)][wanted > 0] = np.float32(-1.0 - job.near)
         self.best = BestRows(
             capacity, begin, end, np.zeros(self.width, np.int64), np.empty(n_places, np.float32), np.empty(n_places, np.int32),
             threshold,
@@ -239,7 +239,7 @@ class SearchJob:
     """Rows [start, stop) for the classes of a block, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
-    -1 + tol (above -1 - near, without a cap on rounds), at most as many as the next round may add, and the loss summed
+    -1 - near, at most as many as the next round may add, and the loss summed
     over the rows. check: no round follows, so the highest one is enough. kind: EXACT; NARROW, with weights of 16 bits, so
     that only the rows count and no loss is summed; or APPROXIMATE, narrow with the parameters' cut, delta and min_value. A
     narrow search takes rows above -1 + tol. interval: rows after which what a class
@@ -259,6 +259,7 @@ class SearchJob:
     plan: MemoryPlan
     cache_bytes: int
     interval: int
+    near: float
     weights: LossWeights
 
     @property

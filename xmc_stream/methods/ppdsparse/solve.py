@@ -23,8 +23,9 @@ from xmc_stream.kernels.active import (
     set_signs,
     start_sets,
 )
+from xmc_stream.kernels.balance import start_alpha
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.dcd import new_scratch, start_alpha
+from xmc_stream.kernels.dcd import new_scratch, start_scores
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
@@ -54,6 +55,7 @@ from xmc_stream.methods.ppdsparse.state import (
     DONE,
     DUAL,
     EMPTY,
+    FRESH,
     INSIDE,
     KEPT,
     LOSS,
@@ -161,7 +163,8 @@ class SolveJob:
     """One round of one unit.
 
     previous: the unit's state after the round before; in round 0 that of a warm start, or "". kind: of the search that
-    found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`.
+    found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`;
+    start_tau: tau of the model that it begins from, 0 where its bias is none of a dual.
     """
 
     data: str
@@ -176,6 +179,7 @@ class SolveJob:
     plan: MemoryPlan
     sizes: SolvePlan
     start_slopes: tuple[float, float]
+    start_tau: float
     weights: LossWeights
 
     @property
@@ -279,7 +283,10 @@ class _UnitSolve:
                     self._copy(self.previous, low, low, high, writer)
             self._large_path.unlink(missing_ok=True)
             open_ = writer.statistics[:, STATUS] == OPEN
-            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
+            # two rounds follow a warm start: a class that it did not know gets in one search what it has in three rounds
+            fresh = np.maximum(4.0, 8.0 * max(p.added, 1) / np.maximum(self.sizes, 1))
+            growth = np.maximum(p.growth_after(job.round), np.where(writer.statistics[:, FRESH] > 0, fresh, 0.0))
+            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, growth), 0)
             writer.statistics[:, ROOM] = heaps
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:
@@ -499,9 +506,9 @@ class _UnitSolve:
                     fits = int(np.searchsorted(ends, ends[begin] + sizes.max_nnz, side="right")) - 1
                     end = max(fits, begin + 1)
                     block = self.X.gather(sets.rows[begin:end], self.buffer)
-                    part = _rows_part(sets, begin, end)
-                    self._start_alpha(part, np.arange(end - begin), block, self._times(sets, part.rows))
+                    self._start_scores(_rows_part(sets, begin, end), np.arange(end - begin), block)
                     begin = end
+                self._start_alpha(sets, np.arange(len(sets.rows)), self._times(sets, sets.rows))
             self.solver.solve_large(
                 sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
                 statistics[0], sink, self._times(sets, sets.rows),
@@ -535,7 +542,8 @@ class _UnitSolve:
         block = self.X.gather(union, self.buffer, spans)
         times = self._times(sets, union)
         if self.warm:
-            self._start_alpha(sets, at, block, times)
+            self._start_scores(sets, at, block)
+            self._start_alpha(sets, at, times)
         self.solver.solve(sets, at, block, self.job.round, self.scratch, statistics, sink, times)
         return True
 
@@ -544,20 +552,37 @@ class _UnitSolve:
         low = sets.first_label - self.first
         return Times(self.of_classes[low : low + len(sets.ptr) - 1], self.of_rows.of(rows))
 
-    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], block: Block, times: Times) -> None:
-        """alpha from the scores that the weights of the warm start give the active rows (rows `at` of the block)."""
+    def _start_scores(self, sets: ActiveSets, at: NDArray[np.int64], block: Block) -> None:
+        """The scores that the weights of the warm start give the active rows (rows `at` of the block), in alpha's place."""
         if self.previous is None:
             return
-        low, ramp = sets.first_label - self.first, ramp_of(self.job.parameters, self.job.start_slopes)
+        low = sets.first_label - self.first
         biases = self.previous.statistics[:, BIAS]
         dense = np.zeros(self.dataset.n_features, np.float32)
         for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
             ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]
             mine = slice(int(ptr[0]), int(ptr[-1]))
-            start_alpha(
-                CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], sets.sign[mine], CSR.of(block), dense,
-                ramp, Times(times.classes[w.start - low : w.start - low + w.n], times.rows), sets.alpha[mine],
-            )  # fmt: skip
+            start_scores(
+                CSR.of(w), biases[w.start : w.start + w.n], ptr, at[mine], CSR.of(block), dense, sets.alpha[mine]
+            )
+
+    def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], times: Times) -> None:
+        """alpha from the scores in its place, such that each class has the bias of its start, or 0 where it has no weights.
+
+        at: places of the rows in `times`. Large classes stay as they are, also where memory holds them: as X streams by,
+        they are too many to look at twice.
+        """
+        p, n = self.job.parameters, len(sets.ptr) - 1
+        if self.previous is None:
+            return
+        low = sets.first_label - self.first
+        wanted = self.job.start_tau * self.previous.statistics[low : low + n, BIAS]
+        ends = self.previous.weights.ends(low, low + n)
+        wanted[np.diff(ends) == 0] = np.nan
+        follows = p.bias and p.loss == "squared_hinge" and self.job.start_tau > 0  # the hinge's alpha does not
+        left = ~np.isnan(wanted) & (not follows)
+        wanted[left | (np.diff(sets.ptr) > self.order.large)] = np.inf
+        start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, self.job.start_slopes), times, sets.alpha)
 
 
 def _part(sets: ActiveSets, a: int, b: int) -> ActiveSets:

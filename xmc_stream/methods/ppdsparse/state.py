@@ -22,8 +22,9 @@ from xmc_stream.store.packing import PackedMatrixWriter, PackWriter, new_pack
 _LINES = 1 << 15  # gathered at a time
 _WINDOW = 1 << 17  # entries of one class read at a time
 
-# columns of a state's statistics, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before
-BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, N_STATISTICS = range(10)
+# columns of a state's statistics, one row a class; ROOM: how many rows the next search may bring; MARK: a gap of before;
+# FRESH: 1 for a class that began from nothing beside those of a warm start
+BIAS, DUAL, KEPT, INSIDE, OUTSIDE, LOSS, STATUS, ROOM, MARK, FRESH, N_STATISTICS = range(11)
 OPEN, DONE, EMPTY = 0.0, 1.0, 2.0  # values of STATUS: still to solve; not any more; nothing to be learned
 WRITER_BYTES = 12 * 2**20  # of a state and one of large classes: a chunk of each array, copies of what is appended
 
