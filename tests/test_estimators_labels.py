@@ -217,7 +217,7 @@ def test_errors_name_arguments_of_python() -> None:
         with pytest.raises(InputError, match=f"The '{name}' parameter of PPDSparse must be"):
             xs.PPDSparse(**{name: "much"}).fit(X, Y)
     with pytest.raises(TypeError, match="sample_weight"):
-        xs.PPDSparse().fit(X, Y, sample_weight=np.ones(80))
+        xs.LEML().fit(X, Y, sample_weight=np.ones(80))
 
 
 @pytest.fixture(scope="module")
