@@ -31,7 +31,6 @@ from xmc_stream.methods.ppdsparse.plan import (
 )
 from xmc_stream.methods.ppdsparse.run import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
-from xmc_stream.methods.ppdsparse.start import learned_from
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
@@ -88,7 +87,7 @@ class PPDSparseForecaster(Forecaster):
     ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
-            parameters = parameters.warm(learned_from(warm_start, dataset, parameters.class_weight, given))
+            parameters = parameters.warm()
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)

@@ -295,18 +295,22 @@ class PPDSparseParameters(Parameters):
             return _GROWTH
         return 1 if round_ + 1 < self.common_rounds else _FAR_GROWTH
 
-    def warm(self, same_data: bool) -> PPDSparseParameters:
-        """Those of a run that begins from a model's weights.
+    def warm(self, new_labels: bool = False) -> PPDSparseParameters:
+        """Those of a run that begins from a model's weights. new_labels: whether the model does not know some labels.
 
-        same_data: whether the model learned from the same data. One round follows the search with its weights; two where
-        the data are others, and for the hinge, whose alpha does not follow from the margins.
+        One round follows the search with the model's weights, and new labels then take those of a cold run. For the hinge,
+        whose alpha does not follow from the margins, all take two.
         """
         common = self.common_rounds
         if common is None:
             return self
-        if not same_data or self.loss != "squared_hinge":
+        if self.loss != "squared_hinge":
             return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
-        return replace(self, rounds=1, last_epochs=self.epochs + self.last_epochs)
+        return WarmParameters(**{**asdict(self), "rounds": common if new_labels else 1})
+
+    def own_rounds(self, new: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Rounds after which a class may be done though it is not within tol. new: which classes a warm start did not know."""
+        return np.full(len(new), self.common_rounds or 0)
 
     def warm_near(self, of_model: Mapping[str, float]) -> float:
         """How far short of -1 the score of a row may be that the search with a model's weights adds.
@@ -353,3 +357,24 @@ class PPDSparseParameters(Parameters):
     def violates(self, scores: NDArray[Any]) -> NDArray[np.bool_]:
         """Which scores of rows outside A violate by more than tol."""
         return np.asarray(scores > np.float32(self.tol - 1.0))
+
+
+@dataclass(frozen=True)
+class WarmParameters(PPDSparseParameters):
+    """Those of a run that begins from a model's weights: the first round has the epochs of all, and ends what is known."""
+
+    def kind_of_search(self, round_: int) -> str:
+        """The first search only chooses rows; that behind the first round says which classes are done."""
+        return NARROW if round_ == 0 else EXACT if round_ == 1 else super().kind_of_search(round_)
+
+    def epochs_of(self, round_: int) -> int:
+        """More in the first round."""
+        return super().epochs_of(round_) if round_ else self.epochs + self.last_epochs
+
+    def enough(self, round_: int) -> float:
+        """The first round may be a class's last."""
+        return super().enough(round_) if round_ else math.inf
+
+    def own_rounds(self, new: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """One of what the model knew."""
+        return np.where(new, super().own_rounds(new), 1)

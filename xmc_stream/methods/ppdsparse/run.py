@@ -38,7 +38,7 @@ from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
-from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, learned_from, match_bytes, weights_of_terms
+from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DUAL,
@@ -201,13 +201,10 @@ class PPDSparseRun:
         )
         if self.carried:
             self.parameters = self.parameters.carried()
+        self._cold = self.parameters
         if self.warm_start:
-            self.parameters = self.parameters.warm(self._same_problem)
-
-    @property
-    def _same_problem(self) -> bool:
-        """Whether the model of the warm start learned from the same data, weighed alike."""
-        return learned_from(LinearWeights(self.warm_start), self.dataset, self.parameters.class_weight, self.given)
+            self.parameters = self.parameters.warm()
+        self._outline = Outline(self.parameters, self.seconds)
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -281,10 +278,6 @@ class PPDSparseRun:
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
 
-    @cached_property
-    def _outline(self) -> Outline:
-        return Outline(self.parameters, self.seconds)
-
     def _unchecked(self, round_: int) -> bool:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
@@ -351,6 +344,7 @@ class PPDSparseRun:
     def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
         """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
         files: list[CandidateFile] = []
+        kind = EXACT
         if self.carried:
             make_folder(self._state("solve-0"))
             words = "taking over another setting's rows"
@@ -359,11 +353,12 @@ class PPDSparseRun:
             make_folder(self._state("solve--1"))
             words = "reading the weights to begin from"
             starts = yield Phase("warm start: weights", self._start_jobs(), words, gathers=True)
-            files, _ = yield from self._search(0, EXACT, starts)
+            kind = self.parameters.kind_of_search(0)
+            files, _ = yield from self._search(0, kind, starts)
         make_folder(self._state("solve-0"))
         words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
         solves = yield Phase(
-            "round 1: solve", self._solve_jobs(0, files), words, span, unit="round", number=1, gathers=True
+            "round 1: solve", self._solve_jobs(0, files, kind), words, span, unit="round", number=1, gathers=True
         )
         self._drop_before(0)
         return solves
@@ -392,6 +387,7 @@ class PPDSparseRun:
                 ),
                 by,
             )
+        self.parameters = self._cold.warm(new_labels=bool(receipt["new"]))
         return {STARTED: said}
 
     def _takes_groups(self, started: dict[str, int] | None) -> bool:

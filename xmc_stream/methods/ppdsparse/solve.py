@@ -125,7 +125,7 @@ def update_statistics(
     objective = statistics[:, KEPT] + parameters.C * statistics[:, LOSS]
     gap = objective + statistics[:, DUAL]
     if parameters.common_rounds is not None:
-        done |= (gap <= FAR * objective) & (round_ >= parameters.common_rounds)
+        done |= (gap <= FAR * objective) & (round_ >= parameters.own_rounds(statistics[:, FRESH] > 0))
     elif round_ and round_ % PATIENCE == 0:
         # scores are float32: a gap that rounding hides, or turns below zero, cannot be seen to halve
         slow = (gap > statistics[:, MARK] / 2) | (gap <= ROUNDING * objective)
@@ -283,10 +283,7 @@ class _UnitSolve:
                     self._copy(self.previous, low, low, high, writer)
             self._large_path.unlink(missing_ok=True)
             open_ = writer.statistics[:, STATUS] == OPEN
-            # two rounds follow a warm start: a class that it did not know gets in one search what it has in three rounds
-            fresh = np.maximum(4.0, 8.0 * max(p.added, 1) / np.maximum(self.sizes, 1))
-            growth = np.maximum(p.growth_after(job.round), np.where(writer.statistics[:, FRESH] > 0, fresh, 0.0))
-            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, growth), 0)
+            heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
             writer.statistics[:, ROOM] = heaps
         options: Receipt = {"solve_passes": self.passes} if self.passes else {}
         if job.parameters.approximate:

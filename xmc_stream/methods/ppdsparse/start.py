@@ -23,7 +23,6 @@ from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solve import SURE, search_sizes, search_tiles, set_known
 from xmc_stream.methods.ppdsparse.solver import start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
-from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.chunks import read_small
@@ -44,14 +43,6 @@ def weights_of_terms(model: LinearWeights) -> dict[str, float]:
             terms["C"] = model.attributes.get("C")  # which its training chose
         terms["positive_weight"] = model.attributes.get("positive_weight", 1.0)
         return {name: float(value) for name, value in terms.items() if value is not None}
-
-
-def learned_from(model: LinearWeights, dataset: Dataset, class_weight: str | None, given: Given | None) -> bool:
-    """Whether a model was trained on a dataset, its rows and classes weighed alike."""
-    with understood(model.path / "zarr.json"):
-        of_model = model.attributes["params"].get("class_weight"), model.attributes.get("identity", {}).get("weights")
-        alike = of_model == (class_weight, None if given is None else given.identity)
-        return bool(alike and model.attributes["data"]["fingerprint"] == dataset.fingerprint)
 
 
 def check_start(model: LinearWeights, dataset: Dataset) -> None:
