@@ -18,6 +18,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.balance import start_alpha
 from xmc_stream.kernels.penalty import ONCE, Ramp
+from xmc_stream.methods.ppdsparse import solver
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.store.dataset import Dataset
@@ -120,6 +121,22 @@ def test_a_label_of_no_row_or_of_all_begins_from_nothing_when_that_changes(tmp_p
     assert warm.report_["objective"] == pytest.approx(cold.report_["objective"], rel=1e-5)
     W, W_cold = dense_weights(warm.model_)[0], dense_weights(cold.model_)[0]
     assert np.abs(W - W_cold).max() < 1e-3
+
+
+@pytest.mark.parametrize("cuts", [None, Cuts(solve_rows=20)], ids=["held", "streamed"])
+def test_a_large_new_label_begins_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: Cuts | None
+) -> None:
+    """alpha of a label without weights is 0: a single epoch then ends where that of a cold run does."""
+    monkeypatch.setattr(solver, "LARGE_BYTES", 1)  # all labels are large
+    X, Y = problem(k=3)
+    options = {**EXACT, "rounds": 1, "max_rounds": 1, "epochs": 1, "last_epochs": 1}
+    start = xs.PPDSparse(**EXACT).fit(converted(tmp_path / "old.xmc", X, Y[:, :2])).model_
+    data = converted(tmp_path / "new.xmc", X, Y)
+    cold = xs.PPDSparse(**{**options, "last_epochs": 2}).fit(data, cuts=cuts)
+    warm = xs.PPDSparse(**options).fit(data, warm_start=start, cuts=cuts)
+    W, W_cold = dense_weights(warm.model_)[0], dense_weights(cold.model_)[0]
+    np.testing.assert_array_equal(W[:, 2], W_cold[:, 2])
 
 
 def test_lists_of_labels_widen_by_what_they_are_called() -> None:

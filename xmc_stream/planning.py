@@ -70,7 +70,7 @@ def plan_training(
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
     method, task = method_of(parameters), Task(dataset, parameters, seed, warm_start, given=given)
     method.check(task)
-    limit = execution.limit([dataset.path])
+    limit = execution.limit([dataset.path, *([] if warm_start is None else [warm_start.path])])
     with _engine(execution, limit) as engine:
         resident_bytes = engine.warm(method.warm_up(task))
 
@@ -149,10 +149,20 @@ def _advised(
     if workers is not None:
         common["workers"] = workers
         common["seconds_by_workers"] = {
-            n: round(forecaster.forecast(at(limit, n))["seconds"] + engine.loading, 1) for n in _others(workers)
+            n: round(seconds + engine.loading, 1)
+            for n in _others(workers)
+            if (seconds := _seconds(forecaster, at(limit, n))) is not None
         }
     # the command loads the kernels too
     return {**common, **foreseen, "seconds": round(foreseen["seconds"] + engine.loading, 1), **advice}
+
+
+def _seconds(forecaster: Forecaster, plan: MemoryPlan) -> float | None:
+    """What a plan takes; None where it does not fit: fewer workers have longer jobs."""
+    try:
+        return float(forecaster.forecast(plan)["seconds"])
+    except MemoryLimitError:
+        return None
 
 
 def _others(workers: int) -> list[int]:

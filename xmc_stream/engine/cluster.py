@@ -207,8 +207,8 @@ class Cluster:
     def warm(self, job: Job) -> Done:
         """Run a job that loads libraries and kernels on every worker; returns what the largest one said.
 
-        On one worker of every host, then on the others: these find the kernels compiled, and no two processes compile into
-        one cache at the same time, which can fail. Where a worker dies, another one does it for that.
+        On one worker of every host, then on the others, which find the kernels compiled. Where a worker dies, another one
+        does it for that.
         """
         with self._asking():
             workers = list(self._client.nthreads())

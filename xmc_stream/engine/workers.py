@@ -22,7 +22,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_memory, format_size, parse_size, resident
 
 _LEAST_FILES = 256  # open files that a process must be allowed
-_SHARE = 0.75  # of what is free, or of what a worker may have, that a run takes where no limit is given
+_SHARE = 0.75  # of what is free that a run takes where no limit is given
 _PAUSED = 0.95  # of the memory at which dask pauses a worker, that a run takes of it at most
 
 

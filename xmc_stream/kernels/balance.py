@@ -1,4 +1,4 @@
-"""A warm start's alpha from the scores of its weights, so that alpha gives each class the bias that the weights have."""
+"""A warm start's alpha from the scores of its weights, so that alpha gives each class tau times the bias of the weights."""
 
 from __future__ import annotations
 

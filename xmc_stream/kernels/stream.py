@@ -268,11 +268,16 @@ def start_range(
     bias: NDArray[np.float64],
     ramp: Ramp,
 ) -> None:
-    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D): `balance.start_alpha`, no shift."""
+    """Classes [first, last): alpha of the rows in [start, stop) from weights w (n, D): `balance.start_alpha`, no shift.
+
+    bias (n,): NaN for a class that has no weights; its alpha stay as they are.
+    """
     ptr, rows, sign, alpha, _, _ = active
     local_of, x, _, weights = at_hand
     indptr, indices, data = x
     for c in range(first, last):
+        if np.isnan(bias[c]):
+            continue
         begin, end = _bounds(rows, ptr[c], ptr[c + 1], start, stop)
         for q in range(begin, end):
             i = local_of[np.int64(rows[q]) - start]

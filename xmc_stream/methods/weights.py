@@ -77,9 +77,7 @@ class Given:
         for name, values in self._arrays:
             if len(values) != sizes[name]:
                 raise InputError(
-                    f"sample_weight.shape == {values.shape}, expected {(sizes[name],)}!"
-                    if name == SAMPLES
-                    else f"there are {len(values)} weights of labels, and {dataset.path} has {sizes[name]} labels"
+                    f"there are {len(values)} weights of {name}, and {dataset.path} has {sizes[name]} {name}: give one for each"
                 )
 
     def write(self, path: Path) -> None:

@@ -74,13 +74,14 @@ def predict_to(
     from xmc_stream.jobs.job import Notes
 
     began = time.perf_counter()
-    limit = execution.limit([model.path, dataset.path], [out.parent])
     check_k(model, k)
     if out == STANDARD_OUTPUT:
-        with tempfile.TemporaryDirectory(prefix="xmc_stream-") as folder:
+        beside = model.path.absolute().parent if execution.scheduler is not None else None  # where workers find it too
+        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=beside) as folder:
             report = predict_to(model, dataset, Path(folder) / "predictions", k, execution, False, filter, check)
             write_standard_output(Predictions(Path(folder) / "predictions"), model.label_names())
         return {**report, "predictions": str(out), "seconds": round(time.perf_counter() - began, 3)}
+    limit = execution.limit([model.path, dataset.path], [out.parent])
     as_file = is_file(out)
     refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out

@@ -87,7 +87,8 @@ class PPDSparseForecaster(Forecaster):
     ) -> None:  # fmt: skip
         self._last: tuple[MemoryPlan, Forecast] | None = None
         if warm_start is not None:
-            parameters = parameters.warm()
+            # which labels are new by their names is not known yet
+            parameters = parameters.warm(warm_start.n_labels != dataset.n_labels)
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)

@@ -46,7 +46,8 @@ def _spans(p: PPDSparseParameters, seconds: dict[str, float]) -> dict[str, Span 
         return {}
     last = seconds.pop("finalise", 0.0)
     before = max(sum(seconds.values()), 1e-9)
-    more = [name for r in range(p.common_rounds, p.max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
+    rounds = [name for r in range(p.max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
+    more = [name for name in rounds if name not in seconds]
     end, written = (_ALL_ROUNDS, _WRITING) if more else (before / (before + last),) * 2
     spans: dict[str, Span | None] = {}
     at = 0.0

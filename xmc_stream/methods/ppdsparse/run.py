@@ -204,7 +204,6 @@ class PPDSparseRun:
         self._cold = self.parameters
         if self.warm_start:
             self.parameters = self.parameters.warm()
-        self._outline = Outline(self.parameters, self.seconds)
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -213,8 +212,8 @@ class PPDSparseRun:
 
     def loop(self) -> Loop:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
+        matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
-        matched = yield from self._match()
         guide = yield from self._guide(self._takes_groups(matched.get(STARTED)))
         solves = yield from self._first_solve()
         approximate = p.approximate and not self.carried
@@ -277,6 +276,10 @@ class PPDSparseRun:
             **matched,
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return Outline(self.parameters, self.seconds)
 
     def _unchecked(self, round_: int) -> bool:
         """Whether a trial ends here, without a last search."""
@@ -412,11 +415,10 @@ class PPDSparseRun:
         return solve_plan(self.plan, self.dataset, self.parameters, warm, self.units, of_samples)
 
     def _start_jobs(self) -> list[StartJob]:
-        sizes = self._solve_plan
         return [
             StartJob(
                 str(self.dataset.path), self.warm_start, self.parameters, self.seed, unit, self._matched,
-                str(self._state("solve--1", unit.name)), sizes,
+                str(self._state("solve--1", unit.name)),
             )
             for unit in self.units
         ]  # fmt: skip

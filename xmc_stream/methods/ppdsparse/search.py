@@ -239,11 +239,10 @@ class SearchJob:
     """Rows [start, stop) for the classes of a block, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
-    -1 - near, at most as many as the next round may add, and the loss summed
-    over the rows. check: no round follows, so the highest one is enough. kind: EXACT; NARROW, with weights of 16 bits, so
-    that only the rows count and no loss is summed; or APPROXIMATE, narrow with the parameters' cut, delta and min_value. A
-    narrow search takes rows above -1 + tol. interval: rows after which what a class
-    found is written where it wants more than so many; its active rows are read as many at a time.
+    -1 - near, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so the
+    highest one is enough. kind: EXACT; NARROW, with weights of 16 bits, so that only the rows count and no loss is summed; or
+    APPROXIMATE, narrow with the parameters' cut, delta and min_value. interval: rows after which what a class found is
+    written where it wants more than so many; its active rows are read as many at a time.
     """
 
     data: str

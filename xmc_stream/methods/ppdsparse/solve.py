@@ -450,11 +450,14 @@ class _UnitSolve:
         statistics = np.empty((high - low, 4))
         # what was kept of the last round has alpha > 0, but for positives
         fresh = (sets.alpha == 0.0) & (sets.sign < 0) if self.job.approximate else np.zeros(0, np.bool_)
-        mine = np.repeat(solved, np.diff(sets.ptr))
-        ptr = np.concatenate([[0], np.cumsum(np.diff(sets.ptr) * solved)])
-        part = ActiveSets(sets.first_label, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
-        self._solve_part(part, statistics, self._sink(low, solved, writer))
-        sets.alpha[mine] = part.alpha
+        if solved.all():
+            self._solve_part(sets, statistics, self._sink(low, solved, writer))
+        else:
+            mine = np.repeat(solved, np.diff(sets.ptr))
+            ptr = np.concatenate([[0], np.cumsum(np.diff(sets.ptr) * solved)])
+            part = ActiveSets(sets.first_label, ptr, sets.rows[mine], sets.sign[mine], sets.alpha[mine])
+            self._solve_part(part, statistics, self._sink(low, solved, writer))
+            sets.alpha[mine] = part.alpha
         if self.job.approximate:
             self.fresh += int(fresh.sum())
             self.used += int((fresh & (sets.alpha > 0.0)).sum())
@@ -495,7 +498,7 @@ class _UnitSolve:
             sink(np.zeros(n, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
             return
         if n == 1:
-            lengths = self.X.lengths(sets.rows)[1]
+            lengths, times = self.X.lengths(sets.rows)[1], self._times(sets, sets.rows)
             if self.warm:
                 ends = np.concatenate([[0], np.cumsum(lengths)])
                 begin = 0
@@ -505,10 +508,10 @@ class _UnitSolve:
                     block = self.X.gather(sets.rows[begin:end], self.buffer)
                     self._start_scores(_rows_part(sets, begin, end), np.arange(end - begin), block)
                     begin = end
-                self._start_alpha(sets, np.arange(len(sets.rows)), self._times(sets, sets.rows))
+                self._start_alpha(sets, np.arange(len(sets.rows)), times)
             self.solver.solve_large(
                 sets, lengths, lambda rows: self.X.gather(rows, self.buffer), sizes.max_nnz, job.round, self.scratch,
-                statistics[0], sink, self._times(sets, sets.rows),
+                statistics[0], sink, times,
             )  # fmt: skip
             return
         if not self._solve_together(sets, statistics, sink):
@@ -564,7 +567,7 @@ class _UnitSolve:
             )
 
     def _start_alpha(self, sets: ActiveSets, at: NDArray[np.int64], times: Times) -> None:
-        """alpha from the scores in its place, such that each class has the bias of its start, or 0 where it has no weights.
+        """alpha from the scores in its place: it gives each class tau times the bias of its start, 0 to one without weights.
 
         at: places of the rows in `times`. Large classes stay as they are, also where memory holds them: as X streams by,
         they are too many to look at twice.
@@ -577,8 +580,8 @@ class _UnitSolve:
         ends = self.previous.weights.ends(low, low + n)
         wanted[np.diff(ends) == 0] = np.nan
         follows = p.bias and p.loss == "squared_hinge" and self.job.start_tau > 0  # the hinge's alpha does not
-        left = ~np.isnan(wanted) & (not follows)
-        wanted[left | (np.diff(sets.ptr) > self.order.large)] = np.inf
+        unshifted = np.diff(sets.ptr) > self.order.large if follows else np.full(n, True)
+        wanted[unshifted & ~np.isnan(wanted)] = np.inf
         start_alpha(sets.ptr, sets.sign, at, wanted, ramp_of(p, self.job.start_slopes), times, sets.alpha)
 
 

@@ -19,7 +19,6 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import start_sets
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solve import SURE, search_sizes, search_tiles, set_known
 from xmc_stream.methods.ppdsparse.solver import start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
@@ -170,7 +169,6 @@ class StartJob:
     unit: Unit
     match: str
     out: str
-    sizes: SolvePlan
 
     @property
     def key(self) -> str:

@@ -181,11 +181,11 @@ class StreamSolver:
         return inside
 
     def _start(self, weights: Iterator[Weights], slopes: tuple[float, float]) -> None:
-        """alpha from the margins that given weights leave; they stand in v meanwhile."""
+        """alpha from the margins that given weights leave; they stand in v meanwhile. 0 of a class without weights."""
         ramp = ramp_of(self.parameters, slopes)
         bias = np.zeros(self.active.n_classes)
         for c, (features, values, b) in enumerate(weights):
-            self.v[c, features], bias[c] = values, b
+            self.v[c, features], bias[c] = values, b if len(features) else np.nan
 
         def start_alpha(portion: Portion, classes: tuple[int, int], scratch: GroupScratch) -> None:
             start_range(*classes, portion.active, *portion.rows, portion.at_hand, self.v, bias, ramp)
