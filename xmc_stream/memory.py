@@ -23,6 +23,8 @@ from xmc_stream.errors import InputError, MemoryLimitError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+# so few are taken from the reserve of a limit: to ask the system what is free takes longer than what is done with them
+FEW_BYTES = 2**20
 _RESERVED = 32  # a limit's share that no plan uses
 # Freed buffers below this share of a limit may stay resident: eight of them take the share that no plan uses.
 _KEPT, _LEAST_KEPT, _MOST_KEPT = 256, 256 * 2**10, 16 * 2**20

@@ -17,7 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation import evaluate
-from xmc_stream.memory import MemoryLimit, format_size
+from xmc_stream.memory import FEW_BYTES, MemoryLimit, format_size
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.files import copy_model
@@ -25,7 +25,6 @@ from xmc_stream.store.dataset import Dataset
 
 _FIRST = 32  # labels of a row that are asked for at first, where more may count as predicted
 _PART = 2**16  # rows that are asked about at a time, where each may have any number of labels
-_FEW_BYTES = 2**20
 _SCORE_BYTES = 20 + 8 + 4  # of a row and label: as they are ranked, and put into their places
 _WEIGHT_BYTES = 3 * (4 + 8)  # of a weight: as it is read, put together and turned
 
@@ -316,7 +315,7 @@ class Fitted:
 
     def _check_room(self, n: int, k: int, what: str, cure: str) -> None:
         need = _SCORE_BYTES * n * k
-        if need <= _FEW_BYTES:  # asking the system what is free takes longer than to rank a row
+        if need <= FEW_BYTES:  # asking the system what is free takes longer than to rank a row
             return
         limit = MemoryLimit.of(self.memory_limit)
         if need > limit.budget():

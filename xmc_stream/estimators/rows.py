@@ -14,14 +14,13 @@ from sklearn.utils.validation import validate_data
 
 from xmc_stream.convert.matrices.whole import as_csr, csr_bytes
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.models.normalisation import of_length_one
 from xmc_stream.store.dataset import Dataset, open_dataset
 
 log = logging.getLogger("xmc_stream")
 _LOOKED_AT = 10_000  # rows of a dataset whose length is looked at
 _ENTRY_BYTES = 8 + 8  # of a value of a dense matrix that is made sparse, with its column
-_FEW_BYTES = 2**20
 
 
 def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
@@ -48,7 +47,7 @@ def as_rows(estimator: Any, X: Any, **checks: Any) -> Any:
 
 
 def _check_room(memory_limit: str | int | None, n_bytes: int) -> None:
-    if n_bytes > _FEW_BYTES:  # asking the system what is free takes longer than to make a small one
+    if n_bytes > FEW_BYTES:  # asking the system what is free takes longer than to make a small one
         MemoryLimit.of(memory_limit).check({"X as a CSR matrix": n_bytes}, "taking X")
 
 

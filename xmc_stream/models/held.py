@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
+from xmc_stream.memory import FEW_BYTES, MemoryLimit, available_threads, return_freed_memory, when_room_is_needed
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.samples import are_texts, check_texts
 from xmc_stream.store.dataset import Dataset
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _SHARE = 2  # one in so many bytes of the budget is taken at most: two threads may come at once
 _RESULT_BYTES = 20  # of a row and rank: label and score, and what becomes of them
 _ROW_BYTES = 24  # where a row begins, as it is read and in the block
-_FEW_BYTES = 2**20  # of rows and results: they are taken from the reserve of a limit that nobody set
 
 Stamp = tuple[int, int, int]
 
@@ -89,7 +88,7 @@ def rank(model: Model, data: Any, k: int, execution: Execution) -> tuple[NDArray
     read, n_bytes = _reader(data, kept, texts)
     need = n_bytes + n * (k * _RESULT_BYTES + _ROW_BYTES)
     # to ask the system what is free takes longer than to rank a row
-    if execution.memory_limit is not None or need > _FEW_BYTES:
+    if execution.memory_limit is not None or need > FEW_BYTES:
         budget = MemoryLimit.of(execution.memory_limit).budget()
         if need + kept.ranking > budget // _SHARE:
             return None

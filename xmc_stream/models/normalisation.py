@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.memory import FEW_BYTES, MemoryLimit
 from xmc_stream.store.selection import SELECTED
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from xmc_stream.store.model import StoredModel
 
 _NEAR = 1e-4  # as far from one is the length of what was written with few digits, or summed in another order
-_FEW_BYTES = 2**20
 _ENTRY_BYTES = 4 + 4 + 8 + 1  # of a value: before and after, its column, and whether its row stays
 
 
@@ -47,7 +46,7 @@ def normalised(model: StoredModel, X: Any, execution: Execution) -> Any:
     stay = of_length_one(norms)
     if stay.all() or not np.isfinite(norms).all():
         return X
-    if (n_bytes := _ENTRY_BYTES * len(data)) > _FEW_BYTES:  # asking the system what is free takes its time
+    if (n_bytes := _ENTRY_BYTES * len(data)) > FEW_BYTES:  # asking the system what is free takes its time
         MemoryLimit.of(execution.memory_limit).check({"rows of length one": n_bytes}, "normalising rows")
     scaled = data.copy()
     scale_rows_l2(indptr, scaled)
