@@ -256,3 +256,8 @@ def test_other_weights_are_another_run(tmp_path: Path) -> None:
         clf.fit(data, model=tmp_path / "m")
     identity = json.loads((tmp_path / "m" / "zarr.json").read_text())["attributes"]["identity"]
     assert set(identity["weights"]) == {"samples"}
+
+
+def test_a_weight_of_a_class_that_is_no_number_is_named() -> None:
+    with pytest.raises(xs.InputError, match=r"class_weight of 'a' is 'much': give a number"):
+        xs.PPDSparse(class_weight={"a": "much"}).fit(np.eye(4), ["a", "b", "a", "b"])

@@ -233,7 +233,8 @@ def _convert(
     from xmc_stream.store.encoding import folder_bytes
 
     begin = time.perf_counter()
-    reads = [source] if isinstance(source, str | Path) and Path(source).exists() else []  # not of pipes
+    named = [*(source if isinstance(source, list | tuple) else [source]), like]
+    reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
     limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
     if normalize not in (None, *_NORMALIZE):
         raise InputError(f"normalize must be one of {', '.join(_NORMALIZE)}, got {normalize!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -114,6 +115,8 @@ class PPDSparse(Estimator, parameters=PPDSparseParameters):
             for label, weight in weights.items():
                 if label not in numbers:
                     raise InputError(f"class_weight has the label {label!r}, and y does not")
+                if not isinstance(weight, Real):
+                    raise InputError(f"class_weight of {label!r} is {weight!r}: give a number")
                 labels[numbers[label]] = weight
         elif weights is not None and not isinstance(weights, str):
             labels = np.asarray(weights)
