@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 from helpers.clusters import Worker, cluster
-from helpers.commands import cli_command, environment
+from helpers.commands import cli_command, environment, wait_until
 
 import xmc_stream as xs
 from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.engine.events import read_events
 from xmc_stream.engine.runner import limit_of
 
 FINE = Worker()
@@ -135,17 +137,16 @@ def test_a_run_that_lost_all_workers_ends_with_a_line(
     with cluster(tmp_path / "cluster") as (_, address):
         partial = tmp_path / "m.partial"
 
+        def solving() -> bool:
+            return any(event["phase"] == "round 2: solve" for event in read_events(partial / "events.jsonl"))
+
         def kill() -> None:
-            while (
-                not (partial / "events.jsonl").exists()
-                or "round 2: solve" not in (partial / "events.jsonl").read_text()
-            ):
-                time.sleep(0.02)
+            wait_until(None, solving)
             subprocess.run(
                 ["pkill", "-9", "-f", str(tmp_path / "cluster" / "scheduler.json") + ".*worker-0"], check=True
             )
 
-        killer = threading.Thread(target=kill)
+        killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         with pytest.raises(xs.errors.JobError, match=r"no workers for a minute: start some .* it goes on$"):
             xs.PPDSparse(scheduler=address, memory_limit="1GB", **slow).fit(small, model=tmp_path / "m")
@@ -157,13 +158,16 @@ def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -
     tool = Path(__file__).parents[1] / "tools" / "start_cluster.py"
     words = [sys.executable, tool, "--workers", "2", "--memory-limit", "1GB", "--port", "0", "--dashboard", "none"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as run:
-        assert run.stdout is not None
-        line = run.stdout.readline()
-        assert line.startswith("2 workers at tcp://127.0.0.1:")
-        address = line.split()[3].rstrip(".")
-        there = xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "there")
-        run.send_signal(2)
-        assert run.wait(30) == 0
+        try:
+            assert run.stdout is not None
+            line = run.stdout.readline()
+            assert line.startswith("2 workers at tcp://127.0.0.1:")
+            address = line.split()[3].rstrip(".")
+            there = xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "there")
+            run.send_signal(signal.SIGINT)
+            assert run.wait(60) == 0
+        finally:
+            run.terminate()
     assert there.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
     told = json.loads(said("info", tmp_path / "there", "--json"))["run"]
     assert len(told["workers"]) == 2

@@ -34,7 +34,7 @@ _SECONDS = 60  # that the processes have to find each other
 def main(workers: int, threads: int, memory_limit: str, port: int, dashboard: str) -> None:
     """Start a scheduler and workers on this machine, and stay until Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    with tempfile.TemporaryDirectory(prefix="xmc_stream-cluster-") as folder:
+    with tempfile.TemporaryDirectory(prefix="xmc_stream-cluster-", ignore_cleanup_errors=True) as folder:
         file = Path(folder) / "scheduler.json"
         common = ["--scheduler-file", str(file), "--host", "127.0.0.1"]
         shown = ["--no-dashboard"] if dashboard == "none" else ["--dashboard-address", dashboard]
@@ -69,6 +69,7 @@ def main(workers: int, threads: int, memory_limit: str, port: int, dashboard: st
                     process.wait(10)
                 except subprocess.TimeoutExpired:
                     process.kill()
+                    process.wait()
 
 
 def _met(file: Path, scheduler: subprocess.Popen[bytes], workers: Sequence[subprocess.Popen[bytes]]) -> str:

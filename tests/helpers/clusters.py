@@ -39,7 +39,7 @@ def cluster(
             where.mkdir(exist_ok=True)
             run = subprocess.Popen(words, stdout=log, stderr=log, cwd=where, env={**os.environ, **more})
             processes.enter_context(run)
-            processes.callback(run.terminate if "--no-nanny" not in words and "-m" in words else run.kill)
+            processes.callback(run.kill)  # a nanny's worker ends with it
             return run
 
         scheduler = start(
