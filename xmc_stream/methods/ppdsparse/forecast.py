@@ -351,7 +351,7 @@ class PPDSparseForecaster(Forecaster):
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
         solving = min(threads, len(self.units))  # a unit is a job
-        seconds = {"groups": groups_work(d) * probe["step"] / threads} if self.guided else {}
+        seconds: dict[str, float] = {}
         ranges = len(search_ranges(plan, d.n_samples))
         scored = (
             float(d.n_samples) * int(self.learned.sum()) * probe["score"] + streamed / self.searches * probe["read"]
@@ -362,6 +362,8 @@ class PPDSparseForecaster(Forecaster):
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
             seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving
+        if self.guided:  # beside the first solve
+            seconds["solve/0"] += groups_work(d) * probe["step"] / threads
         if not self.carried:
             seconds[f"search/{self.rounds}"] = scored / threads
         seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6

@@ -214,8 +214,10 @@ class PPDSparseRun:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
-        guide = yield from self._guide(self._takes_groups(matched.get(STARTED)))
-        solves = yield from self._first_solve()
+        beside = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
+        solves = yield from self._first_solve(beside)
+        guide = {GUIDE: guide_attributes(solves[0], guide_weight(p, self.dataset))} if beside else {}
+        solves = solves[len(beside) :]
         approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
@@ -285,24 +287,19 @@ class PPDSparseRun:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
 
-    def _guide(self, kept: bool) -> Generator[Phase, list[Receipt], dict[str, Any]]:
-        """Learn groups of labels, where they are to have a say; returns what the model says of them.
+    def _groups_jobs(self, kept: bool) -> list[Job]:
+        """The job that learns groups of labels, where they are to have a say.
 
         kept: those of the warm start's model are taken.
         """
-        weight = guide_weight(self.parameters, self.dataset)
-        if not weight:
-            return {}
-        data, out, span = str(self.dataset.path), str(self.work / GUIDE), self._outline.span("groups")
-        job: Job = GroupsJob(data, self.parameters, self.seed, self._least_weight, out, self.plan)
-        words = "learning groups of labels"
-        if kept:
-            # as of those that are learned: how many weights the labels will have is not known
-            half = self.parameters.halves(large=True)
-            job = KeepGroupsJob(data, self.warm_start, self._matched, half, out, self.plan)
-            words = "taking over groups of labels"
-        receipts = yield Phase("groups of labels", [job], words, span, gathers=True)
-        return {GUIDE: guide_attributes(receipts[0], weight)}
+        if not guide_weight(self.parameters, self.dataset):
+            return []
+        data, out = str(self.dataset.path), str(self.work / GUIDE)
+        if not kept:
+            return [GroupsJob(data, self.parameters, self.seed, self._least_weight, out, self.plan)]
+        # as of those that are learned: how many weights the labels will have is not known
+        half = self.parameters.halves(large=True)
+        return [KeepGroupsJob(data, self.warm_start, self._matched, half, out, self.plan)]
 
     def _worth_more(self, round_: int, files: list[CandidateFile]) -> bool:
         """Whether another round pays: always up to `common_rounds`, then while open classes are far from their optimum."""
@@ -344,14 +341,17 @@ class PPDSparseRun:
         """See `PPDSparseParameters.start_slopes`."""
         return self.parameters.start_slopes(self._of_start) if self.warm_start else (0.0, 0.0)
 
-    def _first_solve(self) -> Generator[Phase, list[Receipt], list[Receipt]]:
-        """Round 0: from nothing, or from the weights of a model and what a search with them finds."""
+    def _first_solve(self, beside: list[Job]) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        """Round 0: from nothing, or from the weights of a model and what a search with them finds.
+
+        beside: jobs that nothing waits for, so that no thread does; their receipts come first.
+        """
         files: list[CandidateFile] = []
         kind = EXACT
         if self.carried:
             make_folder(self._state("solve-0"))
             words = "taking over another setting's rows"
-            return (yield Phase("go on from another setting", self._carry_jobs(), words, gathers=True))
+            return (yield Phase("go on from another setting", [*beside, *self._carry_jobs()], words, gathers=True))
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
             words = "reading the weights to begin from"
@@ -360,9 +360,8 @@ class PPDSparseRun:
             files, _ = yield from self._search(0, kind, starts)
         make_folder(self._state("solve-0"))
         words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
-        solves = yield Phase(
-            "round 1: solve", self._solve_jobs(0, files, kind), words, span, unit="round", number=1, gathers=True
-        )
+        jobs = [*beside, *self._solve_jobs(0, files, kind)]
+        solves = yield Phase("round 1: solve", jobs, words, span, unit="round", number=1, gathers=True)
         self._drop_before(0)
         return solves
 
