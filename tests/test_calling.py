@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 from helpers.commands import cli_command, environment
@@ -113,6 +115,17 @@ def test_a_wrong_scheduler_fails_within_seconds_and_leaves_nothing(small: Path, 
             call()
         assert time.monotonic() - began < 20
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_that_reaches_no_scheduler_is_closed(small: Path, tmp_path: Path) -> None:
+    # the garbage collector closes one that is open wherever it runs, and may wait there for ever
+    gc.disable()
+    try:
+        with pytest.raises(xs.InputError, match="no dask scheduler answers"):
+            xs.PPDSparse(scheduler="foo://x:1").fit(small, model=tmp_path / "m")
+        assert {one.status for one in gc.get_objects() if isinstance(one, distributed.Client)} == {"closed"}
+    finally:
+        gc.enable()
 
 
 def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,21 @@ def _there(folder: str | Path) -> Path:
     return next(of for of in (folder, *folder.parents) if of.is_dir())
 
 
+class _Client(distributed.Client):
+    """A client that is closed where it cannot be made.
+
+    Left to the garbage collector it closes itself in whatever thread that runs in. In one that starts the loop of another
+    client, it waits for a lock that is held until that loop runs: for ever.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            super().__init__(address, timeout=_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+
 class Cluster:
     """The workers of a scheduler, for one run.
 
@@ -94,7 +109,7 @@ class Cluster:
         self._levels = [log.level for log in _LOGS]
         if self._owned:
             try:
-                self._client = distributed.Client(str(scheduler), timeout=_SECONDS)
+                self._client = _Client(str(scheduler))
             except (OSError, ValueError, MemoryError) as error:  # the last where something else answers
                 why = " ".join(str(error).split())
                 raise InputError(
