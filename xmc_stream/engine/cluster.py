@@ -121,7 +121,7 @@ class Cluster:
             self._client = scheduler
         rpc = self._client.scheduler
         self._address = rpc.address if rpc else ""
-        self._completed = distributed.as_completed()
+        self._completed = distributed.as_completed(loop=self._client.loop)  # else the loop of the client made last
         try:
             self._meet_workers()
         except BaseException:
