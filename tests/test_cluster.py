@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.clusters import Worker, cluster
+from helpers.clusters import Worker, cluster, pid_of
 from helpers.commands import cli_command, environment, wait_until
 
 import xmc_stream as xs
@@ -142,9 +142,7 @@ def test_a_run_that_lost_all_workers_ends_with_a_line(
 
         def kill() -> None:
             wait_until(None, solving)
-            subprocess.run(
-                ["pkill", "-9", "-f", str(tmp_path / "cluster" / "scheduler.json") + ".*worker-0"], check=True
-            )
+            os.kill(pid_of(tmp_path / "cluster", 0), signal.SIGKILL)
 
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()

@@ -130,11 +130,14 @@ def test_temporary_folders_are_gone_when_a_process_is_ended(
     )  # fmt: skip
     assert program.stdout is not None
     with program:
-        place = Path(program.stdout.readline().strip())
-        assert place.is_dir()
-        assert tmp_path in place.parents
-        (os.killpg if group else os.kill)(program.pid, number)
-        program.wait()
+        try:
+            place = Path(program.stdout.readline().strip())
+            assert place.is_dir()
+            assert tmp_path in place.parents
+            (os.killpg if group else os.kill)(program.pid, number)
+            program.wait(60)
+        finally:
+            program.kill()
     until = time.monotonic() + 20
     while list(tmp_path.glob(OURS)) and time.monotonic() < until:
         time.sleep(0.05)

@@ -84,10 +84,10 @@ def test_one_set_in_any_number_of_files_and_parts(
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     text = dumped(np.random.default_rng(3), 30, False, False)
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,))
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,), daemon=True)
     writer.start()
     dataset = convert(tmp_path / "pipe", tmp_path / "d.xmc")
-    writer.join()
+    writer.join(60)
     assert dataset.fingerprint == convert(write(tmp_path / "a", text), tmp_path / "e.xmc").fingerprint
 
 

@@ -45,14 +45,14 @@ def on_terminal(*words: Any, **more: str) -> tuple[int, str]:
         except OSError:  # the command has ended
             pass
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     with subprocess.Popen(
         cli_command(*words), stdout=follower, stderr=follower, stdin=follower, env={**environment(), **more}
     ) as run:
         os.close(follower)
         reader.start()
         code = run.wait()
-    reader.join()
+    reader.join(60)
     os.close(leader)
     return code, drawn.decode()
 

@@ -9,6 +9,7 @@ It runs until Ctrl-C, or until the scheduler ends. To run over several machines 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import click
 import distributed
 
 _SECONDS = 60  # that the processes have to find each other
+_FORGETS = "60s"  # without a word of a worker; by itself dask waits five minutes
 
 
 @click.command(context_settings={"show_default": True})
@@ -39,22 +41,25 @@ def main(workers: int, threads: int, memory_limit: str, port: int, dashboard: st
         common = ["--scheduler-file", str(file), "--host", "127.0.0.1"]
         shown = ["--no-dashboard"] if dashboard == "none" else ["--dashboard-address", dashboard]
         # a session of their own: Ctrl-C is for this process, which ends them in order
-        run = [sys.executable, "-m"]
-        scheduler = subprocess.Popen(
-            [*run, "distributed.cli.dask_scheduler", *common, *shown, "--port", str(port)], cwd=folder,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        words = [sys.executable, "-m"]
         worker = [
-            *run, "distributed.cli.dask_worker", *common, "--no-dashboard", "--nthreads", str(threads),
+            *words, "distributed.cli.dask_worker", *common, "--no-dashboard", "--nthreads", str(threads),
             "--memory-limit", memory_limit, "--local-directory", folder,
         ]  # fmt: skip
-        working = [
-            subprocess.Popen(
-                [*worker, "--name", f"worker-{number}"], cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True
+        running: list[subprocess.Popen[bytes]] = []
+
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            environment = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": _FORGETS, **os.environ}
+            running.append(
+                subprocess.Popen(
+                    command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+                )
             )
-            for number in range(1, workers + 1)
-        ]
+            return running[-1]
+
         try:
+            scheduler = start(*words, "distributed.cli.dask_scheduler", *common, *shown, "--port", str(port))
+            working = [start(*worker, "--name", f"worker-{number}") for number in range(1, workers + 1)]
             address = _met(file, scheduler, working)
             click.echo(f"{workers} workers at {address}. Give --scheduler {address} to a command. Ctrl-C ends them.")
             scheduler.wait()
@@ -62,9 +67,9 @@ def main(workers: int, threads: int, memory_limit: str, port: int, dashboard: st
         except KeyboardInterrupt:
             pass
         finally:
-            for process in (*working, scheduler):
+            for process in reversed(running):
                 process.terminate()
-            for process in (*working, scheduler):
+            for process in reversed(running):
                 try:
                     process.wait(10)
                 except subprocess.TimeoutExpired:

@@ -1,6 +1,9 @@
 """Asking a job that is under way to stop: a run that was interrupted does not wait for what it has begun.
 
 Jobs are asked at their block boundaries, when the store reads or writes for them. A compiled kernel cannot be asked.
+
+On a cluster a job may run in two places at once: a worker that is frozen or cut off has one, and another one was given it.
+So what a job writes has a work name of that copy, until it is whole.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class StoppedError(BaseException):
@@ -18,14 +22,20 @@ _thread = threading.local()
 
 
 @contextmanager
-def wanted_while(wanted: Callable[[], bool]) -> Iterator[None]:
-    """What this thread does in the block ends with StoppedError soon after wanted() is false."""
-    _thread.wanted = wanted
+def wanted_while(wanted: Callable[[], bool], copy: str = "") -> Iterator[None]:
+    """What this thread does in the block ends with StoppedError soon after wanted() is false. copy: see `work_name`."""
+    _thread.wanted, _thread.copy = wanted, copy
     try:
         stop_if_unwanted()
         yield
     finally:
-        del _thread.wanted
+        del _thread.wanted, _thread.copy
+
+
+def work_name(path: Path) -> Path:
+    """Where this thread writes what will be `path`; another copy of its job, told apart by a name, does elsewhere."""
+    copy: str = getattr(_thread, "copy", "")
+    return path.with_name(f"{path.name}.{copy}.partial" if copy else f"{path.name}.partial")
 
 
 def stop_if_unwanted() -> None:

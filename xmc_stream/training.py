@@ -114,7 +114,8 @@ def _train(
 
             def whole() -> Loop:
                 if check:
-                    yield Phase("check the data", checks, "comparing the data with their checksums", (0.0, _CHECKING))
+                    words = "comparing the data with their checksums"
+                    yield Phase("check the data", checks, words, (0.0, _CHECKING), twice=True)
                 with progress.part(_CHECKING if check else 0.0, 1.0):
                     return (yield from run.loop())
 
@@ -180,6 +181,7 @@ def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, 
             check_state_jobs(work, method.sealed),
             "comparing what was done with its checksums",
             (0.0, 0.0),
+            twice=True,
         )
         return {"damaged": [receipt for receipt in receipts if receipt["damage"]]}
 

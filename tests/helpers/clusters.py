@@ -27,7 +27,10 @@ class Worker:
 def cluster(
     folder: Path, port: int = 0, workers: Sequence[Worker] = (Worker(),)
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A scheduler's process and its address, with workers of one thread, "worker-0" and so on, each in a folder of its own."""
+    """A scheduler's process and its address, with workers of one thread, "worker-0" and so on, each in a folder of its own.
+
+    For their processes see `pid_of`.
+    """
     folder.mkdir(exist_ok=True)
     file = folder / "scheduler.json"
     file.unlink(missing_ok=True)
@@ -63,6 +66,8 @@ def cluster(
             "1",
             "--death-timeout",
             "60",
+            "--pid-file",
+            "pid",
             *common,
         ]
         working = [
@@ -75,3 +80,8 @@ def cluster(
         for one in working:
             wait_until(one, lambda: (folder / "log").read_bytes().count(b"Registered to") >= len(workers))
         yield scheduler, json.loads(file.read_text())["address"]
+
+
+def pid_of(folder: Path, worker: int) -> int:
+    """The process of a worker (of its nanny, if it has one) of the cluster that lies in a folder."""
+    return int((folder / f"worker-{worker}" / "pid").read_text())

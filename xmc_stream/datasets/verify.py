@@ -135,7 +135,11 @@ class StoreCheck:
         self.damage += [*seal_damage(self.path), *self.inventory.damage]
         for receipt in (
             yield Phase(
-                "verify: files", files_jobs(self.inventory.arrays), "comparing files with their checksums", (0.0, 0.5)
+                "verify: files",
+                files_jobs(self.inventory.arrays),
+                "comparing files with their checksums",
+                (0.0, 0.5),
+                twice=True,
             )
         ):
             self.hashes |= receipt["hashes"]
@@ -282,7 +286,7 @@ class StoreCheck:
     def _sums(self, jobs: dict[str, Any]) -> Generator[Phase, list[Receipt], dict[str, tuple[int, int]]]:
         """Run all jobs in one phase; returns the sums of each matrix whose lines could all be told apart."""
         every = [job for some in jobs.values() for job in some]
-        receipts = iter((yield Phase("verify: content", every, "checking what the files say", (0.5, 1.0))))
+        receipts = iter((yield Phase("verify: content", every, "checking what the files say", (0.5, 1.0), twice=True)))
         sums = {}
         for name, some in jobs.items():
             mine = [next(receipts) for _ in some]

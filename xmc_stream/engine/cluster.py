@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import distributed
 from distributed.comm.addressing import get_address_host
+from distributed.core import Status
 
 from xmc_stream.engine.work import Done, Failed, do_while, receipt_of, under_way
 from xmc_stream.engine.workers import About, Folders, about_this, common_limit, refuse_unfit
@@ -25,13 +29,18 @@ from xmc_stream.progress import LOG
 _LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
 
 _SECONDS = 5  # that a scheduler has to answer
+_ANSWER = 20.0  # seconds that a worker has to answer
 _LOOK = 5.0  # seconds from one look for workers to the next, while a run waits for a job
 _ALONE = 60.0  # seconds that a run without workers waits for one
 _PAUSE = 0.02  # seconds from one look for an outcome to the next, at most
+_LATE = 10.0  # seconds that a job must have taken, and so many times what others of its phase take, to be a straggler
+_TIMES = 3.0
+_SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
 
 _NO_WORKERS = "the dask scheduler has no workers: start some, then run this again"
 
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
+_GONE = (Status.closing, Status.closed, Status.failed)  # what a worker is that the scheduler does not count on any more
 
 
 def _on_worker(job: Job, run: str, limit: MemoryLimit) -> Done | Failed:
@@ -42,9 +51,10 @@ def _on_worker(job: Job, run: str, limit: MemoryLimit) -> Done | Failed:
 
     def wanted() -> bool:
         task = worker.state.tasks.get(key)
-        return run not in _ended and task is not None and task.state == "executing"
+        return run not in _ended and worker.status not in _GONE and task is not None and task.state == "executing"
 
-    return do_while(wanted, job, run)
+    # a worker that was frozen or cut off may be at a job that another one has been given since, under the same key
+    return do_while(wanted, job, run, copy=uuid.uuid4().hex[:8])
 
 
 def _about(folders: Folders, dask_worker: Any) -> About:
@@ -96,6 +106,20 @@ class _Client(distributed.Client):
             raise
 
 
+@dataclass(eq=False)
+class _Task:
+    """A job under way since `began`. copies: its futures, more than one where it is a straggler. twice: whether that may be."""
+
+    job: Job
+    copies: list[Any]
+    began: float
+    twice: bool
+
+    def ended(self) -> list[Any]:
+        """The copies that have."""
+        return [future for future in self.copies if future.done()]
+
+
 class Cluster:
     """The workers of a scheduler, for one run.
 
@@ -121,7 +145,9 @@ class Cluster:
             self._client = scheduler
         rpc = self._client.scheduler
         self._address = rpc.address if rpc else ""
-        self._completed = distributed.as_completed(loop=self._client.loop)  # else the loop of the client made last
+        self._tasks: list[_Task] = []  # under way, by `submit`
+        self._took: list[float] = []  # seconds, of those of the phase that have ended
+        self._looked = 0.0  # for stragglers
         try:
             self._meet_workers()
         except BaseException:
@@ -131,13 +157,16 @@ class Cluster:
     def _meet_workers(self) -> None:
         """Count workers; wait for jobs that a session of this run which is gone left there: they write what ours do."""
         run = self._run.partition("#")[0]
-        with self._asking():
-            workers = self._client.nthreads()
-            if not workers:
-                raise InputError(_NO_WORKERS)
-            self.threads, self.processes = max(workers.values()), len(workers)
-            while run and any(self._client.run(under_way, run, on_error="ignore").values()):
-                time.sleep(0.2)
+        workers = self._workers()
+        if not workers:
+            raise InputError(_NO_WORKERS)
+        self.threads, self.processes = max(workers.values()), len(workers)
+        began = time.monotonic()
+        while run and any(n for n in self._everyone(under_way, run).values() if isinstance(n, int)):
+            if began and time.monotonic() > began + _LOOK:
+                LOG.info("waiting for jobs that an earlier session of this run left on the workers")
+                began = 0.0
+            time.sleep(0.2)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -153,13 +182,45 @@ class Cluster:
             )
             raise JobError(f"the dask scheduler at {self._address} is gone: {advice}") from None
 
+    def _workers(self) -> dict[str, int]:
+        """Threads of each worker, by address."""
+        try:
+            with self._asking():
+                return dict(self._client.nthreads(callback_timeout=_ALONE))
+        except TimeoutError:
+            raise JobError(
+                f"the dask scheduler at {self._address} has given no answer for a minute: look at its log, and give the same "
+                "command" + (", it goes on" if self._goes_on() else "")
+            ) from None
+
+    def _everyone(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        """What a function says on each worker, by address; an exception where it fails, or no answer comes in time."""
+
+        async def answers() -> dict[str, Any]:
+            there = list(await self._client.nthreads())
+            asked = [
+                asyncio.wait_for(self._client.run(function, *arguments, workers=[one], on_error="return"), _ANSWER)
+                for one in there
+            ]
+            told = await asyncio.gather(*asked, return_exceptions=True)
+            return {
+                one: said.get(one) if isinstance(said, dict) else said for one, said in zip(there, told, strict=True)
+            }
+
+        with self._asking():
+            told: dict[str, Any] = self._client.sync(answers)
+        return told
+
     def ask(self, folders: Folders) -> list[About]:
         """What every worker says of itself."""
-        with self._asking():
-            told = self._client.run(_about, folders, on_error="return")
-            there = self._client.nthreads()
+        told, there = self._everyone(_about, folders), self._workers()
         told = {address: one for address, one in told.items() if address in there}  # without those that died meanwhile
         for address, one in told.items():
+            if isinstance(one, TimeoutError):
+                raise InputError(
+                    f"worker {address} has given no answer for {_ANSWER:.0f} seconds: end it, or wait until the scheduler "
+                    "drops it"
+                )
             if isinstance(one, BaseException):
                 raise InputError(
                     f"worker {address} cannot work for this process ({type(one).__name__}: {one}): install the same version "
@@ -175,18 +236,55 @@ class Cluster:
         with self._asking():
             return self._client.submit(_on_worker, job, self._run, self._limit, key=key, pure=False, **where)
 
-    def submit(self, job: Job) -> Any:
-        """Have a job run: `next_ended` gives its future when it has."""
-        future = self._begin(job)
-        self._completed.add(future)
-        return future
+    def submit(self, job: Job, twice: bool, **where: Any) -> _Task:
+        """Have a job run: `next_ended` gives what is returned, when it has. twice: whether two copies of it do no harm."""
+        if not self._tasks:
+            self._took.clear()  # another phase
+        task = _Task(job, [self._begin(job, **where)], time.monotonic(), twice)
+        self._tasks.append(task)
+        return task
 
-    def next_ended(self) -> Any:
-        """A job's future, as it ends. Waits for one. Raises JobError where no worker is left, and none comes."""
-        self._wait_until(self._completed.has_ready)
-        return next(self._completed)
+    def next_ended(self) -> _Task:
+        """A job, as it ends. Waits for one. Raises JobError where no worker is left, and none comes."""
 
-    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        def ended() -> list[_Task]:
+            self._copy_stragglers()
+            return [task for task in self._tasks if task.ended()]
+
+        self._wait_until(ended)
+        task = ended()[0]
+        self._tasks.remove(task)
+        return task
+
+    def _copy_stragglers(self) -> None:
+        """Begin jobs that take far longer than others of their phase once more, on idle workers.
+
+        Theirs may be frozen or cut off, which a scheduler notices after minutes. Where no job of the phase has ended, those
+        of workers that the scheduler has not heard of for a while.
+        """
+        now = time.monotonic()
+        if now < self._looked + 1:
+            return
+        self._looked = now
+        enough = max(_LATE, _TIMES * median(self._took)) if self._took else _LATE
+        late = [task for task in self._tasks if task.twice and len(task.copies) == 1 and now > task.began + enough]
+        if not late:
+            return
+        with self._asking():
+            at_work = self._client.processing()
+            about = self._client.scheduler_info(n_workers=-1)["workers"]
+        newest = max((one["last_seen"] for one in about.values()), default=0.0)
+        silent = {worker for worker, one in about.items() if one["last_seen"] < newest - _SILENT}
+        room = {one: self.threads - len(keys) for one, keys in at_work.items() if one not in silent}
+        for task in late:
+            there = {one for one, keys in at_work.items() if task.copies[0].key in keys}
+            free = [one for one, n in room.items() if n > 0 and one not in there]
+            if free and (self._took or there & silent):
+                LOG.info("job %s takes long: once more, on %s", task.job.key, free[0])
+                room[free[0]] -= 1
+                task.copies.append(self._begin(task.job, workers=free[:1], allow_other_workers=True))
+
+    def _wait_until(self, holds: Callable[[], Any]) -> None:
         """Wait for something that workers bring about. Raises JobError where none is left, and none comes."""
         pause, looked, left = 0.001, time.monotonic(), time.monotonic()  # when there were workers at last
         while not holds():
@@ -194,8 +292,7 @@ class Cluster:
             pause = min(2 * pause, _PAUSE)
             if time.monotonic() < looked + _LOOK:
                 continue
-            with self._asking():
-                some = bool(self._client.nthreads())
+            some = bool(self._workers())
             looked = time.monotonic()
             if some:
                 left = looked
@@ -207,17 +304,39 @@ class Cluster:
             else:
                 LOG.warning("no workers at %s: waiting for one", self._address)
 
-    def outcome(self, job: Job, future: Any) -> Done | Failed:
+    def outcome(self, job: Job, task: _Task) -> Done | Failed:
         """What a job ended with. Raises JobError where it cannot be had, and what it raised, if that is no error of ours."""
-        self._wait_until(future.done)
-        try:
-            with self._asking():
-                outcome: Done | Failed = future.result()
-        except distributed.KilledWorker as error:
-            raise JobError(
-                f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
-            ) from error
-        return outcome
+        while True:
+            self._wait_until(task.ended)
+            first = task.ended()[0]
+            task.copies.remove(first)
+            try:
+                outcome = self._outcome_of(job, first)
+            except Exception:
+                if task.copies and self._client.status == "running":
+                    continue  # the other worker may do better
+                raise
+            if isinstance(outcome, Done) or not task.copies:
+                self._cancel(task.copies)
+                if isinstance(outcome, Done):
+                    self._took.append(outcome.seconds)
+                return outcome
+
+    def _outcome_of(self, job: Job, future: Any) -> Done | Failed:
+        while True:
+            self._wait_until(future.done)
+            try:
+                with self._asking():
+                    outcome: Done | Failed = future.result(timeout=_LOOK)
+                return outcome
+            except distributed.KilledWorker as error:
+                raise JobError(
+                    f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
+                ) from error
+            except TimeoutError:
+                if future.status == "error":
+                    raise
+                # else the worker died before the outcome was fetched: another one does the job
 
     def warm(self, job: Job) -> Done:
         """Run a job that loads libraries and kernels on every worker; returns what the largest one said.
@@ -225,28 +344,34 @@ class Cluster:
         On one worker of every host, then on the others, which find the kernels compiled. Where a worker dies, another one
         does it for that.
         """
-        with self._asking():
-            workers = list(self._client.nthreads())
+        workers = list(self._workers())
         first = {get_address_host(worker): worker for worker in reversed(workers)}.values()
         done = []
         for group in (list(first), [worker for worker in workers if worker not in first]):
-            begun = [self._begin(job, workers=[worker], allow_other_workers=True) for worker in group]
-            done += [receipt_of(self.outcome(job, future)) for future in begun]
+            for worker in group:
+                self.submit(job, True, workers=[worker], allow_other_workers=True)
+            done += [receipt_of(self.outcome(job, self.next_ended())) for _ in group]
         return max(done, key=lambda one: one.usage.resident)
 
     def once(self, job: Job) -> Receipt:
         """Run a job on a worker, by itself."""
-        return receipt_of(self.outcome(job, self._begin(job))).receipt
+        self.submit(job, True)
+        return receipt_of(self.outcome(job, self.next_ended())).receipt
 
     def jobs_here(self) -> int:
         """Jobs that are under way in this process: a worker's end with the worker."""
         return 0
 
-    def withdraw(self, futures: Iterable[Any]) -> None:
+    def withdraw(self, tasks: Iterable[_Task]) -> None:
         """Want no job any more: what has not begun does not begin, what has begun stops at its next block."""
         _ended.add(self._run)
-        if self._client.status == "running":
-            self._client.cancel(list(futures))
+        self._tasks.clear()
+        self._cancel([future for task in tasks for future in task.copies])
+
+    def _cancel(self, futures: list[Any]) -> None:
+        if futures and self._client.status == "running":
+            with suppress(OSError, TimeoutError):  # the scheduler is gone, which the next who asks it says
+                self._client.cancel(futures)
 
     def close(self) -> None:
         """Leave the scheduler, if its address was given."""

@@ -167,7 +167,7 @@ class Engine:
             progress.phase(phase.words or phase.name, phase.span)
             progress.advance(n_done / len(phase.jobs))
         try:
-            for job, done in self._as_completed(todo):
+            for job, done in self._as_completed(todo, phase.twice):
                 receipt = done.receipt
                 if phase.gathers:
                     receipt = {**receipt, "bytes_gathered": receipt.get("bytes_read", 0)}
@@ -188,7 +188,7 @@ class Engine:
             raise
         return [receipt for receipt in receipts.values() if receipt is not None]
 
-    def _as_completed(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Done]]:
+    def _as_completed(self, jobs: Iterable[Job], twice: bool) -> Iterator[tuple[Job, Done]]:
         """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""
         waiting = iter(jobs)
         running = self._running
@@ -199,7 +199,7 @@ class Engine:
                 job = next(waiting, None)
                 if job is None:
                     return
-                running[self._workers.submit(job)] = job
+                running[self._workers.submit(job, twice)] = job
 
         admit()
         while running:

@@ -47,12 +47,12 @@ def do(job: Job) -> Done | Failed:
     return Done(receipt, time.perf_counter() - began, Usage.now(), peak_resident(), this_process())
 
 
-def do_while(wanted: Callable[[], bool], job: Job, run: str) -> Done | Failed:
-    """Run a job of a run for as long as it is wanted: it ends at its next block once wanted() is false."""
+def do_while(wanted: Callable[[], bool], job: Job, run: str, copy: str = "") -> Done | Failed:
+    """Run a job of a run for as long as it is wanted: it ends at its next block once wanted() is false. copy: see `stop`."""
     with _lock:
         _under_way[run] += 1
     try:
-        with wanted_while(wanted):
+        with wanted_while(wanted, copy):
             return do(job)
     except StoppedError:
         return Failed(JobError, f"job {job.key} was stopped")

@@ -31,7 +31,8 @@ class Phase:
     words: what it does, for those who watch; "" for its name. span: from where to where it takes the whole run, from 0 to
     1, as far as that can be foreseen; None where it cannot. kept: receipts go into the ledger; else the jobs are done again
     in every session, as what they leave on disk is not durable. unit, number: how far the run is in its method's own
-    terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read scattered rows, no stream.
+    terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read scattered rows, no stream. twice: two
+    copies of a job may run beside each other, as what it leaves gets its name when it is whole: a straggler is begun again.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Phase:
     unit: str = ""
     number: int = 0
     gathers: bool = False
+    twice: bool = False
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

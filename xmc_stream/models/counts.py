@@ -14,6 +14,7 @@ from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import LabelMetrics, auc_units, average_auc, leave_out_labels
+from xmc_stream.stop import work_name
 from xmc_stream.store.matrix import Block
 
 _LABELS = 1 << 16  # labels whose counts are written, and summed, at a time
@@ -52,12 +53,16 @@ def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
 
     Other labels are left out: a job meets few of many.
     """
-    with open(path, "wb") as labels, open(f"{path}.n", "wb") as numbers:
+    files = path, Path(f"{path}.n")
+    works = [work_name(file) for file in files]
+    with open(works[0], "wb") as labels, open(works[1], "wb") as numbers:
         for first in range(0, counts.shape[1], _LABELS):
             part = counts[:, first : first + _LABELS]
             some = np.flatnonzero(part.any(axis=0))
             labels.write((first + some).astype(np.int64).data)
             numbers.write(np.ascontiguousarray(part[:, some].T).data)
+    for work, file in zip(works, files, strict=True):
+        work.replace(file)
 
 
 def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:

@@ -126,7 +126,8 @@ def checked(model: Model, loop: Loop, check: bool) -> Loop:
 
     if not check:
         return (yield from loop)
-    yield Phase("check the model", model.check_jobs(), "comparing the model with its checksums", (0.0, _CHECKED))
+    words = "comparing the model with its checksums"
+    yield Phase("check the model", model.check_jobs(), words, (0.0, _CHECKED), twice=True)
     with current().part(_CHECKED, 1.0):
         return (yield from loop)
 

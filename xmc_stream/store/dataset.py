@@ -18,6 +18,7 @@ from xmc_stream.store.encoding import (
     Encoding,
     MatrixWriter,
     new_store,
+    remove_unfinished,
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -269,7 +270,8 @@ class Dataset:
         if not path.exists():
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
-                seal(path.with_name(path.name + ".partial"))
+                seal(group.path)
+            remove_unfinished(path.parent)  # of workers that were killed at it
         return self._X("columns")
 
     def feature_counts(self) -> NDArray[np.int64]:
@@ -464,9 +466,8 @@ def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**
             writer.append(np.diff(block.indptr), block.indices)
             count_indices(block.indices, counts)
         writer.close()
-        work = path.with_name(path.name + ".partial")
-        transpose(SparseMatrix(work / "rows"), counts, group.create_group("columns"), max_bytes)
-        seal(work)
+        transpose(SparseMatrix(group.path / "rows"), counts, group.create_group("columns"), max_bytes)
+        seal(group.path)
 
 
 class DatasetWriter:
@@ -569,10 +570,9 @@ def new_dataset(
     with new_store(path, {}) as group:
         writer = DatasetWriter(group, n_features, n_labels)
         yield writer
-        work = path.with_name(path.name + ".partial")
-        sizes = writer.finish(work, max_bytes)
+        sizes = writer.finish(group.path, max_bytes)
         group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
-        seal(work)
+        seal(group.path)
 
 
 __all__ = ["Dataset", "DatasetWriter", "new_dataset", "open_dataset"]

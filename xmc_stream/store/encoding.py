@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
-from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.stop import stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
@@ -314,13 +314,17 @@ def make_folder(path: Path) -> None:
         fsync_folder(path.parent)
 
 
-def publish(work: Path, path: Path, apart: Collection[str] = ()) -> None:
+def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | None = None) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed.
 
-    apart: folders in it whose stores are durable.
+    apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where it is a job's: what
+    has the name since then is of another copy of the job, and stays.
     """
     stop_if_unwanted()
     fsync_tree(work, apart)
+    if before is not None and number_of(path) not in (0, before):
+        shutil.rmtree(work)
+        return
     if path.exists():
         old = path.with_name(path.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -332,6 +336,14 @@ def publish(work: Path, path: Path, apart: Collection[str] = ()) -> None:
     fsync_folder(path.parent)
 
 
+def number_of(path: Path) -> int:
+    """The file system's number of what has a name, 0 where nothing has."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
 def remove(path: Path) -> None:
     """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
     old = path.with_name(path.name + ".old")
@@ -341,19 +353,28 @@ def remove(path: Path) -> None:
         shutil.rmtree(old)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left in a folder."""
+    for work in folder.glob("*.partial"):
+        shutil.rmtree(work, ignore_errors=True)
+        if work.is_file():
+            work.unlink(missing_ok=True)
+
+
 @contextmanager
 def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     """A new group under a work name, renamed to `path` when the block ends well, else removed.
 
-    A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes.
+    A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
+    `NAME.COPY.partial`, see `remove_unfinished`.
     """
-    work = path.with_name(path.name + ".partial")
+    work, before = work_name(path), number_of(path)
     if work.exists():
         shutil.rmtree(work)
     try:
         with naming(path):
             yield Group(work, attributes)
-            publish(work, path)
+            publish(work, path, before=before)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise

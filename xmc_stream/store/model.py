@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publish
+from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
@@ -70,6 +70,8 @@ def finish_model(work: Path, path: Path, attributes: Mapping[str, Any]) -> None:
     if "tiles" in attributes and (attributes["n_features"] <= NARROW_BOUND or attributes.get(HALVES)):
         version = VERSION
     known = {"format": FORMAT, "version": version, **attributes, LOGS: log_hashes(work)}
+    for folder in (work, work / "units"):
+        remove_unfinished(folder)  # what jobs left that were killed
     Group(work, known)
     seal(work)
     publish(work, path, apart=("units",))

@@ -66,7 +66,7 @@ class MEMOIRRun:
             return {**common, **reduced, "nnz": (learned.n_inputs() + d.n_labels) * reduction.kept}
         units = units_of_run(d, self.ledger, ("finalise",))
         jobs: list[Job] = [UnitJob(data, state, unit, str(unit_path(self.work, unit))) for unit in units]
-        receipts = yield Phase("finalise", jobs, WRITING, (_STEPPED, 1.0))
+        receipts = yield Phase("finalise", jobs, WRITING, (_STEPPED, 1.0), twice=True)
         return {
             **common, "nnz": sum(receipt["nnz"] for receipt in receipts), "tiles": tiles_of(receipts), **starts_of(units),
         }  # fmt: skip

@@ -389,7 +389,7 @@ class WeightsJob:
                 rows.append(np.bincount(features[kept], minlength=len(n_of)), labels, w[kept][order])
                 counts += np.bincount(labels, minlength=n_labels)
             rows.close()
-            matrix = SparseMatrix(Path(self.out).with_name(Path(self.out).name + ".partial") / "rows")
+            matrix = SparseMatrix(group.path / "rows")
             transpose(matrix, counts, group.create_group("columns"), self.max_bytes)
             shutil.rmtree(matrix.path)
         return {"nnz": int(counts.sum())}

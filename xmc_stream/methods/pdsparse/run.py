@@ -152,7 +152,7 @@ class PDSparseRun:
         jobs = [
             UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
         ]
-        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0))
+        receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
         drop_session()
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective

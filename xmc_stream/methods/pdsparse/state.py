@@ -71,7 +71,7 @@ def new_segment(path: Path, n_labels: int) -> Iterator[SegmentWriter]:
         strips = ArrayWriter(group, "strips", np.int64, SCRATCH_CHUNK_BYTES)
         strips.append(np.concatenate(writer.strips))
         strips.close()
-        fill_seal(path.with_name(path.name + ".partial"))
+        fill_seal(group.path)
 
 
 class PassState:
@@ -149,7 +149,7 @@ def new_tables(path: Path) -> Iterator[TablesWriter]:
         yield TablesWriter(arrays)
         for array in arrays.values():
             array.close()
-        fill_seal(path.with_name(path.name + ".partial"))
+        fill_seal(group.path)
 
 
 def _damaged(path: Path) -> StoreError:

@@ -247,6 +247,7 @@ class PPDSparseRun:
                 unit="round",
                 number=round_ + 1,
                 gathers=True,
+                twice=True,
             )
             self._drop_before(round_)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
@@ -255,7 +256,7 @@ class PPDSparseRun:
         large = sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
         prune = self._least_weight if large or p.prune is not None else 0.0
         finalise = self._finalise_jobs(round_, files, prune, p.halves(large))
-        receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"))
+        receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"), twice=True)
         halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
@@ -351,17 +352,20 @@ class PPDSparseRun:
         if self.carried:
             make_folder(self._state("solve-0"))
             words = "taking over another setting's rows"
-            return (yield Phase("go on from another setting", [*beside, *self._carry_jobs()], words, gathers=True))
+            jobs = [*beside, *self._carry_jobs()]
+            return (yield Phase("go on from another setting", jobs, words, gathers=True, twice=True))
         if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
             make_folder(self._state("solve--1"))
             words = "reading the weights to begin from"
-            starts = yield Phase("warm start: weights", self._start_jobs(), words, gathers=True)
+            starts = yield Phase("warm start: weights", self._start_jobs(), words, gathers=True, twice=True)
             kind = self.parameters.kind_of_search(0)
             files, _ = yield from self._search(0, kind, starts)
         make_folder(self._state("solve-0"))
         words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
         jobs = [*beside, *self._solve_jobs(0, files, kind)]
-        solves = yield Phase("round 1: solve", jobs, words, span, unit="round", number=1, gathers=True)
+        solves = yield Phase(
+            "round 1: solve", jobs, words, span, unit="round", number=1, gathers=True, twice=True
+        )
         self._drop_before(0)
         return solves
 
@@ -500,7 +504,7 @@ class PPDSparseRun:
                 name, words = f"{name} {b + 1}/{len(phases)}", f"{words}, part {b + 1} of {len(phases)}"
                 span = part_of(span, b, len(phases))
             receipts = yield Phase(
-                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0
+                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0, twice=True
             )
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found

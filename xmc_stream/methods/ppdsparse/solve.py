@@ -73,6 +73,7 @@ from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.stop import work_name
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
@@ -281,7 +282,8 @@ class _UnitSolve:
                     self._solve_batch(low, high, kind[low:high] == _SOLVED, writer)
                 else:
                     self._copy(self.previous, low, low, high, writer)
-            self._large_path.unlink(missing_ok=True)
+            if self.large is not None:
+                self.large.path.unlink()
             open_ = writer.statistics[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
             writer.statistics[:, ROOM] = heaps
@@ -317,7 +319,7 @@ class _UnitSolve:
             solver = LargeClasses(
                 job.parameters, job.seed, job.round, self.order, self.X, job.sizes.room, job.approximate,
                 lambda c: self._active_sets(c, c + 1), self._rows_on_disk, self._weights if self.warm else None,
-                job.start_slopes, self._scratch / f"{job.unit.name}.active", job.weights, self.of_classes,
+                job.start_slopes, self._scratch("active"), job.weights, self.of_classes,
             )  # fmt: skip
             self.sizes[classes] = solver.solve(classes, sizes, n_found[classes], lines)
         self.fresh, self.used, self.passes = solver.fresh, solver.used, solver.passes
@@ -330,14 +332,13 @@ class _UnitSolve:
         self.line_of[classes] = np.arange(len(classes))
         return classes
 
-    @property
-    def _scratch(self) -> Path:
+    def _scratch(self, kind: str) -> Path:
         """What is of no use once the job has ended: apart from the states, which a later session checks."""
-        return Path(self.job.out).parents[2] / "scratch"
+        return work_name(Path(self.job.out).parents[2] / "scratch" / f"{self.job.unit.name}.{kind}")
 
     @property
     def _large_path(self) -> Path:
-        return self._scratch / f"{self.job.unit.name}.large"
+        return self._scratch("large")
 
     def _rows_on_disk(self, c: int, folder: Path) -> DiskRows:
         """The active set of a class that is larger than memory."""

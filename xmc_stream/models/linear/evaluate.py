@@ -128,6 +128,6 @@ class EvaluateRun(PredictRun):
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip
-        receipts = yield Phase("evaluate", jobs, PREDICTING, (0.0, 1.0))
+        receipts = yield Phase("evaluate", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
         return metrics_of(receipts, [Path(job.counts) for job in jobs], n, n_labels)

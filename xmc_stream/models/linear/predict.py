@@ -286,6 +286,6 @@ class PredictRun:
             )
             for start, stop in sizes.ranges(n)
         ]  # fmt: skip
-        receipts = yield Phase("predict", jobs, PREDICTING, (0.0, 1.0))
+        receipts = yield Phase("predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
         return {name: sum(receipt[name] for receipt in receipts) for name in ("bytes_read", "row_blocks")}

@@ -197,7 +197,8 @@ class ScoreRun(RankingRun):
                     jobs.append(EvaluateScoresJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
-            receipts = yield Phase("evaluate" if self.folder else "predict", jobs, PREDICTING, (_PROJECTED, 1.0))
+            name = "evaluate" if self.folder else "predict"
+            receipts = yield Phase(name, jobs, PREDICTING, (_PROJECTED, 1.0), twice=True)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         if self.folder:

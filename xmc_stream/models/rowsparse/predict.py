@@ -259,7 +259,7 @@ class RowsRun(RankingRun):
                 jobs.append(EvaluateRowsJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
-        receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0))
+        receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
         drop_tiles()
         if folder:
             return metrics_of(receipts, [folder / f"counts-{job.start}" for job in jobs], n, n_labels)

@@ -1,0 +1,119 @@
+"""Workers that are frozen or cut off in the middle of a run: their jobs run elsewhere too, and nothing is written twice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.clusters import Worker, cluster, pid_of
+from helpers.commands import wait_until
+
+import xmc_stream as xs
+from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.engine.events import read_events
+from xmc_stream.stop import wanted_while
+from xmc_stream.store.chunks import open_array
+from xmc_stream.store.encoding import ArrayWriter, new_store
+from xmc_stream.store.packing import new_pack
+
+SLOW: dict[str, Any] = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 300}
+
+
+@contextmanager
+def frozen_when(pid: int, log: Path, phase: str) -> Iterator[None]:
+    """A process is stopped once a run has come to a phase, and goes on when the block ends."""
+
+    def stop() -> None:
+        wait_until(None, lambda: any(event["phase"] == phase for event in read_events(log)))
+        os.kill(pid, signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    stopper.join(60)
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_frozen_worker_run_elsewhere(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long before dask, which waits five minutes, drops the worker."""
+    monkeypatch.setattr(of_cluster, "_LATE", 1.0)
+    monkeypatch.setattr(of_cluster, "_SILENT", 3.0)
+    caplog.set_level(logging.INFO, "xmc_stream")
+    with cluster(tmp_path / "cluster", workers=[Worker(), Worker()]) as (_, address):
+        there = xs.PPDSparse(scheduler=address, memory_limit="1GB", **SLOW)
+        with frozen_when(pid_of(tmp_path / "cluster", 1), tmp_path / "m.partial" / "events.jsonl", "round 2: solve"):
+            there.fit(small, model=tmp_path / "m")
+        digest = there.model_.digest()
+    again = [
+        record.getMessage() for record in caplog.records if "takes long: once more, on tcp://" in record.getMessage()
+    ]
+    assert again
+    assert digest == xs.PPDSparse(memory_limit="2GB", **SLOW).fit(small, model=tmp_path / "here").model_.digest()
+    jobs = Counter(event["job"] for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "job")
+    assert set(jobs.values()) == {1}  # each counts once
+    assert not [*(tmp_path / "m").rglob("*.partial")]
+
+
+def write(path: Path, copy: str, go_on: threading.Event, ready: threading.Event, values: Any) -> None:
+    """A copy of a job that writes a store and a pack, and waits in the middle."""
+    with (
+        wanted_while(lambda: True, copy),
+        new_store(path / "store", {}) as group,
+        new_pack(path / "pack") as pack,
+    ):
+        array = ArrayWriter(group, "a", np.int64)
+        array.append(values[:500])
+        ready.set()
+        assert go_on.wait(60)
+        array.append(values[500:])
+        array.close()
+        pack.write("a", values)
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_two_copies_of_a_job_do_not_meet(tmp_path: Path, first_to_end: int) -> None:
+    values = np.arange(1000)
+    errors: list[BaseException] = []
+
+    def one(copy: str, go_on: threading.Event, ready: threading.Event) -> None:
+        try:
+            write(tmp_path, copy, go_on, ready, values)
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            errors.append(error)
+
+    go_on, ready = ([threading.Event(), threading.Event()] for _ in range(2))
+    copies = [threading.Thread(target=one, args=(f"copy{i}", go_on[i], ready[i]), daemon=True) for i in range(2)]
+    for copy, is_ready in zip(copies, ready, strict=True):
+        copy.start()
+        assert is_ready.wait(60)
+    for i in (first_to_end, 1 - first_to_end):
+        go_on[i].set()
+        copies[i].join(60)
+        if i == first_to_end:
+            number = (tmp_path / "store").stat().st_ino
+        for store in ("store", "pack"):
+            assert (open_array(tmp_path / store / "a").read(0, 1000) == values).all()
+    assert not errors
+    assert (tmp_path / "store").stat().st_ino == number  # whoever reads it is not disturbed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pack", "store"]
+
+
+def test_what_stood_there_before_is_replaced(tmp_path: Path) -> None:
+    ready = go_on = threading.Event()
+    for values in (np.arange(1000), np.arange(1000, 2000)):
+        write(tmp_path, "copy", go_on, ready, values)
+        assert (open_array(tmp_path / "store" / "a").read(0, 1000) == values).all()
