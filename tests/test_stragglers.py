@@ -6,20 +6,22 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import Worker, cluster, pid_of
+from helpers.clusters import Worker, cluster, link, pid_of
 from helpers.commands import wait_until
 
 import xmc_stream as xs
 from xmc_stream.engine import cluster as of_cluster
 from xmc_stream.engine.events import read_events
+from xmc_stream.engine.runner import limit_of
 from xmc_stream.stop import wanted_while
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store
@@ -29,43 +31,86 @@ SLOW: dict[str, Any] = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2,
 
 
 @contextmanager
-def frozen_when(pid: int, log: Path, phase: str) -> Iterator[None]:
-    """A process is stopped once a run has come to a phase, and goes on when the block ends."""
+def beside(model: Path, phase: str, act: Callable[[], None]) -> Iterator[None]:
+    """Does something once the training of a model, in the block, has come to a phase."""
 
-    def stop() -> None:
+    def watch() -> None:
+        log = model.with_name(model.name + ".partial") / "events.jsonl"
         wait_until(None, lambda: any(event["phase"] == phase for event in read_events(log)))
-        os.kill(pid, signal.SIGSTOP)
+        act()
 
-    stopper = threading.Thread(target=stop, daemon=True)
-    stopper.start()
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    stopper.join(60)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield
+    watcher.join(60)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less of it, so that tests are short."""
+    monkeypatch.setattr(of_cluster, "_LATE", 1.0)
+    monkeypatch.setattr(of_cluster, "_SILENT", 3.0)
+
+
+@pytest.fixture(scope="module")
+def digest(small: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a model that nothing disturbed."""
+    model = tmp_path_factory.mktemp("here") / "m"
+    return xs.PPDSparse(memory_limit="2GB", **SLOW).fit(small, model=model).model_.digest()
+
+
+def check_model(model: Path, digest: str, said: list[logging.LogRecord]) -> None:
+    """It is that one, some job was begun twice, and each of them counts once."""
+    assert any("takes long: once more, on tcp://" in record.getMessage() for record in said)
+    assert xs.load_model(model).digest() == digest
+    jobs = Counter(event["job"] for event in read_events(model / "events.jsonl") if event["event"] == "job")
+    assert set(jobs.values()) == {1}
+    assert not [*model.rglob("*.partial")]
 
 
 @pytest.mark.slow
 def test_the_jobs_of_a_frozen_worker_run_elsewhere(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Long before dask, which waits five minutes, drops the worker."""
-    monkeypatch.setattr(of_cluster, "_LATE", 1.0)
-    monkeypatch.setattr(of_cluster, "_SILENT", 3.0)
+    small: Path, digest: str, tmp_path: Path, patience: None, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Long before dask, which waits five minutes, drops the worker. What begins then is told of it."""
     caplog.set_level(logging.INFO, "xmc_stream")
+    model = tmp_path / "m"
     with cluster(tmp_path / "cluster", workers=[Worker(), Worker()]) as (_, address):
-        there = xs.PPDSparse(scheduler=address, memory_limit="1GB", **SLOW)
-        with frozen_when(pid_of(tmp_path / "cluster", 1), tmp_path / "m.partial" / "events.jsonl", "round 2: solve"):
-            there.fit(small, model=tmp_path / "m")
-        digest = there.model_.digest()
-    again = [
-        record.getMessage() for record in caplog.records if "takes long: once more, on tcp://" in record.getMessage()
-    ]
-    assert again
-    assert digest == xs.PPDSparse(memory_limit="2GB", **SLOW).fit(small, model=tmp_path / "here").model_.digest()
-    jobs = Counter(event["job"] for event in read_events(tmp_path / "m" / "events.jsonl") if event["event"] == "job")
-    assert set(jobs.values()) == {1}  # each counts once
-    assert not [*(tmp_path / "m").rglob("*.partial")]
+        pid = pid_of(tmp_path / "cluster", 1)
+        with beside(model, "round 2: solve", lambda: os.kill(pid, signal.SIGSTOP)):
+            xs.PPDSparse(scheduler=address, memory_limit="1GB", **SLOW).fit(small, model=model)
+        monkeypatch.setattr(of_cluster, "_ANSWER", 1.0)
+        with pytest.raises(
+            xs.InputError, match=r"^worker tcp://\S+ has given no answer for 1 seconds: end it, or wait"
+        ):
+            limit_of("1GB", address)
+        os.kill(pid, signal.SIGCONT)
+        check_model(model, digest, caplog.records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ever", [False, True], ids=["for a while", "for ever"])
+def test_a_worker_whose_link_is_cut(
+    small: Path, digest: str, tmp_path: Path, patience: None, caplog: pytest.LogCaptureFixture, ever: bool
+) -> None:
+    caplog.set_level(logging.INFO, "xmc_stream")
+    model = tmp_path / "m"
+    with link() as cable:
+        workers = [Worker(), Worker(before=cable.inside)]
+
+        def cut() -> None:
+            cable.set("down")
+            if not ever:
+                time.sleep(6)
+                cable.set("up")
+
+        with (
+            cluster(tmp_path / "cluster", workers=workers, host=cable.here) as (_, address),
+            beside(model, "round 2: solve", cut),
+        ):
+            xs.PPDSparse(scheduler=address, memory_limit="1GB", **SLOW).fit(small, model=model)
+    check_model(model, digest, caplog.records)
 
 
 def write(path: Path, copy: str, go_on: threading.Event, ready: threading.Event, values: Any) -> None:

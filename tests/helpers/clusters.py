@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import pytest
 
 from helpers.commands import wait_until
 
@@ -25,7 +27,7 @@ class Worker:
 
 @contextmanager
 def cluster(
-    folder: Path, port: int = 0, workers: Sequence[Worker] = (Worker(),)
+    folder: Path, port: int = 0, workers: Sequence[Worker] = (Worker(),), host: str = "127.0.0.1"
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A scheduler's process and its address, with workers of one thread, "worker-0" and so on, each in a folder of its own.
 
@@ -51,7 +53,7 @@ def cluster(
                 "-m",
                 "distributed.cli.dask_scheduler",
                 "--host",
-                "127.0.0.1",
+                host,
                 "--port",
                 str(port),
                 *common,
@@ -85,3 +87,45 @@ def cluster(
 def pid_of(folder: Path, worker: int) -> int:
     """The process of a worker (of its nanny, if it has one) of the cluster that lies in a folder."""
     return int((folder / f"worker-{worker}" / "pid").read_text())
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cable to a network namespace. here: this machine's address on it. inside: what runs a command there."""
+
+    here: str
+    inside: tuple[str, ...]
+    _name: str
+
+    def set(self, state: str) -> None:
+        """up or down. The end inside: this one keeps its route, so nothing for the namespace goes anywhere else."""
+        _ip("-n", self._name, "link", "set", self._name, state)
+
+
+@contextmanager
+def link() -> Iterator[Link]:
+    """Skips the test where the system allows none."""
+    name, here, there = f"xmc{os.getpid()}", "198.18.71.1", "198.18.71.2"  # of a range that is for tests, on no network
+    try:
+        _ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this machine lets no process have a network of its own")
+    try:
+        try:
+            _ip("link", "add", f"{name}h", "type", "veth", "peer", "name", name, "netns", name)
+        except subprocess.CalledProcessError:
+            pytest.skip("this machine has no virtual cables")
+        _ip("addr", "add", f"{here}/30", "dev", f"{name}h")
+        _ip("link", "set", f"{name}h", "up")
+        _ip("-n", name, "addr", "add", f"{there}/30", "dev", name)
+        for one in ("lo", name):
+            _ip("-n", name, "link", "set", one, "up")
+        yield Link(here, ("ip", "netns", "exec", name), name)
+    finally:
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", f"{name}h")
+        _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
