@@ -18,6 +18,7 @@ from xmc_stream.folders import kept_folder, removed_with
 from xmc_stream.models.files import files_of, write_files
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.model import KIND, StoredModel
+from xmc_stream.store.nodes import from_here
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -124,7 +125,7 @@ class Model(StoredModel, ABC):
     def __repr__(self) -> str:
         a = self.attributes
         return (
-            f"Model({str(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{self._more()}, "
+            f"Model({from_here(self.path)!r}: {a['solver']}, {self.n_features} x {self.n_labels}{self._more()}, "
             f"{a['nnz']} weights)"
         )
 

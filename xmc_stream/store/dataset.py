@@ -23,7 +23,7 @@ from xmc_stream.store.encoding import (
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names, open_row_ids
-from xmc_stream.store.nodes import Group, attributes_of, understood, whole_of
+from xmc_stream.store.nodes import Group, attributes_of, from_here, understood, whole_of
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
@@ -82,6 +82,7 @@ class Dataset:
             raise StoreError(f"{path} is a zarr group but not a dataset of xmc_stream: convert its matrices first")
         if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
             raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        self.path = self.path.absolute()  # a worker has a folder of its own
         self.n_samples, self.n_features, self.n_labels, _, _ = (
             whole_of(self.path, self.attributes, name)
             for name in ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
@@ -91,7 +92,7 @@ class Dataset:
                 pass
 
     def __repr__(self) -> str:
-        return f"Dataset({str(self.path)!r}: {self.n_samples} x {self.n_features}, {self.n_labels} labels)"
+        return f"Dataset({from_here(self.path)!r}: {self.n_samples} x {self.n_features}, {self.n_labels} labels)"
 
     @property
     def fingerprint(self) -> str:

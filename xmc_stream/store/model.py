@@ -105,6 +105,7 @@ class StoredModel:
             raise StoreError(f"{path} is a zarr group but not a model of xmc_stream: give the folder that train wrote")
         if (version := whole_of(self.path, self.attributes, "version", 1)) > VERSION:
             raise StoreError(f"{path} was written by a newer xmc_stream (format {version}): update")
+        self.path = self.path.absolute()  # a worker has a folder of its own
         self.n_features, self.n_labels, self.nnz = (
             whole_of(self.path, self.attributes, name) for name in ("n_features", "n_labels", "nnz")
         )

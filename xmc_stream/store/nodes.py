@@ -57,6 +57,12 @@ class Group:
         set_attributes(self.path, attributes)
 
 
+def from_here(path: Path) -> str:
+    """An absolute path, relative to the current folder where it is in it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def set_attributes(path: Path, attributes: Mapping[str, Any]) -> None:
     """Set attributes of the group or array in a folder, beside those that are there."""
     about = json.loads((path / _NAME).read_bytes())

@@ -1,0 +1,106 @@
+"""Every method on two processes of dask workers, whose folders are not this one's: what comes out is that of a run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.clusters import Worker, cluster
+from helpers.tools import load_tool
+
+import xmc_stream as xs
+from xmc_stream.engine.events import read_events
+from xmc_stream.methods.registry import declared, names
+
+# small parameters; of some methods several ways that are different work
+TRAININGS: list[tuple[str, dict[str, Any]]] = [
+    ("ppdsparse", {"max_rounds": 3}),
+    ("dismec", {}),
+    ("pdsparse", {"max_passes": 2}),
+    ("leml", {"rank": 4, "alternations": 2}),
+    ("leml", {"rank": 4, "alternations": 1, "loss": "logistic"}),
+    ("cplst", {"rank": 4}),
+    ("memoir", {"steps": 400}),
+    ("memoir", {"steps": 400, "variant": "lsh", "rank": 4}),
+    ("group-lasso", {"max_passes": 3, "loss": "multitask"}),
+    ("group-lasso", {"max_passes": 3, "loss": "multitask", "algorithm": "fista"}),
+]
+CLASSES = {
+    "ppdsparse": xs.PPDSparse, "dismec": xs.PPDSparse, "pdsparse": xs.PDSparse, "leml": xs.LEML, "cplst": xs.CPLST,
+    "memoir": xs.MEMOIR, "group-lasso": xs.GroupLasso,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.xmc and train-test.xmc."""
+    folder = tmp_path_factory.mktemp("data")
+    load_tool("make_synthetic").make_synthetic(
+        folder / "train.xmc",
+        n_samples=400,
+        n_features=150,
+        n_labels=30,
+        features_per_sample=15,
+        n_test_samples=100,
+        seed=2,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster"), workers=[Worker(), Worker()]) as (_, address):
+        yield address
+
+
+def test_all_methods_are_here() -> None:
+    assert {*dict(TRAININGS)} == {*names()}
+    assert {name for name, _ in TRAININGS} == CLASSES.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "parameters"), TRAININGS, ids=[" ".join([n, *map(str, p.values())]) for n, p in TRAININGS]
+)
+def test_a_method(
+    data: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(data)  # paths are those of this process, and no worker's
+    parameters = {**declared(name).presets.get(name, {}), **parameters}
+    out, said = {}, {}
+    for where, how in (
+        ("here", {"memory_limit": "3GB", "threads": 2}), ("there", {"memory_limit": "1GB", "scheduler": address}),
+    ):  # fmt: skip
+        model, predictions = Path(f"{tmp_path.name}-{where}"), Path(f"{tmp_path.name}-{where}.zarr")
+        clf = CLASSES[name](seed=1, **parameters, **how).fit("train.xmc", model=model)
+        xs.predict(model, "train-test.xmc", predictions, k=5, **how)
+        figures = [xs.evaluate(one, "train-test.xmc", "train.xmc", **how) for one in (model, predictions)]
+        checked = [xs.verify(one, **how) for one in (model, predictions, "train.xmc")]
+        labels, scores = clf.predict_topk(xs.open_dataset("train-test.xmc"), k=3)
+        said[where] = (clf.model_.digest(), figures, [one["sound"] for one in checked])
+        out[where] = labels, scores
+    assert said["there"] == said["here"]
+    assert said["there"][2] == [True] * 3
+    assert all((mine == theirs).all() for mine, theirs in zip(out["there"], out["here"], strict=True))
+    events = list(read_events(model / "events.jsonl"))
+    workers = {event["process"] for event in events if event["event"] == "job"}
+    assert workers
+    assert not workers & {event["process"] for event in events if event["event"] == "start"}
+
+
+@pytest.mark.slow
+def test_the_command_line(data: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+    monkeypatch.chdir(data)
+    told = {}
+    for where, how in (("here", []), ("there", ["--scheduler", address])):
+        model, predictions = f"{tmp_path.name}-{where}", f"{tmp_path.name}-{where}.zarr"
+        trained = cli("train", "train.xmc", model, "--memory-limit", "1GB", *how)
+        cli("predict", model, "train-test.xmc", predictions, "--memory-limit", "1GB", *how)
+        figures = cli("evaluate", predictions, "train-test.xmc", "--train", "train.xmc", *how)
+        assert cli("verify", predictions, *how)["sound"]
+        told[where] = trained["nnz"], cli("info", model, "--digest")["digest"], figures
+    assert told["there"] == told["here"]
+    assert np.isfinite(told["there"][2]["P@1"])
