@@ -81,6 +81,22 @@ def test_a_worker_that_may_open_few_files_is_refused_by_name(small: Path, tmp_pa
 
 
 @pytest.mark.slow
+def test_a_worker_without_room_to_write_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a small disk takes root")
+    try:
+        told = refused(small, disk, [FINE])
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    assert re.match(
+        rf"worker worker-0 on \S+ has \S+ [kM]B left on the disk of {disk}/out: make room, 64 MB at least$", told
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hidden", "why"), [("data", "cannot read "), ("out", "does not see what this process writes to ")]
 )

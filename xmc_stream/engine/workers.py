@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import sys
 import uuid
@@ -22,6 +23,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_memory, format_size, parse_size, resident
 
 _LEAST_FILES = 256  # open files that a process must be allowed
+_LEAST_ROOM = 64 * 10**6  # bytes on the disk of a folder that is written to
 _SHARE = 0.75  # of what is free that a run takes where no limit is given
 _PAUSED = 0.95  # of the memory at which dask pauses a worker, that a run takes of it at most
 
@@ -41,7 +43,7 @@ class Folders:
 class About:
     """One worker. allowed: bytes at which dask's memory manager pauses it, 0 where nothing does.
 
-    unread, unwritten: of the folders, those that it cannot use.
+    unread, unwritten: of the folders, those that it cannot use. full: of those that it can write to, the ones without room.
     """
 
     name: str
@@ -53,6 +55,7 @@ class About:
     open_files: int
     unread: tuple[str, ...]
     unwritten: tuple[str, ...]
+    full: tuple[tuple[str, int], ...]
 
 
 @cache
@@ -97,6 +100,10 @@ def about_this(name: str, allowed: int, folders: Folders) -> About:
         name, _environment(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
         tuple(path for path in folders.reads if not os.access(path, os.R_OK)),
         tuple(str(Path(path).parent) for path in folders.writes if not _can_write(path)),
+        tuple(
+            (str(Path(path).parent), room) for path in folders.writes
+            if Path(path).is_file() and (room := shutil.disk_usage(Path(path).parent).free) < _LEAST_ROOM
+        ),
     )  # fmt: skip
 
 
@@ -119,6 +126,10 @@ def refuse_unfit(workers: Sequence[About]) -> None:
             raise InputError(
                 f"{who} does not see what this process writes to {worker.unwritten[0]}, or cannot write there: name a folder "
                 "on a file system that all workers share, under one name"
+            )
+        for folder, room in worker.full:
+            raise InputError(
+                f"{who} has {format_size(room)} left on the disk of {folder}: make room, {format_size(_LEAST_ROOM)} at least"
             )
         if worker.open_files < _LEAST_FILES:
             raise InputError(

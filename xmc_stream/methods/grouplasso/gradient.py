@@ -248,7 +248,7 @@ class SigmaJob:
                 square = 0.0
                 break
             square = min(square, squares, float((after[there] / v[there]).max()))
-            reached = float(v @ after) / float(v @ v)
+            reached = float((v * after).sum()) / float(np.square(v).sum())  # BLAS sums differ with its threads
             if square <= _SIGMA_ABOVE * reached:
                 break
             v = np.maximum(after / after.max(), 1e-100)  # positive also where a part of X falls behind

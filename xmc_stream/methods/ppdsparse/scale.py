@@ -63,5 +63,6 @@ def _spread(path: Path, fingerprint: str) -> float:
             x, y = (np.ones(of.stop - of.start) if read.data is None else read.data[of] for of in (left, right))
             values = np.concatenate([x, y]).astype(np.float64)
             _, a, b = np.intersect1d(read.indices[left], read.indices[right], assume_unique=True, return_indices=True)
-            total += 0.5 * float(values @ values) - float(values[a] @ values[len(x) + b])
+            # no BLAS: its sums depend on the number of threads
+            total += 0.5 * float(np.square(values).sum()) - float((values[a] * values[len(x) + b]).sum())
     return max(0.0, total / _PAIRS)
