@@ -2,10 +2,13 @@
 
     python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER
     python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
+    python benchmarks/cluster.py memory DATA.xmc TEST.xmc FOLDER --memory-limit 550MB
 
 `scale` trains, predicts and evaluates on one worker of one thread and on two, in turns, and prints ratios of the
 medians. `disturb` trains while workers are killed (SIGKILL, a nanny starts them again), one is frozen (SIGSTOP), one is
-retired and one is added; the model must be that of an undisturbed run in one process. Ends with exit code 1 otherwise.
+retired and one is added; the model must be that of an undisturbed run in one process. `memory` trains, predicts and
+evaluates on a worker whose limit is near what the work takes; dask's memory manager must neither pause it nor end it. Both
+end with exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ import distributed
 from commands import machine, run
 
 _PATH = click.Path(path_type=Path)
+_AGAIN = "takes long: once more, on "  # what a run logs of a straggler
+_MEMORY = ("Worker is at", "terminated by", "Restarting worker", "exceeded")  # what dask logs of its memory manager
 
 
 class Workers:
     """A scheduler and workers of one thread, processes of their own with nannies. A context manager."""
 
     def __init__(self, folder: Path, n: int, memory_limit: str) -> None:
-        self._file, self._memory_limit = folder / "scheduler.json", memory_limit
+        self._file, self._memory_limit, self.log = folder / "scheduler.json", memory_limit, folder / "cluster.log"
         self._folder, self._processes, self._n = folder, ExitStack(), 0
         self._file.unlink(missing_ok=True)
         self._start("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0")
@@ -66,9 +71,19 @@ class Workers:
 
     def _start(self, module: str, *options: str) -> None:
         command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
-        process = subprocess.Popen(command, cwd=self._folder, stderr=subprocess.DEVNULL)
-        self._processes.callback(process.wait)
-        self._processes.callback(process.terminate)
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, cwd=self._folder, stderr=log)
+        self._processes.callback(_end, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end; a frozen one does not hear."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def clean(model: Path) -> None:
@@ -157,7 +172,7 @@ def disturb(
     with Workers(folder, 2, memory_limit) as workers:
         command = [sys.executable, "-m", "xmc_stream.cli", "train", data.absolute(), model, *options]
         began = time.perf_counter()
-        sessions = 0
+        sessions = again = 0
         to_do = ["kill"] * kills + ["freeze", "add", "retire"]
         rng.shuffle(to_do)
         while not model.exists():
@@ -170,13 +185,52 @@ def disturb(
                         _disturb(to_do.pop(), workers, freeze, rng, training)
                     time.sleep(every)
                 said = training.stderr.read().strip() if training.stderr else ""
+            again += said.count(_AGAIN)
             if training.returncode:
                 print(f"session {sessions} ended: {said.splitlines()[-1]}")
     same = run("info", model, "--digest")["digest"] == run("info", here, "--digest")["digest"]
     print(
-        f"disturbed: {time.perf_counter() - began:.0f} s in {sessions} sessions; left undone: {to_do}; same model: {same}"
+        f"disturbed: {time.perf_counter() - began:.0f} s in {sessions} sessions; stragglers begun again: {again}; left undone: "
+        f"{to_do}; same model: {same}"
     )
     sys.exit(not same or bool(to_do))
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("test", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--memory-limit", default="550MB", show_default=True, help="Of the worker.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of the training.")
+def memory(data: Path, test: Path, folder: Path, memory_limit: str, settings: tuple[str, ...]) -> None:
+    """A worker with little memory, and data that do not fit in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.absolute()
+    model, predictions = folder / "memory.model", folder / "memory.pred"
+    clean(model)
+    shutil.rmtree(predictions, ignore_errors=True)
+    options = [word for setting in settings for word in ("--set", setting)]
+    print(f"{machine()}; a worker of {memory_limit}")
+    with Workers(folder, 1, memory_limit) as workers:
+        workers.log.write_bytes(b"")
+        before, at = workers.pids(), ("--scheduler", workers.address)
+        for name, command in {
+            "train": ("train", data.absolute(), model, *options, *at),
+            "predict": ("predict", model, test.absolute(), predictions, *at),
+            "evaluate": ("evaluate", model, test.absolute(), *at),
+        }.items():
+            began = time.perf_counter()
+            told = run(*command)
+            more = f", peak of the worker {told['peak_rss'] / 1e6:.0f} MB" if "peak_rss" in told else ""
+            print(f"{name}: {time.perf_counter() - began:.0f} s{more}")
+        said = [line for line in workers.log.read_text().splitlines() if any(word in line for word in _MEMORY)]
+        same = workers.pids() == before
+    print(
+        "\n".join(said) or "the log has no line of dask's memory manager",
+        "the same process" if same else "restarted",
+        sep="; ",
+    )
+    sys.exit(bool(said) or not same)
 
 
 def _disturb(what: str, workers: Workers, freeze: float, rng: random.Random, training: Any) -> None:
