@@ -363,9 +363,7 @@ class PPDSparseRun:
         make_folder(self._state("solve-0"))
         words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
         jobs = [*beside, *self._solve_jobs(0, files, kind)]
-        solves = yield Phase(
-            "round 1: solve", jobs, words, span, unit="round", number=1, gathers=True, twice=True
-        )
+        solves = yield Phase("round 1: solve", jobs, words, span, unit="round", number=1, gathers=True, twice=True)
         self._drop_before(0)
         return solves
 
