@@ -92,15 +92,17 @@ def test_a_method(
 
 
 @pytest.mark.slow
-def test_the_command_line(data: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+def test_the_command_line(
+    data: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Any
+) -> None:
     monkeypatch.chdir(data)
     told = {}
     for where, how in (("here", []), ("there", ["--scheduler", address])):
         model, predictions = f"{tmp_path.name}-{where}", f"{tmp_path.name}-{where}.zarr"
-        trained = cli("train", "train.xmc", model, "--memory-limit", "1GB", *how)
-        cli("predict", model, "train-test.xmc", predictions, "--memory-limit", "1GB", *how)
-        figures = cli("evaluate", predictions, "train-test.xmc", "--train", "train.xmc", *how)
-        assert cli("verify", predictions, *how)["sound"]
-        told[where] = trained["nnz"], cli("info", model, "--digest")["digest"], figures
+        trained = commands("train", "train.xmc", model, "--memory-limit", "1GB", *how)
+        commands("predict", model, "train-test.xmc", predictions, "--memory-limit", "1GB", *how)
+        figures = commands("evaluate", predictions, "train-test.xmc", "--train", "train.xmc", *how)
+        assert commands("verify", predictions, *how)["sound"]
+        told[where] = trained["nnz"], commands("info", model, "--digest")["digest"], figures
     assert told["there"] == told["here"]
     assert np.isfinite(told["there"][2]["P@1"])

@@ -90,6 +90,21 @@ def test_the_jobs_of_a_frozen_worker_run_elsewhere(
 
 
 @pytest.mark.slow
+def test_a_scheduler_that_gives_no_answer_ends_the_run(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_LOOK", 0.3), ("_ALONE", 2.0)):
+        monkeypatch.setattr(of_cluster, name, seconds)
+    model = tmp_path / "m"
+    with (
+        cluster(tmp_path / "cluster") as (scheduler, address),
+        beside(model, "round 2: solve", lambda: scheduler.send_signal(signal.SIGSTOP)),
+        pytest.raises(xs.errors.JobError, match=r"has given no answer for a minute: look at its log, .* it goes on$"),
+    ):
+        xs.PPDSparse(scheduler=address, memory_limit="1GB", **{**SLOW, "last_epochs": 1500}).fit(small, model=model)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ever", [False, True], ids=["for a while", "for ever"])
 def test_a_worker_whose_link_is_cut(
     small: Path, digest: str, tmp_path: Path, patience: None, caplog: pytest.LogCaptureFixture, ever: bool

@@ -32,9 +32,15 @@ def wanted_while(wanted: Callable[[], bool], copy: str = "") -> Iterator[None]:
         del _thread.wanted, _thread.copy
 
 
+def copy_name() -> str:
+    """What tells this thread's job from other copies of it; "" where there can be none."""
+    name: str = getattr(_thread, "copy", "")
+    return name
+
+
 def work_name(path: Path) -> Path:
-    """Where this thread writes what will be `path`; another copy of its job, told apart by a name, does elsewhere."""
-    copy: str = getattr(_thread, "copy", "")
+    """Where this thread writes what will be `path`; another copy of its job does elsewhere."""
+    copy = copy_name()
     return path.with_name(f"{path.name}.{copy}.partial" if copy else f"{path.name}.partial")
 
 

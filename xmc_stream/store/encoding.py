@@ -9,6 +9,7 @@ A sparse matrix is a group in anndata's encoding 0.1.0.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
-from xmc_stream.stop import stop_if_unwanted, work_name
+from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
@@ -317,8 +318,8 @@ def make_folder(path: Path) -> None:
 def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | None = None) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed.
 
-    apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where it is a job's: what
-    has the name since then is of another copy of the job, and stays.
+    apart: folders in it whose stores are durable. before: `number_of` the path when the work began, where that is one of
+    several copies of a job: what has the name since then is of another copy, and stays.
     """
     stop_if_unwanted()
     fsync_tree(work, apart)
@@ -332,7 +333,12 @@ def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | N
         work.rename(path)
         shutil.rmtree(old)
     else:
-        work.rename(path)
+        try:
+            work.rename(path)
+        except OSError as error:  # the other copy came between
+            if before is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(work)
     fsync_folder(path.parent)
 
 
@@ -368,7 +374,7 @@ def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
     `NAME.COPY.partial`, see `remove_unfinished`.
     """
-    work, before = work_name(path), number_of(path)
+    work, before = work_name(path), number_of(path) if copy_name() else None
     if work.exists():
         shutil.rmtree(work)
     try:
