@@ -251,8 +251,7 @@ class Cluster:
             self._copy_stragglers()
             return [task for task in self._tasks if task.ended()]
 
-        self._wait_until(ended)
-        task = ended()[0]
+        task: _Task = self._wait_until(ended)[0]
         self._tasks.remove(task)
         return task
 
@@ -284,10 +283,10 @@ class Cluster:
                 room[free[0]] -= 1
                 task.copies.append(self._begin(task.job, workers=free[:1], allow_other_workers=True))
 
-    def _wait_until(self, holds: Callable[[], Any]) -> None:
-        """Wait for something that workers bring about. Raises JobError where none is left, and none comes."""
+    def _wait_until(self, holds: Callable[[], Any]) -> Any:
+        """Wait for something that workers bring about, and return it. Raises JobError where none is left, and none comes."""
         pause, looked, left = 0.001, time.monotonic(), time.monotonic()  # when there were workers at last
-        while not holds():
+        while not (found := holds()):
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE)
             if time.monotonic() < looked + _LOOK:
@@ -303,12 +302,12 @@ class Cluster:
                 )
             else:
                 LOG.warning("no workers at %s: waiting for one", self._address)
+        return found
 
     def outcome(self, job: Job, task: _Task) -> Done | Failed:
         """What a job ended with. Raises JobError where it cannot be had, and what it raised, if that is no error of ours."""
         while True:
-            self._wait_until(task.ended)
-            first = task.ended()[0]
+            first = self._wait_until(task.ended)[0]
             task.copies.remove(first)
             try:
                 outcome = self._outcome_of(job, first)
