@@ -4,11 +4,11 @@
     python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
     python benchmarks/cluster.py memory DATA.xmc TEST.xmc FOLDER --memory-limit 550MB
 
-`scale` trains, predicts and evaluates on one worker of one thread and on two, in turns, and prints ratios of the
-medians. `disturb` trains while workers are killed (SIGKILL, a nanny starts them again), one is frozen (SIGSTOP), one is
-retired and one is added; the model must be that of an undisturbed run in one process. `memory` trains, predicts and
-evaluates on a worker whose limit is near what the work takes; dask's memory manager must neither pause it nor end it. Both
-end with exit code 1 otherwise.
+`scale` trains, predicts and evaluates with one thread, two threads, one worker of one thread and two, in turns, from one
+process, and prints ratios of the medians; all models must be the same. `disturb` trains while workers are killed (SIGKILL, a
+nanny starts them again), one is frozen (SIGSTOP), one is retired and one is added; the model must be that of an undisturbed
+run in one process. `memory` trains, predicts and evaluates on a worker whose limit is near what the work takes; dask's memory
+manager must neither pause it nor end it. All end with exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,8 @@ from typing import Any
 import click
 import distributed
 from commands import machine, run
+
+import xmc_stream as xs
 
 _PATH = click.Path(path_type=Path)
 _AGAIN = "takes long: once more, on "  # what a run logs of a straggler
@@ -101,37 +104,39 @@ def main() -> None:
 @click.argument("data", type=_PATH)
 @click.argument("test", type=_PATH)
 @click.argument("folder", type=_PATH)
-@click.option("--solver", default="ppdsparse", show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE")
-@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker.")
+@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker, and of this process.")
 @click.option("--repeats", default=3, show_default=True)
-def scale(
-    data: Path, test: Path, folder: Path, solver: str, settings: tuple[str, ...], memory_limit: str, repeats: int
-) -> None:
-    """Two one-thread workers against one."""
+def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int) -> None:
+    """Two threads of this process against one, and two workers of one thread against one; kernels are loaded before."""
     folder.mkdir(parents=True, exist_ok=True)
     model, predictions = folder.absolute() / "scale.model", folder.absolute() / "scale.pred"
-    how = ["--solver", solver, *(word for setting in settings for word in ("--set", setting))]
-    took: dict[tuple[str, int], list[float]] = {}
-    print(f"{machine()}")
+    took: dict[tuple[str, str], list[float]] = {}
+    digests = set()
+    print(f"{machine()}; {memory_limit}")
     with _both(folder, memory_limit) as clusters:
-        for _ in range(repeats + 1):  # the first loads kernels on the workers
-            for n, workers in clusters.items():
-                at = ("--scheduler", workers.address, "--memory-limit", memory_limit)
+        ways: dict[str, dict[str, Any]] = {f"{n} threads": {"threads": n} for n in (1, 2)}
+        ways |= {f"{n} workers": {"scheduler": workers.client} for n, workers in clusters.items()}
+        for _ in range(repeats + 1):  # the first loads kernels
+            for way, how in ways.items():
                 clean(model)
-                shutil.rmtree(predictions, ignore_errors=True)
-                for name, command in {
-                    "train": ("train", data.absolute(), model, *how, *at),
-                    "predict": ("predict", model, test.absolute(), predictions, *at),
-                    "evaluate": ("evaluate", model, test.absolute(), *at),
-                }.items():
+                commands: dict[str, Callable[[], Any]] = {
+                    "train": partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model),
+                    "predict": partial(
+                        xs.predict, model, test, predictions, overwrite=True, memory_limit=memory_limit, **how
+                    ),
+                    "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
+                }
+                for name, command in commands.items():
                     began = time.perf_counter()
-                    run(*command)
-                    took.setdefault((name, n), []).append(time.perf_counter() - began)
-    print("| command | one worker, s | two workers, s | ratio |\n|---|---|---|---|")
-    for name in ("train", "predict", "evaluate"):
-        one, two = (median(took[name, n][1:]) for n in (1, 2))
-        print(f"| {name} | {one:.1f} | {two:.1f} | {one / two:.2f} |")
+                    command()
+                    took.setdefault((name, way), []).append(time.perf_counter() - began)
+                digests.add(xs.load_model(model).digest())
+    print("| | " + " | ".join(f"{way}, s" for way in ways) + " | ratio of threads | of workers |\n" + "|---" * 7 + "|")
+    for name in commands:
+        seconds = [median(took[name, way][1:]) for way in ways]
+        ratios = (seconds[0] / seconds[1], seconds[2] / seconds[3])
+        print(f"| {name} | " + " | ".join(f"{one:.2f}" for one in (*seconds, *ratios)) + " |")
+    sys.exit(len(digests) > 1)
 
 
 @contextmanager
