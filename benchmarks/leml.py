@@ -4,7 +4,7 @@
     python benchmarks/leml.py tables bibtex.xmc bibtex-test.xmc --percent 40 --lam 1 --lam 3 --lam 10
     python benchmarks/leml.py missing bibtex.xmc bibtex-test.xmc --percent 40 --loss squared --lam 1 --lam 3 --no-bias
     python benchmarks/leml.py speed wordnet_hypernyms.xmc --rank 100 --rank 200
-    python benchmarks/leml.py workers wordnet_hypernyms.xmc --rank 100
+    python benchmarks/leml.py workers big.xmc --rank 50 --rank 100 --cg 5 --alternations 2
 
 `lam` trains with the lam that is made of the data (FOLDER has bibtex.xmc and bibtex-test.xmc), with parts and multiples of
 it, and with lam=1, ten alternations and no rows held out, which were the defaults once. `tables` trains at each rank and
@@ -12,12 +12,13 @@ loss, with the lam and the number of alternations that are best on a tenth of th
 `missing` gives a random part of the pairs (--observed 0.2), with each lam: beside it the same with the other pairs taken as
 0, and ridge regression label by label on the same pairs. `speed` takes one alternation, and the same
 algebra with the same number of conjugate gradient steps by scipy's sparse products in memory. `workers` takes W steps on a
-dask cluster of one process and of two.
+dask cluster of one process and of two, and on one thread and two.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import shutil
@@ -90,35 +91,41 @@ def speed(path: Path, ranks: list[int], threads: int, limit: str) -> None:
                               "ratio": round(ours / theirs, 3)}), flush=True)  # fmt: skip
 
 
-def workers(path: Path, rank: int, cg: int) -> None:
-    """Seconds of W steps on one process and two, and whether the models are the same. Kernels are loaded in the first step."""
+def w_steps(path: Path, n: int, processes: bool, parameters: dict[str, Any]) -> tuple[float, str]:
+    """Seconds of the W steps but the first on so many workers of one thread, or threads of this process; the digest."""
     from distributed import Client, LocalCluster
 
-    found = {}
-    for n in (1, 2, 1, 2):
-        with (
-            LocalCluster(n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
-            Client(cluster) as client,
-            tempfile.TemporaryDirectory() as folder,
-        ):
-            clf = xs.LEML(
-                rank=rank, lam=1.0, alternations=3, cg=cg, cg_tol=0.0, tol=0.0, held_out=0.0, scheduler=client,
-                memory_limit="2GB",
-            )  # fmt: skip
-            clf.fit(path, model=Path(folder) / "m", check=False)
-            spans: dict[str, tuple[float, float]] = {}
-            for job in events(Path(folder) / "m"):
-                if job["job"].startswith("w/"):
-                    step = job["job"].split("/")[1]
-                    low, high = spans.get(step, (job["time"], job["time"]))
-                    spans[step] = min(low, job["time"] - job["seconds"]), max(high, job["time"])
-            found[n] = sum(high - low for step, (low, high) in spans.items() if step != "1"), clf.model_.digest()
-        print(
-            json.dumps({"workers": n, "W steps, seconds": round(found[n][0], 3), "digest": found[n][1][:12]}),
-            flush=True,
-        )
-    ratio = found[1][0] / found[2][0]
-    print(json.dumps({"speedup": round(ratio, 3), "same digest": found[1][1] == found[2][1]}), flush=True)
+    with contextlib.ExitStack() as stack:
+        where: dict[str, Any] = {"threads": n}
+        if processes:
+            cluster = LocalCluster(n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None)
+            where = {"scheduler": stack.enter_context(Client(stack.enter_context(cluster)))}
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent))
+        clf = xs.LEML(lam=1.0, cg_tol=0.0, tol=0.0, held_out=0.0, **parameters, **where)
+        clf.fit(path, model=Path(folder) / "m", check=False)
+        spans: dict[str, tuple[float, float]] = {}
+        for job in events(Path(folder) / "m"):
+            if job["job"].startswith("w/"):
+                step = job["job"].split("/")[1]
+                low, high = spans.get(step, (job["time"], job["time"]))
+                spans[step] = min(low, job["time"] - job["seconds"]), max(high, job["time"])
+        return sum(high - low for step, (low, high) in spans.items() if step != "1"), clf.model_.digest()
+
+
+def workers(path: Path, ranks: list[int], cg: int, alternations: int, times: int, limit: str) -> None:
+    """Seconds of W steps on one and two workers, and threads, in turn; the best of each, and whether models are the same."""
+    for rank in ranks:
+        parameters = {"rank": rank, "cg": cg, "alternations": alternations, "memory_limit": limit}
+        found: dict[tuple[bool, int], float] = {}
+        digests = set()
+        for _, processes, n in itertools.product(range(times), (True, False), (1, 2)):
+            seconds, digest = w_steps(path, n, processes, parameters)
+            found[processes, n] = min(found.get((processes, n), seconds), seconds)
+            digests.add(digest)
+            what = "workers" if processes else "threads"
+            print(json.dumps({"rank": rank, what: n, "W steps, seconds": round(seconds, 3)}), flush=True)
+        ratios = {what: round(found[of, 1] / found[of, 2], 3) for what, of in (("workers", True), ("threads", False))}
+        print(json.dumps({"rank": rank, "two against one": ratios, "same digest": len(digests) == 1}), flush=True)
 
 
 def ridge_by_label(X: Any, Y: Any, mask: Any, lam: float) -> Any:
@@ -256,6 +263,8 @@ def main() -> None:
     parser.add_argument("--no-bias", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cg", type=int, default=20)
+    parser.add_argument("--alternations", type=int, default=3)
+    parser.add_argument("--times", type=int, default=2)
     parser.add_argument("--memory-limit", default="2GB")
     o = parser.parse_args()
     ranks = o.rank or [100]
@@ -264,7 +273,7 @@ def main() -> None:
     elif o.what == "speed":
         speed(o.sets[0], ranks, o.threads, o.memory_limit)
     elif o.what == "workers":
-        workers(o.sets[0], ranks[0], o.cg)
+        workers(o.sets[0], ranks, o.cg, o.alternations, o.times, o.memory_limit)
     else:
         n_labels = xs.open_dataset(o.sets[0]).n_labels
         ranks = [round(n_labels * percent / 100) for percent in o.percent] if o.percent else ranks

@@ -17,7 +17,8 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.leml import plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters
-from xmc_stream.methods.lowrank.steps import ModelJob, RidgeJob, StartJob, write_factors
+from xmc_stream.methods.lowrank.ridge import Ridges, solve_ridges
+from xmc_stream.methods.lowrank.steps import ModelJob, StartJob, write_factors
 from xmc_stream.models.lowrank.factors import FACTORS, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.products import LINES, Learned, ProjectJob
 from xmc_stream.store.dataset import Dataset
@@ -98,23 +99,19 @@ class CPLSTRun:
         for number in range(1, p.iterations + 1):
             before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q, d.n_labels)
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
-            solves = [
-                RidgeJob(
-                    learned, f"w/{number}", p.lam, inner.cg, inner.cg_tol, cut, (1.0,) * (cut[1] - cut[0]), before,
-                    None, str(state / f"w-{number}" / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
-                )
-                for cut in self._sizes.cuts
-            ]  # fmt: skip
-            w = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], learned.n_inputs()) for job in solves))
+            whole = Ridges(learned, p.lam, (0, q), (1.0,) * q, before, None, self._sizes.parts)
+            solves = self._sizes.ridges(whole, f"w/{number}", inner, state / f"w-{number}")
+            w = SideBySide(tuple(job.found for job in solves))
             name = f"iteration {number}"
             if self.ledger.get(f"h/{number}") is None:
                 words, ends = (
                     f"{name} of {p.iterations}",
                     [(number - 1 + of) / p.iterations for of in (0.0, 0.6, 0.9, 1.0)],
                 )
-                yield Phase(
-                    f"{name}, W", solves, f"solving for W, {words}", (ends[0], ends[1]), unit="iteration", number=number
+                phase = Phase(
+                    f"{name}, W", (), f"solving for W, {words}", (ends[0], ends[1]), unit="iteration", number=number
                 )
+                yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, scratch)
                 scores, sums = (
                     Panels(str(scratch / kind), n, self._sizes.cuts)
                     for kind, n in (("a", d.n_samples), ("sums", d.n_labels))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.methods.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.methods.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
 from xmc_stream.methods.lowrank.scale import ScaleJob
-from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, RidgeJob, StartJob
+from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, StartJob
 from xmc_stream.metrics import average_auc
 from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.products import (
@@ -45,24 +46,50 @@ _GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
+_WIDE = 48  # columns of a job: with fewer, an entry's two lines of memory take as long, with more, longer
+_CACHED = 1 << 26  # bytes of a direction and its image, D x c each, that a cache may hold
 
 
 @dataclass(frozen=True)
 class LowRankPlan:
     """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
 
-    pairs; small: whether a W step is one job.
+    pairs; small: whether a W step is one job. parts: of the rows, which sums over all pairs are taken in; products: see
+    `solve_ridges`.
     """
 
     cuts: tuple[Cut, ...]
     kept: int
-    rows: tuple[tuple[int, int], ...]
+    rows: tuple[Rows, ...]
     labels: tuple[tuple[int, int], ...]
     small: bool
+    parts: tuple[Rows, ...]
+    products: tuple[Cut, ...]
+
+    def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
+        """The jobs of a W step."""
+        return [
+            RidgeJob(
+                replace(whole, cut=cut, values=whole.values[slice(*cut)]), name, p.cg, p.cg_tol,
+                str(out / f"{cut[0]}-{cut[1]}"), self.kept,
+            )
+            for cut in self.cuts
+        ]  # fmt: skip
+
+    @property
+    def widest(self) -> tuple[int, int]:
+        """Columns of a job at most, and of one by rows."""
+        return _widest(self.cuts), _widest(self.products)
 
 
-def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int) -> dict[str, int]:
-    """Bytes by component where a job has so many columns."""
+def _widest(cuts: Sequence[Cut]) -> int:
+    return max((last - first for first, last in cuts), default=0)
+
+
+def lowrank_needs(
+    plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int, by_rows: int = 0
+) -> dict[str, int]:
+    """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows."""
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
     needs = {
         "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
@@ -72,7 +99,11 @@ def lowrank_needs(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns
     if p.lam is None:
         needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
-        needs |= {"columns of W": t * 16 * d * width, "columns of H": t * 4 * k * width}
+        vectors, wide = 5 if len(row_parts(dataset)) > 1 else 4, lanes(by_rows) if by_rows else 0
+        needs |= {
+            "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
+            "columns of H": t * 4 * k * max(width, wide),
+        }
         kept = x_bytes(dataset)
         return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
     given = p.observed == "given"
@@ -106,9 +137,28 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
         labels = _given_labels(plan, dataset, 4 * at_once)
     small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
     cuts = even_ranges(r, 1 if small and not p.closed else parts)
-    width = max(last - first for first, last in cuts)
+    width = _widest(cuts)
     kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
-    return LowRankPlan(tuple(cuts), kept, rows, labels, small)
+    of_rows = row_parts(dataset)
+    products = _products(dataset, cuts, at_once, len(of_rows)) if p.closed else ()
+    if sum(lowrank_needs(plan, dataset, p, width, _widest(products)).values()) > plan.budget:
+        products = ()
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products)
+
+
+def _products(dataset: Dataset, cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
+    """Columns of a job of a W step's product by rows (see `solve_ridges`): as few ranges as leave no thread without a job.
+
+    None where the step is better done by columns: on one thread, on small data, or where each thread has wide columns whose
+    vectors no cache holds: more of them would not make a product cheaper.
+    """
+    if parts == 1 or at_once == 1:
+        return ()
+    wide = max(1, cuts[-1][1] // _WIDE) if 8 * _WIDE * dataset.n_features > _CACHED else 1
+    if at_once <= wide:
+        return ()
+    runs = even_ranges(len(cuts), max(wide, -(-at_once // parts)))
+    return tuple((cuts[first][0], cuts[last - 1][1]) for first, last in runs)
 
 
 def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
@@ -306,19 +356,14 @@ class LEMLRun:
         p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
         h, w = self._factor(step.start, "H"), self._state("w", number)
         previous = self._factor(step.start, "W") if step.start else None
-        solves = [
-            RidgeJob(
-                learned, f"w/{number}", step.lam, p.cg, p.cg_tol, cut, tuple(before["values"][slice(*cut)]), h,
-                previous, str(w / f"{cut[0]}-{cut[1]}"), self._sizes.kept,
-            )
-            for cut in self._sizes.cuts
-        ]  # fmt: skip
+        whole = Ridges(learned, step.lam, (0, p.rank), tuple(before["values"]), h, previous, self._sizes.parts)
+        solves = self._sizes.ridges(whole, f"w/{number}", p, w)
         out = self._state("factors", number) / "all"
-        steps = yield Phase(
-            f"{name}, W", solves, self._words(step, "W"), self._span(step, 0.0, 0.5), unit="alternation", number=number
+        phase = Phase(
+            f"{name}, W", (), self._words(step, "W"), self._span(step, 0.0, 0.5), unit="alternation", number=number
         )
-        n = learned.n_inputs()
-        parts = SideBySide(tuple(Factor(f"{job.out}/W", job.cut[1] - job.cut[0], n) for job in solves))
+        steps = yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, self._scratch)
+        parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
         projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
         projected = yield Phase(

@@ -35,9 +35,8 @@ class AlternationForecaster(Forecaster):
         """By a probe of the first rows."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
         probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed))
-        passes, ranges = most_passes(self.steps), len(sizes.cuts)
+        passes, ranges = most_passes(self.steps), len(sizes.products or sizes.cuts)
         n_bytes = passes * dataset.X_rows().nnz * 8 * ranges
-        width = max(last - first for first, last in sizes.cuts)
         return {
             "passes": passes,
             "at_most": True,
@@ -46,7 +45,7 @@ class AlternationForecaster(Forecaster):
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
             "peak_phase": "W step",
-            "peak_parts": lowrank_needs(plan, dataset, self.steps, width),
+            "peak_parts": lowrank_needs(plan, dataset, self.steps, *sizes.widest),
             "seconds": round(passes * probe["seconds"] / (plan.threads * plan.processes), 1),
         }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,31 +68,58 @@ def column_dots(left: Array, right: Array) -> NDArray[np.float64]:
     return out
 
 
+@dataclass
+class Descent:
+    """Conjugate gradients for Hessian_c w_c = b_c, each column c by itself, a step at a time.
+
+    w, residual (b - Hessian w), direction: D x c; square: ||residual_c||^2; enough: where a column ends. Each column takes
+    its own steps, so it comes out the same whatever columns are beside it.
+    """
+
+    w: Array
+    residual: Array
+    direction: Array
+    square: NDArray[np.float64]
+    enough: NDArray[np.float64]
+
+    @classmethod
+    def begin(cls, w: Array, residual: Array, tol: float) -> Descent:
+        """From w. A column ends where its residual is `tol` of what it is now, or the type's precision."""
+        square = column_dots(residual, residual)
+        tol = max(tol, float(np.finfo(residual.dtype).eps))  # beyond that lie denormal numbers, which are slow
+        direction = aligned_zeros(residual.shape, residual.dtype)
+        direction[:] = residual
+        return cls(w, residual, direction, square, tol * tol * square)
+
+    @property
+    def going(self) -> NDArray[np.bool_]:
+        """Columns that have not ended."""
+        return (self.square > self.enough) & (self.square > 0)
+
+    def step(self, image: Array) -> None:
+        """A step of the columns that have not ended. image: Hessian direction. Overwrites w, residual and direction."""
+        going, square = self.going, self.square
+        curvature = column_dots(self.direction, image)
+        alpha = np.where(going & (curvature > 0), square / np.where(curvature > 0, curvature, 1.0), 0.0)
+        alpha = alpha.astype(self.w.dtype)
+        after = np.empty_like(square)
+        descend(self.w, self.residual, self.direction, image, alpha, after)
+        beta = np.where(going, after / np.where(square > 0, square, 1.0), 0.0)
+        turn(self.direction, self.residual, beta.astype(self.w.dtype))
+        self.square = np.where(going, after, square)
+
+
 def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], most: int, tol: float) -> int:
     """Solve Hessian_c w_c = b_c for each column c by conjugate gradients, all columns at a time; returns the steps taken.
 
     w (D x c): where to begin, becomes the solution; residual: b - Hessian w there, is overwritten; product: of the Hessians
-    with D x c. Each column takes its own steps, so it comes out the same whatever columns are beside it; it ends after
-    `most`, or where its residual is `tol` of what it was, or the type's precision.
+    with D x c. It ends after `most` steps, or where all columns have ended: see `Descent`.
     """
-    square = column_dots(residual, residual)
-    tol = max(tol, float(np.finfo(residual.dtype).eps))  # beyond that lie denormal numbers, which are slow
-    enough = tol * tol * square
-    direction = aligned_zeros(residual.shape, residual.dtype)
-    direction[:] = residual
+    columns = Descent.begin(w, residual, tol)
     for step in range(most):
-        going = (square > enough) & (square > 0)
-        if not going.any():
+        if not columns.going.any():
             return step
-        image = product(direction)
-        curvature = column_dots(direction, image)
-        alpha = np.where(going & (curvature > 0), square / np.where(curvature > 0, curvature, 1.0), 0.0)
-        alpha = alpha.astype(w.dtype)
-        after = np.empty_like(square)
-        descend(w, residual, direction, image, alpha, after)
-        beta = np.where(going, after / np.where(square > 0, square, 1.0), 0.0)
-        turn(direction, residual, beta.astype(w.dtype))
-        square = np.where(going, after, square)
+        columns.step(product(columns.direction))
     return most
 
 

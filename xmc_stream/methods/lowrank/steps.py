@@ -16,21 +16,15 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_columns, solve_gram
-from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
+from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_gram
+from xmc_stream.models.lowrank.factors import Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LINES,
-    ROW_LINES,
     Array,
     Learned,
-    blocks,
     held_out_metrics,
-    times,
-    x_bytes,
 )
-from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import UNIT
 
 
@@ -85,81 +79,6 @@ def write_factors(path: Path, sources: dict[str, Dense], rotation: NDArray[np.fl
                 squares[name] += column_dots(lines, lines)
                 writers[name].append(lines.ravel())
     return {"values": squares["H"].tolist(), "w_square": math.fsum(squares.get("W", ()))}
-
-
-@dataclass(frozen=True)
-class RidgeJob:
-    """The W step of the squared loss and full labels, of a range of columns.
-
-    Where H^T H is diagonal, with values v_c, column c of W is by itself a ridge regression,
-        (v_c X^T X + lam I) w_c = X^T Y h_c,
-    which conjugate gradients solve. before: the W to begin from, None for 0. kept: bytes of X up to which it is read once
-    and not in each pass. Writes its columns of W.
-    """
-
-    learned: Learned
-    name: str
-    lam: float
-    cg: int
-    cg_tol: float
-    cut: Cut
-    values: tuple[float, ...]
-    labels: Factor
-    before: Dense | None
-    out: str
-    kept: int
-
-    @property
-    def key(self) -> str:
-        """Alternation and columns."""
-        return f"{self.name}/{self.cut[0]}-{self.cut[1]}"
-
-    def run(self) -> Receipt:
-        """Solve; the receipt has steps and passes over X."""
-        dataset = self.learned.dataset()
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        h, width = self.labels.take(self.cut), self.cut[1] - self.cut[0]
-        values = np.zeros(h.shape[1], np.float32)
-        values[:width] = self.values
-        shape = self.learned.n_inputs(), h.shape[1]
-        w = np.zeros(shape, np.float32) if self.before is None else self.before.take(self.cut)
-        residual = aligned_zeros(shape)
-        np.multiply(w, np.float32(-self.lam), out=residual)
-        for x, y in blocks(X, Y):
-            targets = times(y, h)
-            if self.before is not None:
-                targets -= self.learned.times(x, w) * values
-            self._leave_out(x, targets)
-            self.learned.add_transposed(x, targets, residual)
-        image, room = aligned_zeros(shape), aligned_zeros((ROW_LINES, shape[1]))
-        passes = 1
-        in_memory = None
-        if x_bytes(dataset) <= self.kept:
-            cuts = range(0, X.n_lines, ROW_LINES)
-            in_memory = [(X.block(first, min(first + ROW_LINES, X.n_lines)),) for first in cuts]
-
-        def product(direction: Array) -> Array:
-            nonlocal passes
-            np.multiply(direction, np.float32(self.lam), out=image)
-            for (x,) in in_memory or blocks(X):
-                scores = self.learned.times(x, direction, room)
-                scores *= values
-                self._leave_out(x, scores)
-                self.learned.add_transposed(x, scores, image)
-            passes += 1
-            return image
-
-        steps = solve_columns(w, residual, product, self.cg, self.cg_tol)
-        with new_factors(Path(self.out), {"W": width}) as writers:
-            for first in range(0, len(w), BLOCK):
-                writers["W"].append(w[first : first + BLOCK, :width].ravel())
-        share = width / self.labels.columns
-        return {"steps": steps, "passes": passes * share, "bytes_read": X.bytes_read + Y.bytes_read}
-
-    def _leave_out(self, x: Block, lines: Array) -> None:
-        held_out = self.learned.kept_out(x.start, x.n)
-        if held_out is not None:
-            lines[held_out] = 0
 
 
 @dataclass(frozen=True)

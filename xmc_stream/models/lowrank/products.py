@@ -38,9 +38,10 @@ PLACES = 5  # of the ranking of a held-out row that are looked at
 Array = NDArray[Any]
 
 
-def blocks(*matrices: SparseMatrix) -> Iterator[tuple[Block, ...]]:
-    """All rows of matrices, by row blocks."""
-    return stream(matrices, ROW_BYTES, 0, matrices[0].n_lines, ROW_LINES)
+def blocks(*matrices: SparseMatrix, rows: tuple[int, int] | None = None) -> Iterator[tuple[Block, ...]]:
+    """Rows [first, last) of matrices, or all, by row blocks."""
+    first, last = rows or (0, matrices[0].n_lines)
+    return stream(matrices, ROW_BYTES, first, last, ROW_LINES)
 
 
 @dataclass(frozen=True)
