@@ -5,6 +5,7 @@
     python benchmarks/leml.py missing bibtex.xmc bibtex-test.xmc --percent 40 --loss squared --lam 1 --lam 3 --no-bias
     python benchmarks/leml.py speed wordnet_hypernyms.xmc --rank 100 --rank 200
     python benchmarks/leml.py workers big.xmc --rank 50 --rank 100 --cg 5 --alternations 2
+    python benchmarks/leml.py jobs big.xmc --rank 50 --rank 100 --cg 3
 
 `lam` trains with the lam that is made of the data (FOLDER has bibtex.xmc and bibtex-test.xmc), with parts and multiples of
 it, and with lam=1, ten alternations and no rows held out, which were the defaults once. `tables` trains at each rank and
@@ -12,7 +13,8 @@ loss, with the lam and the number of alternations that are best on a tenth of th
 `missing` gives a random part of the pairs (--observed 0.2), with each lam: beside it the same with the other pairs taken as
 0, and ridge regression label by label on the same pairs. `speed` takes one alternation, and the same
 algebra with the same number of conjugate gradient steps by scipy's sparse products in memory. `workers` takes W steps on a
-dask cluster of one process and of two, and on one thread and two.
+dask cluster of one process and of two, and on one thread and two. `jobs` takes the processor seconds of these W steps' jobs,
+one after another, for machines that are busy.
 """
 
 from __future__ import annotations
@@ -32,6 +34,13 @@ import scipy.linalg
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.jobs.job import Notes
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.memory import parse_size
+from xmc_stream.methods.lowrank.leml import LEMLRun
+from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model
 
 
 def matrices(path: Path) -> tuple[Any, Any]:
@@ -126,6 +135,40 @@ def workers(path: Path, ranks: list[int], cg: int, alternations: int, times: int
             print(json.dumps({"rank": rank, what: n, "W steps, seconds": round(seconds, 3)}), flush=True)
         ratios = {what: round(found[of, 1] / found[of, 2], 3) for what, of in (("workers", True), ("threads", False))}
         print(json.dumps({"rank": rank, "two against one": ratios, "same digest": len(digests) == 1}), flush=True)
+
+
+def processor_seconds(path: Path, rank: int, cg: int, threads: int, limit: str) -> float:
+    """Of the W step of an alternation planned for so many threads: in each phase those of the thread that has most to do.
+
+    Its jobs run one after another, so that what else the machine does counts little.
+    """
+    p = LEMLParameters(rank=rank, lam=1.0, alternations=1, cg=cg, cg_tol=0.0, held_out=0.0)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        begin_model(Path(folder) / "m")
+        size, notes = parse_size(limit), Notes()
+        plan = MemoryPlan(size, size // 2, threads)
+        loop = LEMLRun(Dataset(path), Path(folder) / "m", p, 0, plan, notes).loop()
+        total, receipts = 0.0, None
+        while notes.get("h/1") is None:
+            phase, receipts, busy = loop.send(receipts), [], [0.0] * threads
+            for job in phase.jobs:
+                began = time.thread_time()
+                receipts.append(job.run())
+                busy[busy.index(min(busy))] += time.thread_time() - began
+                if phase.kept:
+                    notes.add(job.key, receipts[-1])
+            total += max(busy) if phase.name.endswith(", W") else 0.0
+    return total
+
+
+def jobs(path: Path, ranks: list[int], cg: int, times: int, limit: str) -> None:
+    """Processor seconds of W steps planned for one thread and for two, in turn; the best of each."""
+    for rank in ranks:
+        found = {1: float("inf"), 2: float("inf")}
+        for _, threads in itertools.product(range(times), found):
+            found[threads] = min(found[threads], processor_seconds(path, rank, cg, threads, limit))
+        seconds = {f"threads {n}": round(of, 2) for n, of in found.items()}
+        print(json.dumps({"rank": rank, **seconds, "ratio": round(found[1] / found[2], 3)}), flush=True)
 
 
 def ridge_by_label(X: Any, Y: Any, mask: Any, lam: float) -> Any:
@@ -253,7 +296,7 @@ def dense_figures(Z: Any, Y: Any) -> dict[str, float]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lam", "tables", "missing", "speed", "workers"])
+    parser.add_argument("what", choices=["lam", "tables", "missing", "speed", "workers", "jobs"])
     parser.add_argument("sets", type=Path, nargs="+", help="datasets; lam: their folder, and names")
     parser.add_argument("--rank", type=int, action="append")
     parser.add_argument("--lam", type=float, action="append")
@@ -274,6 +317,8 @@ def main() -> None:
         speed(o.sets[0], ranks, o.threads, o.memory_limit)
     elif o.what == "workers":
         workers(o.sets[0], ranks, o.cg, o.alternations, o.times, o.memory_limit)
+    elif o.what == "jobs":
+        jobs(o.sets[0], ranks, o.cg, o.times, o.memory_limit)
     else:
         n_labels = xs.open_dataset(o.sets[0]).n_labels
         ranks = [round(n_labels * percent / 100) for percent in o.percent] if o.percent else ranks
