@@ -201,8 +201,8 @@ class PartJob:
         for first, last in self.out.cuts:
             if first_column <= first and last <= last_column:
                 mine = slice(first - first_column, last - first_column)
-                for line in range(0, len(total), BLOCK):
-                    self.out.write((first, last), line, total[line : line + BLOCK, mine])
+                for line in range(0, len(total), LINES):
+                    self.out.write((first, last), line, total[line : line + LINES, mine])
         share = ridges.width / ridges.labels.columns / len(ridges.parts)
         return {"passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
 
@@ -266,9 +266,9 @@ class StepJob:
             found = Descent.begin(self.ridges.start(total.shape[1]), total, self.tol)
         width = self.ridges.width
         for name in _VECTORS:
-            lines = getattr(found, name)
-            for first in range(0, len(lines), BLOCK):
-                self._vector(self.after, name).write(cut, first, lines[first : first + BLOCK, :width])
+            lines, out = getattr(found, name), self._vector(self.after, name)
+            for first in range(0, len(lines), LINES):
+                out.write(cut, first, lines[first : first + LINES, :width])
         square, enough = found.square[:width].tolist(), found.enough[:width].tolist()
         return {"square": square, "enough": enough, "going": bool(found.going.any())}
 

@@ -92,14 +92,18 @@ class Panels:
         """In all."""
         return self.cuts[-1][1]
 
-    def _file(self, cut: Cut) -> Path:
-        return Path(self.folder) / f"{cut[0]}-{cut[1]}"
+    def _file(self, cut: Cut) -> str:
+        return f"{self.folder}/{cut[0]}-{cut[1]}"  # not a Path: it is made for every few lines
 
     def write(self, cut: Cut, first: int, lines: NDArray[np.float32]) -> None:
         """Lines from `first` on, of one of the ranges of columns."""
         stop_if_unwanted()
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._file(cut), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        try:
+            fd = os.open(self._file(cut), how)
+        except FileNotFoundError:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._file(cut), how)
         try:
             view, at = (
                 np.ascontiguousarray(lines, np.float32).reshape(-1).view(np.uint8).data,
@@ -114,7 +118,7 @@ class Panels:
     def move(self, cut: Cut, to: Panels) -> None:
         """Give one of the ranges of columns to other panels."""
         Path(to.folder).mkdir(parents=True, exist_ok=True)
-        self._file(cut).replace(to._file(cut))
+        os.replace(self._file(cut), to._file(cut))
 
     def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lines of one range of columns, from `first` on, into an array of its own."""
@@ -144,7 +148,7 @@ class Panels:
             staging = np.empty(max(WINDOW, _ITEM * part.shape[1]), np.uint8)
             fd = os.open(self._file(cut), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                read_lines(fd, self._file(cut), lines, staging, part)
+                read_lines(fd, Path(self._file(cut)), lines, staging, part)
             finally:
                 os.close(fd)
             out[:, cut[0] : cut[1]] = part
