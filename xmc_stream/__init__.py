@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xmc_stream import errors as errors
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
+    from xmc_stream.datasets.copy import copy as copy
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.select import select_features as select_features
     from xmc_stream.datasets.split import split as split
@@ -59,6 +60,7 @@ _HOME = {
     "Model": "xmc_stream.models",
     "calibrate": "xmc_stream.calibration",
     "uncalibrate": "xmc_stream.calibration",
+    "copy": "xmc_stream.datasets.copy",
     "evaluate": "xmc_stream.evaluation",
     "load_model": "xmc_stream.models",
     "predict": "xmc_stream.models",
@@ -91,6 +93,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "convert",
+    "copy",
     "errors",
     "evaluate",
     "export",

@@ -18,6 +18,7 @@ from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
+from xmc_stream.store.remote import local_path
 
 _LEAST_ROWS = 100
 _MOST_ROWS = 1 << 15  # that are learned from: of more, evenly spaced ones
@@ -98,6 +99,7 @@ def calibrate(
     (150, False)
     """
     opened = _opened(model)
+    local_path(opened.path)  # whose files will be changed
     seen = opened if scores_of is None else _opened(scores_of)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     return calibrate_with(opened, dataset, seen, Execution(memory_limit, threads, scheduler, progress), check)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+MIRRORS = "xmc_stream-urls"  # the folder of files fetched from stores behind URLs, see `store.remote`
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk, quota or file that is full
 
 
@@ -39,6 +40,14 @@ def in_python(message: str) -> str:
     return _FLAG.sub(argument, message)
 
 
+_MIRRORED = re.compile(rf"(?:/[^\s'\"]*)?/{MIRRORS}/([a-z][a-z0-9+.-]*):/([^\s'\"]+?)@[0-9a-f]{{12}}")
+
+
+def in_urls(text: str) -> str:
+    """A text, with the URLs of stores in the place of their folders in the cache."""
+    return _MIRRORED.sub(r"\1://\2", text) if MIRRORS in text else text
+
+
 class XmcStreamError(Exception):
     """Base of every error raised on purpose by this library.
 
@@ -48,7 +57,7 @@ class XmcStreamError(Exception):
     @property
     def in_shell(self) -> str:
         """The message as a command prints it."""
-        return str(self.args[0]) if self.args else ""
+        return in_urls(str(self.args[0])) if self.args else ""
 
     def __str__(self) -> str:
         return in_python(self.in_shell)

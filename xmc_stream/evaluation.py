@@ -26,6 +26,7 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
+from xmc_stream.store.remote import as_path
 
 _PREDICTED = 0.8  # of evaluating a model, that predicting takes
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
@@ -121,7 +122,7 @@ def evaluate(
     sets = [of if of is None or isinstance(of, Dataset) else open_dataset(of) for of in (data, train)]
     if sets[0] is None:
         raise InputError("evaluating needs the samples with their true labels: give them as data=")
-    path = predictions.path if isinstance(predictions, Model) else Path(predictions)
+    path = predictions.path if isinstance(predictions, Model) else as_path(predictions)
     execution = Execution(memory_limit, threads, scheduler, progress)
     return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
 

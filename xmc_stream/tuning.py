@@ -26,6 +26,7 @@ from xmc_stream.models import Execution, load_model
 from xmc_stream.progress import LOG, current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
+from xmc_stream.store.remote import local_path
 from xmc_stream.training import train
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
@@ -143,7 +144,8 @@ def tune(
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     execution = Execution(memory_limit, threads, scheduler, progress)
     tried = _tried(solver, grid, dict(fixed or {}))
-    kept = Path(out).absolute() if out is not None else None
+    kept = local_path(out).absolute() if out is not None else None
+    path = local_path(model).absolute() if model is not None else None
     at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
     limit = execution.limit([dataset.path], [at])
     asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
@@ -168,8 +170,7 @@ def tune(
             "parameters": chosen,
             "set": words,
         }
-        if model is not None:
-            path = Path(model).absolute()
+        if path is not None:
             LOG.info("training %s on all rows: %s", path.name, words)
             with bar.part(_COMPARED, 1.0):
                 _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)

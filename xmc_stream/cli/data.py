@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, executed, show, with_options
+from xmc_stream.cli.options import PATH, STORE, common, executed, show, with_options
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
@@ -46,7 +46,7 @@ _READING = (  # how the input is read: options by the names of convert.Options, 
         "[default: NAME_X_Y.txt beside NAME_X_Xf.txt]",
     ),
     BESIDE,
-    click.option("--like", type=PATH, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
+    click.option("--like", type=STORE, help="The training set: its sizes, base of ids, vocabulary, normalisation."),
     click.option("--zero-based/--one-based", default=None, help="Ids in a text begin with 0, or 1. [default: recognised]"),
     click.option(
         "--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,

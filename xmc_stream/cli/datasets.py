@@ -1,4 +1,4 @@
-"""Commands on finished stores: verify, info, split, select-features, compact, export."""
+"""Commands on finished stores: verify, info, split, select-features, compact, export, copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, common, executed, limited, plain, show
+from xmc_stream.cli.options import PATH, STORE, common, executed, limited, plain, show
+from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.memory import format_size, peak_resident
 
@@ -17,7 +18,7 @@ _SHOWN = 20  # phases of a long training that are shown, from its beginning and 
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@click.argument("path", type=STORE)
 @executed
 @common
 def verify(
@@ -48,7 +49,7 @@ def verify(
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@click.argument("path", type=STORE)
 @click.option("--digest", is_flag=True, help="Hash the content: two models with one digest are the same model.")
 @common
 def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
@@ -105,7 +106,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
 
 
 @click.command()
-@click.argument("data", type=PATH)
+@click.argument("data", type=STORE)
 @click.argument("train", type=PATH)
 @click.argument("valid", type=PATH)
 @click.option(
@@ -144,9 +145,9 @@ def split(
 
 
 @click.command("select-features")
-@click.argument("data", type=PATH)
+@click.argument("data", type=STORE)
 @click.argument("out", type=PATH)
-@click.option("--model", type=PATH, help="Take the features that this row-sparse model selects.")
+@click.option("--model", type=STORE, help="Take the features that this row-sparse model selects.")
 @click.option("--features", type=PATH, metavar="FILE", help="Or take these: numbers from 0, one a line.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited
@@ -185,7 +186,7 @@ def select_features(
 
 
 @click.command()
-@click.argument("model", type=PATH)
+@click.argument("model", type=STORE)
 @click.argument("out", type=PATH)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited
@@ -210,7 +211,7 @@ def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, a
 
 
 @click.command()
-@click.argument("data", type=PATH)
+@click.argument("data", type=STORE)
 @click.argument("out", type=PATH)
 @click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
 @click.option(
@@ -247,6 +248,30 @@ def export(
         f"peak memory {format_size(report['peak_rss'])}",
         *([f"{blank:,} samples without labels and features are blank lines, which some programs skip"] if blank else []),
     ], err=str(out) == "-")  # fmt: skip
+
+
+@click.command()
+@click.argument("source", type=STORE)
+@click.argument("target")
+@click.option("--overwrite", is_flag=True, help="Replace a store at TARGET, or half a copy of another one.")
+@click.option("-q", "--quiet", is_flag=True, help="No bar, and no lines but warnings and errors.")
+@common
+def copy(source: Path, target: str, overwrite: bool, quiet: bool, as_json: bool, debug: bool) -> None:
+    """Copy the dataset, model or predictions SOURCE to TARGET; each is a folder or a URL, as s3://bucket/train.xmc.
+
+    Files are compared with their checksums on the way. A copy that was killed goes on when the same command is given
+    again. Credentials come from fsspec's configuration, as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE.
+    """
+    from xmc_stream.datasets.copy import copy as copy_store
+
+    with seen("copy", quiet=quiet):
+        report = copy_store(source, target, overwrite)
+    passed = report["n_files"] - report["copied_files"]
+    show(report, as_json, [
+        f"{target}: {report['n_files']:,} files, {format_size(report['bytes'])}"
+        + (f" ({passed:,} files were there)" if passed else ""),
+        f"{format_size(report['copied_bytes'])} copied in {report['seconds']:.1f} s",
+    ])  # fmt: skip
 
 
 def _plain_lines(report: dict[str, Any]) -> list[str]:

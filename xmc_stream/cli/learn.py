@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xmc_stream.cli.data import BESIDE, CSV, FORMAT, delimiter_of
-from xmc_stream.cli.options import PATH, Solver, checked, common, executed, setting_of, show, with_options
+from xmc_stream.cli.options import PATH, STORE, Solver, checked, common, executed, setting_of, show, with_options
 from xmc_stream.cli.seen import seen
 from xmc_stream.cli.text import ID_FIELD, TEXT_FIELDS
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -80,7 +80,7 @@ class _TrainCommand(click.Command):
 
 
 @click.command(cls=_TrainCommand)
-@click.argument("data", type=PATH)
+@click.argument("data", type=STORE)
 @click.argument("model", type=PATH)
 @click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(
@@ -88,7 +88,7 @@ class _TrainCommand(click.Command):
     help="A parameter of the method, e.g. lam=0.01; none and true, false are words. All are listed below.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--warm-start", type=PATH, metavar="MODEL", help="Begin from the weights of this model.")
+@click.option("--warm-start", type=STORE, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option(
     "--calibrate", type=click.FloatRange(0, 1, min_open=True, max_open=True), metavar="FRACTION",
     help="Calibrate scores (see `calibrate`) by a second training without this share of the rows, as 0.1: as long again.",
@@ -160,8 +160,8 @@ def _of_calibration(about: dict[str, Any]) -> str:
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.argument("data", type=PATH, required=False)
-@click.option("--scores-of", type=PATH, metavar="MODEL", help="A model of the same parameters that has not seen DATA.")
+@click.argument("data", type=STORE, required=False)
+@click.option("--scores-of", type=STORE, metavar="MODEL", help="A model of the same parameters that has not seen DATA.")
 @click.option("--remove", is_flag=True, help="Drop the calibration instead; no DATA.")
 @checked("the models")
 @executed
@@ -196,8 +196,8 @@ def calibrate(
 
 
 @click.command()
-@click.argument("model", type=PATH)
-@click.argument("data", type=PATH)
+@click.argument("model", type=STORE)
+@click.argument("data", type=STORE)
 @click.argument("out", type=PATH)
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
@@ -249,9 +249,9 @@ def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("predictions", type=PATH)
-@click.argument("data", type=PATH)
-@click.option("--train", "train_data", type=PATH, help="The training set, for propensity-scored metrics.")
+@click.argument("predictions", type=STORE)
+@click.argument("data", type=STORE)
+@click.option("--train", "train_data", type=STORE, help="The training set, for propensity-scored metrics.")
 @click.option("-k", "ks", type=click.IntRange(1), multiple=True, default=(1, 3, 5), show_default=True)
 @click.option("--propensity", default="default", show_default=True, help="A,B, or default, amazon or wikipedia.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")

@@ -11,10 +11,28 @@ from typing import Any
 import click
 
 from xmc_stream.cli.seen import seen
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, in_urls
 from xmc_stream.progress import current
 
-PATH = click.Path(path_type=Path)
+
+class _Place(click.Path):
+    """A path. stores: also the URL of a store that is read, which becomes the folder of what is fetched from it."""
+
+    def __init__(self, stores: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.stores = stores
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not isinstance(value, str) or "://" not in value:
+            return super().convert(value, param, ctx)
+        from xmc_stream.store.remote import as_path, local_path
+
+        return as_path(value) if self.stores else local_path(value)
+
+
+PATH = _Place()
+STORE = _Place(stores=True)
 
 
 def with_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -111,7 +129,7 @@ class Solver(click.ParamType[str]):
 def show(report: dict[str, Any], as_json: bool, lines: list[str], err: bool = False) -> None:
     """Print what a command found, in the place of its bar."""
     current().finish()
-    click.echo(json.dumps(report) if as_json else "\n".join(lines), err=err)
+    click.echo(in_urls(json.dumps(report) if as_json else "\n".join(lines)), err=err)
 
 
 def plain(value: Any) -> str:

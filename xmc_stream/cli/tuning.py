@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, Solver, checked, common, executed, setting_of, show, value_of
+from xmc_stream.cli.options import PATH, STORE, Solver, checked, common, executed, setting_of, show, value_of
 from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
@@ -28,7 +28,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
 
 
 @click.command()
-@click.argument("data", type=PATH)
+@click.argument("data", type=STORE)
 @click.argument("out", type=PATH, required=False)
 @click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(

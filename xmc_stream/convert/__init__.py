@@ -214,9 +214,11 @@ def convert_report(
         dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, bytes_in, bytes_on_disk, seconds, peak_rss
         (bytes), said (a line for people) and resumed.
     """
+    from xmc_stream.store.remote import local_path
+
     with working("convert", progress):
         return _convert(
-            source, Path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns, observed,
+            source, local_path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns, observed,
             format, options,
         )  # fmt: skip
 
@@ -300,13 +302,15 @@ def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     from xmc_stream.convert.options import Like
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.model import StoredModel, is_model
+    from xmc_stream.store.remote import as_path
     from xmc_stream.store.selection import selected_of
 
     train: Dataset | StoredModel
     if isinstance(like, Dataset | StoredModel):
         train = like
     else:
-        train = StoredModel(like) if is_model(Path(like)) else open_dataset(like)
+        like = as_path(like)
+        train = StoredModel(like) if is_model(like) else open_dataset(like)
     of = selected_of(train.attributes)
     if of is not None:
         raise InputError(

@@ -25,6 +25,7 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import is_model
+from xmc_stream.store.remote import as_path, local_path
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
@@ -98,8 +99,9 @@ def export(
     ('export-labels.npz', (30, 3))
     """
     began = time.perf_counter()
-    limit, out = MemoryLimit.kept(memory_limit), Path(out)
-    of_model = not isinstance(data, Dataset) and is_model(Path(data))
+    limit, out = MemoryLimit.kept(memory_limit), local_path(out)
+    data = data if isinstance(data, Dataset) else as_path(data)
+    of_model = not isinstance(data, Dataset) and is_model(data)
     format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
     if format not in _FORMATS:
         raise InputError(f"format must be one of {', '.join(_FORMATS)}. Got {format!r}.")
@@ -118,7 +120,7 @@ def export(
     with working("export", progress) as bar:
         report: dict[str, Any]
         if of_model:
-            report = _model_npz(load_model(Path(data)), out, limit)  # type: ignore[arg-type]
+            report = _model_npz(load_model(data), out, limit)  # type: ignore[arg-type]
         else:
             dataset = data if isinstance(data, Dataset) else open_dataset(data)
             report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}

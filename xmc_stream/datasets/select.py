@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, ne
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
+from xmc_stream.store.remote import link_file, local_path
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
@@ -88,7 +88,7 @@ def select_features(
     >>> some.n_features, some.feature_counts().tolist()
     (2, [10, 10])
     """
-    limit, out = MemoryLimit.kept(memory_limit), Path(out)
+    limit, out = MemoryLimit.kept(memory_limit), local_path(out)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
@@ -222,7 +222,7 @@ def _copy_columns(
 def _link(source: str, target: str) -> None:
     """One file of two stores, as no file of a finished store is written again; a copy where there are no hard links."""
     try:
-        os.link(source, target)
+        link_file(source, target)
     except OSError:
         shutil.copyfile(source, target)
 

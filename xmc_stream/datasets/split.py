@@ -20,6 +20,7 @@ from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_d
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
+from xmc_stream.store.remote import local_path
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
@@ -99,7 +100,7 @@ def split(
     began = time.perf_counter()
     limit = MemoryLimit.kept(memory_limit)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    train, valid = Path(train), Path(valid)
+    train, valid = local_path(train), local_path(valid)
     if not 0 < fraction < 1:
         raise InputError(f"fraction must be between 0 and 1. Got {fraction}.")
     if not 0 <= seed < 2**63:

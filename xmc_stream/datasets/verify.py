@@ -44,6 +44,7 @@ from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.names import ROW_IDS
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
+from xmc_stream.store.remote import as_path
 from xmc_stream.store.selection import SELECTED, read_selection
 
 _KINDS = {DATASET: "dataset", MODEL: "model", PREDICTIONS: "predictions"}
@@ -100,7 +101,7 @@ def verify(
     ('dataset', True, [])
     """
     began = time.perf_counter()
-    path = path.path if isinstance(path, Dataset | Model) else Path(path)
+    path = path.path if isinstance(path, Dataset | Model) else as_path(path)
     if under_way := unfinished(path):
         raise StoreError(f"{path} is an {under_way['kind']}, which nothing can be said of yet: {under_way['next']}")
     if not path.exists():

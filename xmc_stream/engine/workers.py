@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 
 from xmc_stream.engine.environment import environment
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.memory import MemoryLimit, available_memory, format_size, parse_size, resident
+from xmc_stream.store.remote import refuse_unreachable
 
 _LEAST_FILES = 256  # open files that a process must be allowed
 _LEAST_ROOM = 64 * 10**6  # bytes on the disk of a folder that is written to
@@ -43,7 +44,8 @@ class Folders:
 class About:
     """One worker. allowed: bytes at which dask's memory manager pauses it, 0 where nothing does.
 
-    unread, unwritten: of the folders, those that it cannot use. full: of those that it can write to, the ones without room.
+    unread: what it says of stores that it cannot read. unwritten: folders that it cannot write to. full: of those that it
+    can write to, the ones without room.
     """
 
     name: str
@@ -94,11 +96,21 @@ def _can_write(file: str) -> bool:
     return True
 
 
+def _cannot_read(path: str) -> str:
+    """Why this process cannot read a store; nothing where it can."""
+    try:
+        refuse_unreachable(path)
+    except XmcStreamError as error:
+        return f"says: {error.in_shell}"
+    shared = "put it on a file system that all workers share, under one name"
+    return "" if os.access(path, os.R_OK) else f"cannot read {path}: {shared}"
+
+
 def about_this(name: str, allowed: int, folders: Folders) -> About:
     """What this process says of itself. name, allowed: see `About`."""
     return About(
         name, _environment(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
-        tuple(path for path in folders.reads if not os.access(path, os.R_OK)),
+        tuple(said for path in folders.reads if (said := _cannot_read(path))),
         tuple(str(Path(path).parent) for path in folders.writes if not _can_write(path)),
         tuple(
             (str(Path(path).parent), room) for path in folders.writes
@@ -119,9 +131,7 @@ def refuse_unfit(workers: Sequence[About]) -> None:
                     "and start the worker again"
                 )
         if worker.unread:
-            raise InputError(
-                f"{who} cannot read {worker.unread[0]}: put it on a file system that all workers share, under one name"
-            )
+            raise InputError(f"{who} {worker.unread[0]}")
         if worker.unwritten:
             raise InputError(
                 f"{who} does not see what this process writes to {worker.unwritten[0]}, or cannot write there: name a folder "

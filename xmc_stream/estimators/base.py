@@ -24,6 +24,7 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, load_model
 from xmc_stream.planning import plan_training
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.remote import local_path
 from xmc_stream.training import train
 
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'
@@ -232,7 +233,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
 
             if model is not None:
-                self.model_, self.report_ = trained(Path(model).absolute())
+                self.model_, self.report_ = trained(local_path(model).absolute())
             else:
                 with kept_folder() as folder, renaming({str(folder / _HELD): "what calibrate holds out"}):
                     self.model_, self.report_ = trained(folder / "model")

@@ -10,6 +10,7 @@ from xmc_stream.models.model import Model, load_model
 from xmc_stream.models.prediction import predict_to
 from xmc_stream.models.samples import samples
 from xmc_stream.progress import working
+from xmc_stream.store.remote import local_path
 
 
 def predict(
@@ -89,7 +90,7 @@ def predict(
     >>> report["n_samples"], np.load("predictions.npz")["labels"].shape
     (30, (30, 2))
     """
-    execution, out = Execution(memory_limit, threads, scheduler, progress), Path(out)
+    execution, out = Execution(memory_limit, threads, scheduler, progress), local_path(out)
     trained = model if isinstance(model, Model) else load_model(model)
     with working("predict", progress), samples(data, trained, out.absolute().parent, execution) as dataset:
         return predict_to(trained, dataset, out, k, execution, overwrite, filter, check)

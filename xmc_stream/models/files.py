@@ -10,6 +10,7 @@ from xmc_stream.engine.summary import unfinished_run
 from xmc_stream.errors import InputError
 from xmc_stream.store.encoding import publish, writing
 from xmc_stream.store.model import is_model
+from xmc_stream.store.remote import copy_file, local_path
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -28,6 +29,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def copy_model(source: Path, path: Path, overwrite: bool) -> None:
     """Copy the files of a model. Raises InputError where something stands at `path`, StoreError where it cannot be written."""
+    path = local_path(path)
     if path.absolute() == source.absolute():
         raise InputError(f"{path} is the model itself: give another name")
     if path.exists() and not (overwrite and is_model(path)):
@@ -39,7 +41,7 @@ def copy_model(source: Path, path: Path, overwrite: bool) -> None:
         shutil.rmtree(work, ignore_errors=True)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, work)
+            shutil.copytree(source, work, copy_function=copy_file)
             publish(work, path)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)

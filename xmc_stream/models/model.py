@@ -567,7 +567,7 @@ def load_model(path: str | Path) -> Model:
     Parameters
     ----------
     path : str or Path
-        The folder of the model.
+        The folder of the model, or its URL, as s3://bucket/wiki.model.
 
     Returns
     -------
@@ -592,7 +592,7 @@ def load_model(path: str | Path) -> Model:
     if not isinstance(kind, str) or kind not in KINDS:
         raise StoreError(f"{path} is a model of a kind that is not known here ({kind!r}): update, or load its method")
     module, name = KINDS[kind].split(":")
-    model: Model = getattr(importlib.import_module(module), name)(path, found.attributes)
+    model: Model = getattr(importlib.import_module(module), name)(found.path, found.attributes)
     return model
 
 

@@ -15,6 +15,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.models.execution import Execution
 from xmc_stream.progress import current
 from xmc_stream.store.dataset import Dataset, open_dataset
+from xmc_stream.store.remote import as_path
 
 if TYPE_CHECKING:
     from xmc_stream.models.model import Model
@@ -96,7 +97,7 @@ def samples(data: Any, model: Model, folder: Path, execution: Execution, **readi
         with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
             yield converted(data, model, Path(scratch), execution)
         return
-    data = Path(data)
+    data = as_path(data)
     if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
         if reading:
             raise InputError(f"{data} is a dataset: leave out {', '.join(reading)}, which say how a file is read")

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array
+from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
 
 if TYPE_CHECKING:  # see nodes: what is plain does without it
     import zarr
@@ -37,6 +38,7 @@ _AHEAD = 1 << 22
 _THROUGH_ZARR = 1 << 27  # bytes of a chunk that zarr reads whole: at most, as no plan counts it
 _MOST_CHUNKS = 1 << 18  # of an array that is read through zarr, which lists them
 _ALL = slice(None)
+_AHEAD_CHECKED = 4  # chunks behind a URL that are fetched beside each other while they are compared with checksums
 _PIECE = 1 << 17  # bytes asked for at a time: of more the kernel reads no more than its read-ahead, 128 KiB as it comes
 
 
@@ -63,6 +65,10 @@ class ChunkedArray:
                     f"{array.store_path} has shape {array.shape} and type {array.dtype}: no row of numbers"
                 )
             self.size, self.chunk, self.path = int(array.shape[0]), int(array.chunks[0]), _local_path(array)
+            if self.path is None and is_mirrored(str(array.store_path)):
+                raise StoreError(
+                    f"{array.store_path} is compressed, and behind a URL only plain arrays are read: make the store again"
+                )
             large = self.path is None and self.chunk_bytes > _THROUGH_ZARR
             if large or self.n_chunks > _MOST_CHUNKS:
                 raise StoreError(
@@ -73,6 +79,7 @@ class ChunkedArray:
         self._files: dict[int, int] = {}
         self._cached: tuple[int, NDArray[Any]] | None = None
         self._staging: NDArray[np.uint8] | None = None
+        self._mirrored = self.path is not None and is_mirrored(self.path)
         if self.path is not None:
             weakref.finalize(self, _close_all, self._files)
 
@@ -105,7 +112,7 @@ class ChunkedArray:
     def _check_size(self, k: int, opened: Path | int) -> None:
         expected = self.chunk_bytes + _CHECKSUM_BYTES
         try:
-            size = os.stat(opened).st_size
+            size = size_of(opened)
             if self._places is not None:  # behind the chunks stands the index, which was read
                 size = expected
         except FileNotFoundError:
@@ -127,6 +134,7 @@ class ChunkedArray:
         stop_if_unwanted()
         n = self._count(start, stop, out)
         out = np.empty(n, self.dtype) if out is None else out[:n]
+        self._ask_for(start, stop)
         self.bytes_read += n * self._itemsize
         position = start
         while position < stop:
@@ -139,6 +147,13 @@ class ChunkedArray:
                 self._pread(k, offset * self._itemsize, part)
             position += take
         return out
+
+    def _ask_for(self, start: int, stop: int) -> bool:
+        """Begin to fetch the chunks of items [start, stop) that are behind a URL yet; whether there are some."""
+        if not self._mirrored or start >= stop:
+            return False
+        chunks = range(start // self.chunk, (stop - 1) // self.chunk + 1)
+        return ask_for([self.chunk_file(k) for k in chunks if k not in self._files])
 
     def _count(self, start: int, stop: int, out: NDArray[Any] | None) -> int:
         """Items in [start, stop), which are the array's and have room in `out`, if there is one."""
@@ -158,6 +173,10 @@ class ChunkedArray:
             raise self._refuse("what is asked for in ranges")
         some = counts > 0  # an empty range may begin where no chunk is
         firsts, counts = firsts[some], counts[some]
+        if self._mirrored:
+            lasts = firsts + counts - 1
+            chunks = np.unique(np.concatenate([firsts // self.chunk, lasts // self.chunk])).tolist()
+            ask_for([self.chunk_file(k) for k in chunks if k not in self._files])
         places = np.concatenate([[0], np.cumsum(counts)])
         if places[-1] > len(out):
             raise self._refuse(f"at most {len(out)} in these ranges")
@@ -197,11 +216,13 @@ class ChunkedArray:
     def will_need(self, start: int, stop: int) -> None:
         """Have the kernel read items [start, stop) into the page cache while the caller does something else.
 
-        Takes no memory of the process, and changes nothing but when the bytes come; compressed and remote arrays stay
-        as they are.
+        Takes no memory of the process, and changes nothing but when the bytes come; what is behind a URL is fetched, and
+        compressed arrays stay as they are.
         """
         if not 0 <= start <= stop <= self.size:
             raise self._refuse(f"those from {start} to {stop}")
+        if self._ask_for(start, stop):
+            return
         while self.path is not None and _TAKES_ADVICE and start < stop:
             k, offset = divmod(start, self.chunk)
             take = min(stop - start, self.chunk - offset)
@@ -217,7 +238,9 @@ class ChunkedArray:
             while len(self._files) >= _OPEN_FILES:
                 os.close(self._files.pop(next(iter(self._files))))
             try:
-                fd = self._files[k] = os.open(self.chunk_file(k), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+                fd = self._files[k] = open_file(self.chunk_file(k))
+            except StoreError:
+                raise
             except FileNotFoundError:
                 raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
             except OSError as error:
@@ -263,10 +286,11 @@ class ChunkedArray:
 
     def verify_chunk(self, k: int) -> None:
         """Compare chunk k with its checksum, and that with what was written. Raises StoreError naming the file."""
+        self._ask_for(k * self.chunk, min((k + _AHEAD_CHECKED) * self.chunk, self.size))
         crc, path = 0, self.chunk_file(k)
         self._check_size(k, path)
         try:
-            with open(path, "rb") as file:
+            with open(open_file(path), "rb") as file:
                 file.seek(self._begin(k))
                 left = self.chunk_bytes
                 while left:
@@ -298,6 +322,7 @@ class ChunkedArray:
             values.flags.writeable = False
             return values
         self.check_sizes()
+        self._ask_for(0, self.size)
         total = self.n_chunks * chunk_bytes
         libc = _libc()
         reserve = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
@@ -307,7 +332,7 @@ class ChunkedArray:
                 f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory"
             )
         for k in range(self.n_chunks):
-            fd = os.open(self.chunk_file(k), os.O_RDONLY)
+            fd = open_file(self.chunk_file(k))
             try:
                 got = libc.mmap(base + k * chunk_bytes, chunk_bytes, mmap.PROT_READ, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
             finally:

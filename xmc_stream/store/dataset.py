@@ -24,6 +24,7 @@ from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names, open_row_ids
 from xmc_stream.store.nodes import Group, attributes_of, from_here, understood, whole_of
+from xmc_stream.store.remote import as_path, is_mirrored, local_path
 from xmc_stream.store.transpose import transpose
 
 FORMAT = "xmc_stream dataset"
@@ -42,12 +43,12 @@ class Dataset:
     Parameters
     ----------
     path : str or Path
-        The folder of the dataset.
+        The folder of the dataset, or its URL, as s3://bucket/train.xmc.
 
     Attributes
     ----------
     path : Path
-        The folder of the dataset.
+        The folder of the dataset; of one behind a URL, the folder of what is fetched.
     n_samples, n_features, n_labels : int
         N, D and K.
     attributes : dict
@@ -73,7 +74,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         try:
             self.attributes = attributes_of(self.path)
         except (FileNotFoundError, ValueError):
@@ -269,6 +270,10 @@ class Dataset:
         """
         path = self.path / "X" / "columns"
         if not path.exists():
+            if is_mirrored(path):
+                raise StoreError(
+                    f"{self.path} has no X by columns, and none can be made there: convert with --columns, and copy it again"
+                )
             with new_store(path, {}) as group:
                 transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
                 seal(group.path)
@@ -427,7 +432,7 @@ def open_dataset(path: str | Path) -> Dataset:
     Parameters
     ----------
     path : str or Path
-        The folder of the dataset.
+        The folder of the dataset, or its URL, as s3://bucket/train.xmc.
 
     Returns
     -------
@@ -566,7 +571,7 @@ def new_dataset(
     attributes: what was converted from what, and how; JSON values. max_bytes: of the transposition's buffers.
     Raises InputError where `path` exists and overwrite is not set.
     """
-    path = Path(path)
+    path = local_path(path)
     check_target(path, overwrite)
     with new_store(path, {}) as group:
         writer = DatasetWriter(group, n_features, n_labels)

@@ -29,6 +29,7 @@ from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
+from xmc_stream.store.remote import link_file, local_path, size_of
 from xmc_stream.store.widened import NARROW_BOUND
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
@@ -97,7 +98,7 @@ class ArrayWriter:
         if not same or self._file is not None or source.size % source.chunk:
             raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
         for k in range(source.n_chunks):
-            os.link(source.chunk_file(k), self._folder / "c" / str(self._chunks))
+            link_file(source.chunk_file(k), self._folder / "c" / str(self._chunks))
             self._crcs.append(source.stored_crc(k))
             self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
         for start in range(0, source.size, _PIECE):
@@ -276,7 +277,7 @@ def fingerprint_of(encoding: str, shape: tuple[int, int], hashes: list[str]) -> 
 
 def folder_bytes(path: Path) -> int:
     """Bytes of all files under a folder."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(size_of(file) for file in path.rglob("*") if not file.is_dir())
 
 
 def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
@@ -374,6 +375,7 @@ def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
     A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
     `NAME.COPY.partial`, see `remove_unfinished`.
     """
+    local_path(path)  # no URL
     work, before = work_name(path), number_of(path) if copy_name() else None
     if work.exists():
         shutil.rmtree(work)

@@ -25,6 +25,7 @@ import numpy as np
 
 from xmc_stream.errors import StoreError
 from xmc_stream.store.nodes import CRCS, crcs_of, is_whole, read_json, set_attributes
+from xmc_stream.store.remote import local_path, open_file, size_of
 
 SEAL = "metadata_sha256"
 BLANK = "0" * 64  # what the seal is while the hash is taken
@@ -70,12 +71,12 @@ class ArrayFiles:
         for k, name in enumerate(self.names()):
             file = Path(self.folder) / name
             try:
-                size = file.stat().st_size
+                size = size_of(file)
                 if size != self.chunk_bytes + _CHECKSUM_BYTES:
                     damage.append(f"{file} has {size} bytes instead of {self.chunk_bytes + _CHECKSUM_BYTES}")
                     continue
                 crc, unread = 0, self.chunk_bytes
-                with open(file, "rb", buffering=0) as raw:
+                with open(open_file(file), "rb", buffering=0) as raw:
                     while unread and (piece := raw.read(min(unread, _PIECE))):
                         crc = google_crc32c.extend(crc, piece)
                         unread -= len(piece)
@@ -86,6 +87,8 @@ class ArrayFiles:
                     damage.append(f"{file} fails its checksum")
                 elif self.crcs is not None and f"{crc:08x}" != self.crcs[8 * k : 8 * k + 8]:
                     damage.append(f"{file} is not the file that was written here")
+            except StoreError as error:  # it could not be fetched
+                damage.append(error.in_shell)
             except OSError as error:
                 damage.append(f"{file} cannot be read ({error.strerror})")
         return values.hexdigest(), damage
@@ -106,7 +109,7 @@ class ArrayFiles:
         """Each chunk file, and the checksum that it ends with; "" where it is not there or not of its size."""
         for name in self.names():
             file, crc = Path(self.folder) / name, ""
-            with suppress(OSError), open(file, "rb") as opened:
+            with suppress(OSError), open(open_file(file), "rb") as opened:
                 if opened.seek(0, os.SEEK_END) == self.chunk_bytes + _CHECKSUM_BYTES:
                     opened.seek(self.chunk_bytes)
                     crc = f"{int.from_bytes(opened.read(), 'little'):08x}"
@@ -199,7 +202,7 @@ def fill_seal(path: Path) -> None:
 
 def change_sealed(path: Path, attributes: Mapping[str, Any]) -> None:
     """Give a sealed store other attributes, and a seal that fits them, in one step: a kill leaves one or the other."""
-    about = json.loads((path / "zarr.json").read_bytes())
+    about = json.loads((local_path(path) / "zarr.json").read_bytes())
     blank = json.dumps({**about, "attributes": {**attributes, SEAL: BLANK}}).encode()
     work = path / "zarr.sealed.partial"
     with open(work, "wb") as file:

@@ -16,6 +16,7 @@ from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publ
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
+from xmc_stream.store.remote import as_path
 from xmc_stream.store.selection import SELECTED
 from xmc_stream.store.widened import NARROW_BOUND
 
@@ -94,7 +95,7 @@ class StoredModel:
     """
 
     def __init__(self, path: str | Path, attributes: dict[str, Any] | None = None) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         try:
             self.attributes = attributes_of(self.path) if attributes is None else attributes
         except (FileNotFoundError, ValueError):

@@ -22,6 +22,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, are_apart, open_array
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
 from xmc_stream.store.nodes import Group, attributes_of, understood
+from xmc_stream.store.remote import copy_file
 from xmc_stream.store.selection import SELECTED
 
 CHUNK_BYTES = 4 * 2**20  # small: a writer's buffer is one chunk of each array
@@ -206,7 +207,7 @@ def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
     names = open_names(source, kind)
     if names is not None and len(names) == n:
         shutil.rmtree(target / "names" / kind, ignore_errors=True)
-        shutil.copytree(names.path, target / "names" / kind)
+        shutil.copytree(names.path, target / "names" / kind, copy_function=copy_file)
         fsync_tree(target / "names")
 
 
@@ -221,7 +222,7 @@ def open_row_ids(store: Path, n_rows: int) -> Names | None:
     return names
 
 
-def copy_row_ids(source: Path, target: Path, copy: Callable[..., Any] = shutil.copyfile) -> None:
+def copy_row_ids(source: Path, target: Path, copy: Callable[..., Any] = copy_file) -> None:
     """Copy the rows' own ids, if there are any, into another store under construction."""
     if (source / ROW_IDS).exists():
         shutil.copytree(source / ROW_IDS, target / ROW_IDS, copy_function=copy)
@@ -254,7 +255,7 @@ def copy_vocabulary(source: Path, target: Path) -> None:
     for name in ("vectorizer", "names", SELECTED):
         shutil.rmtree(target / name, ignore_errors=True)
         if (source / name).exists():
-            shutil.copytree(source / name, target / name)
+            shutil.copytree(source / name, target / name, copy_function=copy_file)
             fsync_tree(target / name)
 
 
@@ -269,5 +270,5 @@ def select_names(source: Path, target: Path, features: NDArray[np.int64]) -> Non
             for start in range(0, len(features), WINDOW):
                 writer.append([name.encode() for name in names.take(features[start : start + WINDOW])])
     if open_names(source, "labels") is not None:
-        shutil.copytree(source / "names" / "labels", target / "names" / "labels")
+        shutil.copytree(source / "names" / "labels", target / "names" / "labels", copy_function=copy_file)
         fsync_tree(target / "names")

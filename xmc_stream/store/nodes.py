@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.errors import StoreError, XmcStreamError
+from xmc_stream.errors import StoreError, XmcStreamError, in_urls
 from xmc_stream.store.packs import member
+from xmc_stream.store.remote import open_file
 
 _NAME = "zarr.json"
 _MOST_BYTES = 1 << 24  # of a zarr.json: what is parsed takes some twenty times as much memory
@@ -58,9 +59,9 @@ class Group:
 
 
 def from_here(path: Path) -> str:
-    """An absolute path, relative to the current folder where it is in it."""
+    """An absolute path, relative to the current folder where it is in it; of what is behind a URL the URL."""
     here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return in_urls(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def set_attributes(path: Path, attributes: Mapping[str, Any]) -> None:
@@ -210,7 +211,7 @@ def attributes_of(path: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> Any:
     """What a zarr.json holds. Raises StoreError where it is no JSON or far too large, OSError where it cannot be read."""
-    with open(file, "rb") as opened:
+    with open(open_file(file), "rb") as opened:
         if os.fstat(opened.fileno()).st_size > _MOST_BYTES:  # not read(_MOST_BYTES): it takes so much memory at once
             raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
         content = opened.read()

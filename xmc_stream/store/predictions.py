@@ -16,6 +16,7 @@ from xmc_stream.store.encoding import index_dtype, naming, publish
 from xmc_stream.store.inventory import array_files, seal
 from xmc_stream.store.names import Names, open_row_ids
 from xmc_stream.store.nodes import ZARR_ERRORS, Group, attributes_of, not_understood, read_json
+from xmc_stream.store.remote import is_mirrored
 
 FORMAT = "xmc_stream predictions"
 CHUNK_ROWS = 4096  # jobs write whole chunks, so they never share one
@@ -28,6 +29,8 @@ class Predictions:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if is_mirrored(path):
+            raise StoreError(f"{path}: predictions are not read from a URL: `xmc-stream copy` them to a folder")
         self.path = Path(path)
         try:
             self.attributes = attributes_of(self.path)

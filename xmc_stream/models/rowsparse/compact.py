@@ -15,6 +15,7 @@ from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model, is_model
 from xmc_stream.store.names import select_names
+from xmc_stream.store.remote import copy_file
 from xmc_stream.store.selection import SELECTED, n_converted, write_selection
 
 # of the training: a compact model is not its outcome, and no training goes on from it
@@ -54,7 +55,7 @@ def _write(model: RowSparseWeights, work: Path, path: Path) -> None:
             writer.append(np.arange(first, first + len(rows)), rows)
     select_names(model.path, work, model.rows.features())
     if (model.path / LABEL_COUNTS).exists():
-        shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS)
+        shutil.copytree(model.path / LABEL_COUNTS, work / LABEL_COUNTS, copy_function=copy_file)
     kept = {name: value for name, value in model.attributes.items() if name not in _LEFT_OUT}
     attributes = {
         **kept,
