@@ -103,6 +103,7 @@ def test_neither_parts_nor_memory_show_in_the_result(
     monkeypatch.setattr(records, "_LEAST_DICTIONARY", 10**5)
     monkeypatch.setattr(records, "_MOST_DICTIONARY", 10**5)
     monkeypatch.setattr(records, "_TOKENS", 500)
+    monkeypatch.setattr(jsonl, "_WINDOW", 2000)
     cut, X_cut, Y_cut = convert(jsonl_file, tmp_path / "cut", text, part_bytes=20_000)
     assert len(cut.x) > 5
     assert len(list((tmp_path / "cut").glob("part-*/words-*"))) > 2 * len(cut.x)

@@ -1,14 +1,32 @@
-"""Where records of delimited text begin: lines, but for those that end within quotes."""
+"""Records of delimited text: lines, but for those that end within quotes; where they begin, and their fields."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.places import (
+    BLANK,
+    DOUBLED,
+    HARD,
+    KIND,
+    MISSING,
+    PLAIN,
+    SOUND,
+    byte_at,
+    character_bytes,
+)  # fmt: skip
+from xmc_stream.kernels.places import (
+    START as FIRST,
+)
+from xmc_stream.kernels.places import (
+    STOP as LAST,
+)
 
-START, PLAIN, QUOTED, QUOTE, REST = range(
+START, PLAIN_TEXT, QUOTED, QUOTE, REST = range(
     5
 )  # of a field: its start, without quotes, within, behind one; a line to skip
 _NEWLINE, _RETURN = 10, 13
@@ -40,7 +58,85 @@ def next_record(text: NDArray[Any], state: int, delimiter: int, quote: int, firs
         elif byte == _RETURN:
             state = REST
         elif state == START:
-            state = QUOTED if byte == quote else PLAIN
+            state = QUOTED if byte == quote else PLAIN_TEXT
         elif state == QUOTE:
             state = QUOTED if byte == quote else REST
     return -1, state
+
+
+@inner_kernel
+def _record(
+    text: NDArray[np.uint8], p: int, delimiter: int, quote: int, columns: NDArray[np.int64], places: NDArray[np.int32],
+    row: int,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Where the record at p ends (-1: not in this text), SOUND, BLANK or HARD, and its newlines."""
+    for f in range(places.shape[1]):
+        places[row, f, 0], places[row, f, 1], places[row, f, 2] = MISSING, 0, 0
+    begin = start = p
+    state, column, newlines = START, 0, 0
+    quoted = doubled = returned = False
+    status = SOUND
+    while p < len(text):
+        c = byte_at(text, p)
+        n = 1
+        if c >= 0x80:
+            n = character_bytes(text, p)
+        if c == 0 or n == 0:
+            status, n = HARD, 1
+        newlines += c == _NEWLINE
+        if state == QUOTED:
+            if c == quote:
+                state = QUOTE
+        elif state == REST and c != _NEWLINE:
+            pass
+        elif c in (delimiter, _NEWLINE):
+            if state != REST and column < len(columns) and columns[column] >= 0:
+                f = columns[column]
+                places[row, f, KIND] = DOUBLED if doubled else PLAIN
+                places[row, f, FIRST], places[row, f, LAST] = start, p - quoted - returned
+            if c == _NEWLINE:
+                if status == SOUND and p - returned == begin:
+                    status = BLANK
+                elif column + 1 != len(columns):
+                    status = HARD
+                return p + 1, status, newlines
+            column += 1
+            state, start = START, p + 1
+            quoted = doubled = False
+        elif c == _RETURN:
+            returned = byte_at(text, p + 1) == _NEWLINE
+            if not returned:
+                status, state = HARD, REST
+        elif state == START:
+            state = PLAIN_TEXT
+            if c == quote:
+                state, start, quoted = QUOTED, p + 1, True
+        elif state == QUOTE:
+            state, doubled = QUOTED, True
+            if c != quote:
+                status, state = HARD, REST
+        p += n
+    return -1, status, newlines
+
+
+@kernel
+def read_records(
+    text: NDArray[np.uint8], p: int, delimiter: int, quote: int, columns: NDArray[np.int64], begins: NDArray[np.int64],
+    lines: NDArray[np.int64], status: NDArray[np.uint8], places: NDArray[np.int32],
+) -> int:  # fmt: skip
+    """Read records from p on that end in this text, as many as there is room for; returns how many.
+
+    text: ends in a newline; columns (n,): which of the places each column has, -1 for none; begins (room + 1,): where each
+    record begins and the last ends; lines (room + 1,): the line that it begins in, of which the first is given; status
+    (room,): SOUND, BLANK or HARD, that is bad, of other columns or no UTF-8; places (room, fields, 3): see `places`.
+    """
+    n = 0
+    begins[0] = p
+    while p < len(text) and n < len(status):
+        p, status[n], newlines = _record(text, p, delimiter, quote, columns, places, n)
+        if p < 0:
+            break
+        n += 1
+        begins[n] = p
+        lines[n] = lines[n - 1] + newlines
+    return n

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.convert.lines.files import (
     HEAD,
@@ -30,13 +31,16 @@ from xmc_stream.convert.lines.files import (
 from xmc_stream.convert.lines.parser import bom_length
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.convert.options import Like, Options
-from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, Record, RecordsSource
+from xmc_stream.convert.tfidf.block import LINES, Block, Record
+from xmc_stream.convert.tfidf.records import LABEL_FIELDS, TEXT_FIELDS, RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.kernels.places import BLANK, HEADER
 from xmc_stream.memory import format_size
 
 _DELIMITERS = "\t,;|"  # that are recognised
 _QUOTE = '"'
-_WINDOW = 2**20  # bytes of lines at hand
+_NEWLINE = 10
+_WINDOW = 2**19  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the header and the first row
 _SAMPLE = 50  # rows that tell the delimiter
 _UNREADABLE = "\ufffd"  # for bytes that are not UTF-8
@@ -74,31 +78,73 @@ class CsvRows:
     labels: str
     header: bool
 
-    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
-        """The line that each row begins in, by its number in the range from 1, and its columns."""
-        csv.field_size_limit(max(csv.field_size_limit(), longest))  # of the process: `_Lines` bounds rows
-        places = [(name, self.names.index(name)) for name in self.wanted]
+    def read(
+        self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record] | Block]:
+        """The rows, by the lines that they begin in, numbered in the range from 1."""
+        from xmc_stream.kernels.records import read_records
+
+        csv.field_size_limit(max(csv.field_size_limit(), longest))  # of the process: rows are bounded here
+        columns = np.full(len(self.names), -1, np.int64)
+        columns[[self.names.index(name) for name in fields]] = np.arange(len(fields))
+        quote = ord(self.dialect.quote) if self.dialect.quote else -1
+        begins, lines = np.empty(LINES + 1, np.int64), np.ones(LINES + 1, np.int64)
+        status, places = np.empty(LINES, np.uint8), np.empty((LINES, len(fields), 3), np.int32)
+        rest = np.empty(0, np.uint8)
+        header = self.header
         with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
-            lines = _Lines(file, longest, notes)
-            rows = self.dialect.reader(iter(lines))
-            header = self.header
-            while True:
-                lines.begin()
-                try:
-                    row = next(rows)
-                except StopIteration:
-                    return
-                except csv.Error as error:
-                    yield lines.first, lines.wrong or _reason(error, lines)
-                    continue
-                if header:
-                    header = False
-                elif not row:
-                    yield lines.first, lines.wrong or None
-                elif lines.wrong or len(row) != len(self.names):
-                    yield lines.first, lines.wrong or self._other_length(row)
-                else:
-                    yield lines.first, self._record(row, places)
+            for window in file.windows():
+                notes["bytes_read"] = file.bytes_read
+                text, at = np.concatenate([rest, window]), 0
+                ended = text[-1] == _NEWLINE
+                text = text if ended else np.append(text, np.uint8(_NEWLINE))
+
+                def record(i: int, text: NDArray[np.uint8] = text) -> Record:
+                    return self._by_python(text[begins[i] : begins[i + 1]].tobytes())
+
+                while n := read_records(
+                    text, at, ord(self.dialect.delimiter), quote, columns, begins, lines, status, places
+                ):
+                    for i in np.flatnonzero(np.diff(begins[: n + 1]) > longest + 1)[:1]:
+                        raise self._too_long(file, int(lines[i]), longest)
+                    if header and (rows := np.flatnonzero(status[:n] != BLANK)).size:
+                        status[rows[0]], header = HEADER, False
+                    yield Block(lines[:n], text, status[:n], places[:n], True, record)
+                    at, lines[0] = int(begins[n]), lines[n]
+                rest = text[at : len(text) - (not ended)].copy()
+                file.n_lines = int(lines[0]) - 1
+                if len(rest) > longest + 1:
+                    raise self._too_long(file, int(lines[0]), longest)
+            notes["bytes_read"] = file.bytes_read
+        if len(rest):
+            yield int(lines[0]), self._by_python(rest.tobytes())
+
+    def load_kernels(self) -> None:
+        """Read a row."""
+        from xmc_stream.kernels.records import read_records
+
+        places, counts = np.empty((1, 1, 3), np.int32), np.zeros((3, 2), np.int64)
+        text = np.frombuffer(bytearray(b"a\n"), np.uint8)
+        read_records(text, 0, ord(","), ord(_QUOTE), counts[0, :1], counts[1], counts[2], np.empty(1, np.uint8), places)
+
+    def _too_long(self, file: TextFile, line: int, longest: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"{file.name}:{file.first_line() + line - 1}: the row that begins here is longer than "
+            f"{format_size(longest)}, all that the limit leaves for one: close its quotes, or raise --memory-limit"
+        )
+
+    def _by_python(self, content: bytes) -> Record:
+        """A row, or what is wrong with it, as Python's csv has it."""
+        lines = _Lines(content)
+        try:
+            row = next(self.dialect.reader(iter(lines)), [])
+        except csv.Error as error:
+            return lines.wrong or _reason(error, lines)
+        if not row:
+            return lines.wrong or None
+        if lines.wrong or len(row) != len(self.names):
+            return lines.wrong or self._other_length(row)
+        return self._record(row, [(name, self.names.index(name)) for name in self.wanted])
 
     def _record(self, row: list[str], places: list[tuple[str, int]]) -> Mapping[str, Any]:
         record: dict[str, Any] = {name: row[place] for name, place in places}
@@ -118,50 +164,30 @@ class CsvRows:
 
 
 class _Lines:
-    """The lines of a file as texts. first: the line that the row at hand begins in; wrong: what is wrong with its lines."""
+    """The lines of a row as texts. n: of those that were taken; wrong: what is wrong with them."""
 
-    def __init__(self, file: TextFile, longest: int, notes: dict[str, Any]) -> None:
-        self._file, self._longest, self._notes = file, longest, notes
-        self.n = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """A row begins behind the lines that were taken."""
-        self.first, self.wrong, self._size = self.n + 1, "", 0
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.n, self.wrong = 0, ""
 
     def __iter__(self) -> Iterator[str]:
-        for window in self._file.windows():
-            self._notes["bytes_read"] = self._file.bytes_read
-            lines = window.tobytes().split(b"\n")
-            last = lines.pop()
-            for line in lines:
-                yield self._text(line) + "\n"
-            if last:
-                yield self._text(last)
-            self._file.n_lines += len(lines) + bool(last)
-        self._notes["bytes_read"] = self._file.bytes_read
+        return map(self._text, io.BytesIO(self._content))
 
     def _text(self, line: bytes) -> str:
         self.n += 1
-        self._size += len(line) + 1
-        if self._size > self._longest + 1:
-            raise MemoryLimitError(
-                f"{self._file.name}:{self._file.first_line() + self.first - 1}: the row that begins here is longer than "
-                f"{format_size(self._longest)}, all that the limit leaves for one: close its quotes, or raise --memory-limit"
-            )
         if b"\0" in line:
             self.wrong = self.wrong or "there is a NUL byte in the row: the file is damaged or not a text"
         try:
             return line.decode()
         except UnicodeDecodeError as error:
-            where = "the line" if self.n == self.first else f"line {self.n - self.first + 1} of the row"
+            where = "the line" if self.n == 1 else f"line {self.n} of the row"
             self.wrong = self.wrong or f"byte {error.start + 1} of {where} is not UTF-8: convert the file to UTF-8"
             return line.decode("utf-8", "replace")
 
 
 def _reason(error: csv.Error, lines: _Lines) -> str:
     said = next((words for part, words in _REASONS.items() if part in str(error)), one_line(error))
-    more = lines.n - lines.first
+    more = lines.n - 1
     return said + (f" (the row goes on for {more:,} lines)" if more else "")
 
 

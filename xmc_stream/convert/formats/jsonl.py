@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextFile, TextRange, file_identity, place_of, ranges
 from xmc_stream.convert.options import Like, Options
-from xmc_stream.convert.tfidf.records import Record, RecordsSource
+from xmc_stream.convert.tfidf.block import LINES, Block, Record
+from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError
+from xmc_stream.kernels.jsonlines import read_objects
 
-_WINDOW = 2**20  # bytes of lines at hand
+_NEWLINE = 10
+_WINDOW = 2**19  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
 
@@ -34,18 +40,35 @@ class JsonLines:
 
     text: TextRange
 
-    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
-        """Number in the range, from 1, and object of each line."""
+    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[Block]:
+        """The lines, numbered in the range from 1."""
+        names = [field.encode("utf-8", "surrogatepass") for field in fields]
+        wanted = np.frombuffer(bytearray(b"".join(names)) or bytearray(1), np.uint8)
+        ends = np.cumsum([0, *map(len, names)])
+        begins, status = np.empty(LINES + 1, np.int64), np.empty(LINES, np.uint8)
+        places = np.empty((LINES, len(fields), 3), np.int32)
         with self.text.open(Buffers(min(_WINDOW, longest), longest)) as file:
             for window in file.windows():
                 notes["bytes_read"] = file.bytes_read
-                lines = window.tobytes().split(b"\n")
-                if not lines[-1]:
-                    lines.pop()  # behind the last newline
-                for number, line in enumerate(lines, file.n_lines + 1):
-                    yield number, _object(line)
-                file.n_lines += len(lines)
+                text = window if window[-1] == _NEWLINE else np.append(window, np.uint8(_NEWLINE))
+                at = 0
+                while at < len(text):
+                    n = read_objects(text, at, wanted, ends, begins, status, places)
+
+                    def record(i: int, text: NDArray[np.uint8] = text) -> Record:
+                        return _object(text[begins[i] : begins[i + 1] - 1].tobytes())
+
+                    numbers = np.arange(file.n_lines + 1, file.n_lines + n + 1)
+                    yield Block(numbers, text, status[:n], places[:n], False, record)
+                    at = int(begins[n])
+                    file.n_lines += n
             notes["bytes_read"] = file.bytes_read
+
+    def load_kernels(self) -> None:
+        """Read an object."""
+        line, name = (np.frombuffer(bytearray(some), np.uint8) for some in (b'{"a": 1}\n', b"a"))
+        places = np.empty((1, 1, 3), np.int32)
+        read_objects(line, 0, name, np.array([0, 1]), np.empty(2, np.int64), np.empty(1, np.uint8), places)
 
     def where(self, number: int) -> str:
         """File and line; the lines before the range are counted when it is asked."""

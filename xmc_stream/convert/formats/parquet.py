@@ -9,7 +9,8 @@ from typing import Any
 
 from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.options import Like, Options
-from xmc_stream.convert.tfidf.records import Record, RecordsSource
+from xmc_stream.convert.tfidf.block import Record
+from xmc_stream.convert.tfidf.records import RecordsSource
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.memory import format_size
 
@@ -32,7 +33,7 @@ class RowGroup:
     first: int
     columns: tuple[str, ...]
 
-    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
+    def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         """Number in the group, from 1, and row."""
         with _opened(Path(self.path)) as file:
             number = 0
@@ -53,6 +54,9 @@ class RowGroup:
                         continue
                     yield number, row
                 notes["bytes_read"] = size * number // n_rows
+
+    def load_kernels(self) -> None:
+        """There are none."""
 
     def where(self, number: int) -> str:
         """File and row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,13 @@ from numpy.typing import NDArray
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.rows import Rows
-from xmc_stream.convert.tfidf.vectorizer import Terms, analyser_of, count_ids
+from xmc_stream.convert.tfidf.block import Block
+from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
+from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
 from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
+from xmc_stream.kernels.words import FIRST, ROWS, TIMES
 
+_TOGETHER = 2**18  # characters that are counted together
 _WHOLE = re.compile(r" *[+-]?[0-9]{1,19} *")
 
 
@@ -49,59 +54,75 @@ def sound(text: str, field: str) -> str:
     return text
 
 
-class _Tally:
-    """In how many rows the numbers of a dictionary occur, and how often."""
-
-    def __init__(self) -> None:
-        self.rows = np.zeros(0, np.int64)
-        self.times = np.zeros(0, np.int64)
-
-    def add(self, ids: NDArray[Any], counts: NDArray[np.float32], n: int) -> None:
-        if n > len(self.rows):
-            more = np.zeros(max(n, 2 * len(self.rows)) - len(self.rows), np.int64)
-            self.rows, self.times = np.concatenate([self.rows, more]), np.concatenate([self.times, more])
-        self.rows[:n] += np.bincount(ids, minlength=n)
-        self.times[:n] += np.bincount(ids, counts, minlength=n).astype(np.int64)
-
-
 class WordRows:
     """Rows of words, by the numbers of a dictionary."""
 
     def __init__(self, text: TextOptions) -> None:
-        self._analyse = analyser_of(text)
+        self._rule = rule_of(text)
+        self._text = text
         self._begin()
 
     def _begin(self) -> None:
-        self._terms = Terms()
-        self._tally = _Tally()
-        self._ids, self._lengths = array("q"), array("q")
+        self._table = WordTable()
+        self._counted: list[Counts] = []
+        self._waiting: list[str] = []  # texts
+        self._size = self.n_tokens = 0
 
     @property
     def size(self) -> int:
         """Bytes of the dictionary."""
-        return self._terms.size
-
-    @property
-    def n_tokens(self) -> int:
-        """Words of the rows that are not taken yet."""
-        return len(self._ids)
+        return self._table.size
 
     def add(self, text: str) -> None:
-        before = len(self._ids)
-        self._ids.extend(map(self._terms.__getitem__, self._analyse(text)))
-        self._lengths.append(len(self._ids) - before)
+        """Count the words of a text."""
+        self._waiting.append(text)
+        self._size += len(text)
+        if self._size >= _TOGETHER:
+            self._count()
+
+    def extend(self, texts: Terms) -> None:
+        """Count the words of several texts."""
+        if self._rule:
+            self._count()
+            self._keep(self._table.count_texts(texts, self._rule))
+        else:
+            for text in texts_of(texts):
+                self.add(text)
+
+    def _count(self) -> None:
+        """Count what waits."""
+        texts, self._waiting, self._size = self._waiting, [], 0
+        if not texts:
+            return
+        if self._rule:
+            self._keep(self._table.count_texts(terms_of(texts), self._rule))
+        else:
+            analyse = analyser_of(self._text)
+            tokens = [list(analyse(text)) for text in texts]
+            lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+            flat = terms_of(itertools.chain.from_iterable(tokens))
+            self._keep(self._table.count_terms(flat, lengths, np.zeros(len(lengths), np.int64)))
+
+    def _keep(self, rows: Counts) -> None:
+        self._counted.append(rows)
+        self.n_tokens += len(rows[1])
 
     def take(self) -> Rows:
-        """The rows since the last call."""
-        rows = count_ids(np.array(self._ids), np.array(self._lengths))
-        self._ids, self._lengths = array("q"), array("q")
-        self._tally.add(rows[1], rows[2], len(self._terms))
+        """The rows since the last call, each in the order of its words."""
+        self._count()
+        rows = joined(self._counted)
+        self._counted, self.n_tokens = [], 0
         return rows
 
     def write(self, folder: Path) -> int:
-        n = len(self._terms)
-        rows, times = self._tally.rows[:n], self._tally.times[:n]
-        run = write_sorted_run(folder, self._terms, {"rows": rows, "times": times, "firsts": np.zeros(n, np.int64)})
+        """Write the dictionary, and begin with an empty one."""
+        n = len(self._table)
+        columns = {
+            "rows": self._table.column(ROWS),
+            "times": self._table.column(TIMES),
+            "firsts": np.zeros(n, np.int64),
+        }
+        run = write_sorted_run(folder, self._table, **columns)
         self._begin()
         return run.n
 
@@ -139,6 +160,11 @@ class HashedRows:
         tokens = list(self._analyse(text))
         self._tokens.append(tokens)
         self.n_tokens += len(tokens)
+
+    def extend(self, texts: Terms) -> None:
+        """Hash the words of several texts."""
+        for text in texts_of(texts):
+            self.add(text)
 
     def take(self) -> Rows:
         """The rows since the last call."""
@@ -197,15 +223,20 @@ class LabelRows:
         self._begin()
 
     def _begin(self) -> None:
-        self.terms = Terms()
-        self._tally = _Tally()
-        self._firsts: list[int] = []
-        self._ids, self._lengths = array("q"), array("q")
+        self._table = WordTable()
+        self._rows: list[Rows] = []
+        self.n_ids = 0  # of rows that are not taken yet
+        self._wait()
+
+    def _wait(self) -> None:
+        self._ids, self._lengths, self._lines = array("q"), array("q"), array("q")
+        self._names: list[str] = []
+        self._waiting = 0  # characters of them
 
     @property
-    def n_ids(self) -> int:
-        """Labels of the rows that are not taken yet."""
-        return len(self._ids)
+    def size(self) -> int:
+        """Bytes of the dictionary of names."""
+        return self._table.size
 
     def add(self, record: Mapping[str, Any], line: int) -> None:
         """Take the labels of a row. Raises BadRowError, and has taken none then."""
@@ -225,12 +256,44 @@ class LabelRows:
                 self.most = max(self.most, *labels) if labels else self.most
             self.kind = kind
         self._lengths.append(len(labels))
+        self._lines.append(line)
         if self.kind == "names":
-            before = len(self.terms)
-            self._ids.extend(map(self.terms.__getitem__, labels))
-            self._firsts.extend([self._part << LINE_BITS | line] * (len(self.terms) - before))
+            names = [str(label) for label in labels]
+            self._names += names
+            self._waiting += sum(map(len, names))
         else:
             self._ids.extend(sorted(labels))
+        self.n_ids += len(labels)
+        if self._waiting >= _TOGETHER:
+            self._count()
+
+    def look(self, block: Block, column: int) -> None:
+        """Read the labels of a block's lines by kernels; a line that must be asked about anything is left to `add`."""
+        if self.kind == "names" and not self._ids_as_text:
+            self._terms, self._indptr = block.label_names(column, self._delimiter)
+        elif self.kind == "ids":
+            high = 2**62 if self._bound is None else self._base + self._bound
+            self._found, self._indptr = block.label_ids(column, max(self._base, 0), high)
+        else:
+            block.require(column, ())
+
+    def extend(self, block: Block, start: int, stop: int) -> None:
+        """Take the labels of some lines of the block that was looked at."""
+        self._count()
+        if not self._field:
+            self._rows.append((np.zeros(stop - start + 1, np.int64), np.zeros(0, np.int64), None))
+            return
+        indptr = self._indptr
+        low, high = int(indptr[start]), int(indptr[stop])
+        if self.kind == "names":
+            terms = self._terms[0], self._terms[1][low : high + 1]
+            rows = self._table.count_terms(terms, np.diff(indptr[start : stop + 1]), block.numbers[start:stop])
+            self._rows.append((rows[0], rows[1].astype(np.int64), None))
+        else:
+            ids = self._found[low:high]
+            self.most = max(self.most, int(ids.max(initial=-1)))
+            self._rows.append((indptr[start : stop + 1] - low, ids.copy(), None))
+        self.n_ids += high - low
 
     def _of(self, record: Mapping[str, Any]) -> list[Any]:
         field = self._field
@@ -266,21 +329,27 @@ class LabelRows:
             return kept
         return labels
 
+    def _count(self) -> None:
+        """Take what waits."""
+        if self._lengths:
+            lengths, lines = np.array(self._lengths), np.array(self._lines)
+            if self._names:
+                rows = self._table.count_terms(terms_of(self._names), lengths, lines)
+                self._rows.append((rows[0], rows[1].astype(np.int64), None))
+            else:
+                self._rows.append((np.concatenate([[0], np.cumsum(lengths)]), np.array(self._ids), None))
+            self._wait()
+
     def take(self) -> Rows:
         """The rows since the last call."""
-        ids, lengths = np.array(self._ids), np.array(self._lengths)
-        self._ids, self._lengths = array("q"), array("q")
-        if self.kind == "names":
-            indptr, numbers, counts = count_ids(ids, lengths)
-            self._tally.add(numbers, counts, len(self.terms))
-            return indptr, numbers.astype(np.int64), None
-        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), ids, None
+        self._count()
+        rows, self._rows, self.n_ids = joined_positives(self._rows), [], 0
+        return rows
 
     def write(self, folder: Path) -> int:
-        n = len(self.terms)
-        rows = np.concatenate([self._tally.rows, np.zeros(max(0, n - len(self._tally.rows)), np.int64)])[:n]
-        run = write_sorted_run(
-            folder, self.terms, {"rows": rows, "times": rows, "firsts": np.array(self._firsts, np.int64)}
-        )
+        """Write the dictionary, and begin with an empty one."""
+        rows = self._table.column(ROWS)
+        firsts = self._table.column(FIRST) | self._part << LINE_BITS
+        run = write_sorted_run(folder, self._table, rows=rows, times=rows, firsts=firsts)
         self._begin()
         return run.n

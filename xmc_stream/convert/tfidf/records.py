@@ -14,15 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
+from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
 from xmc_stream.convert.tfidf.rowids import IDS_BYTES, JoinIds, RowIds
-from xmc_stream.convert.tfidf.vectorizer import analyser_of, bytes_per_byte, like_options, stored_options
+from xmc_stream.convert.tfidf.vectorizer import bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
     LINE_BITS,
@@ -36,6 +39,7 @@ from xmc_stream.convert.tfidf.vocabulary import (
 from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.kernels.places import BLANK, HARD, SOUND
 from xmc_stream.store.names import ROW_IDS
 
 _TOKENS = 2**17  # of rows that are counted together
@@ -51,15 +55,19 @@ TEXT_FIELDS = ("title", "content", "text", "body", "document", "abstract", "desc
 LABEL_FIELDS = ("target_ind", "labels", "label", "tags", "categories", "topics", "classes", "category", "class")
 
 
-# what stands in a line: a record, or in words what is wrong with it; None for a blank line
-Record = Mapping[str, Any] | str | None
-
-
 class Records(Protocol):
     """Records of a part of a file: picklable, small."""
 
-    def read(self, longest: int, notes: dict[str, Any]) -> Iterator[tuple[int, Record]]:
-        """Number in the part, and record. longest: bytes of a line that there is room for; notes: gets bytes_read."""
+    def read(
+        self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]
+    ) -> Iterator[tuple[int, Record] | Block]:
+        """Number in the part, and record; or many of them, with the places of the fields.
+
+        longest: bytes of a line that there is room for; notes: gets bytes_read.
+        """
+
+    def load_kernels(self) -> None:
+        """Compile or load what `read` calls."""
 
     def where(self, number: int) -> str:
         """File and line (or row) of a record, for messages."""
@@ -99,29 +107,14 @@ class RecordsPart:
         self, rows: WordRows | HashedRows, labels: LabelRows, ids: RowIds, folder: Path, notes: dict[str, Any]
     ) -> Iterator[tuple[Rows, ...]]:
         runs: list[list[int]] = []
-        n_rows = n_run = 0
+        n_rows = n_run = taken = 0
         notes.update({"skipped": 0, "skipped_rows": [], "blank_lines": 0})
-        for line, record in self.records.read(self.longest, notes):
-            if record is None:
-                notes["blank_lines"] += 1
-                continue
-            try:
-                if isinstance(record, str):
-                    raise BadRowError(record)
-                text = self._text(record)
-                name = ids.of(record)
-                labels.add(record, line)
-            except BadRowError as error:
-                if not self.options.skip:
-                    raise InputError(f"{self.records.where(line)}: {error}") from None
-                self._skip(notes, line, str(error))
-                continue
-            rows.add(text)
-            ids.add(name)
-            n_run += 1
-            full = max(rows.size, labels.terms.size) > self.dictionary
-            if full or rows.n_tokens >= _TOKENS or n_run % _ROWS == 0 or labels.n_ids >= _TOKENS:
+        for n in self._taken(rows, labels, ids, notes):
+            n_run, taken = n_run + n, taken + n
+            full = max(rows.size, labels.size) > self.dictionary
+            if full or taken >= _ROWS or rows.n_tokens >= _TOKENS or labels.n_ids >= _TOKENS:
                 yield rows.take(), labels.take()
+                taken = 0
                 if full:
                     runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
                     n_rows, n_run = n_rows + n_run, 0
@@ -130,6 +123,59 @@ class RecordsPart:
         if n_run or not runs:
             runs.append([n_run, *self._write(folder, len(runs), rows, labels)])
         notes.update({"rows": n_rows + n_run, "runs": runs, "kind": labels.kind, "most_label": labels.most})
+
+    def _taken(
+        self, rows: WordRows | HashedRows, labels: LabelRows, ids: RowIds, notes: dict[str, Any]
+    ) -> Iterator[int]:
+        """Take records; yields how many were taken since."""
+        fields = self.text.columns
+        texts = np.array([fields.index(field) for field in self.text.text_fields])
+        label, own = (fields.index(field) if field else -1 for field in (self.text.label_field, self.text.id_field))
+        for found in self.records.read(self.longest, notes, fields):
+            if not isinstance(found, Block):
+                yield self._take(*found, rows, labels, ids, notes)
+                continue
+            for column in texts:
+                found.require(column, STRINGS)
+            if own >= 0:
+                found.require(own, IDS)
+            if label >= 0:
+                labels.look(found, label)
+            for status, start, stop in found.runs():
+                if status == SOUND:
+                    rows.extend(found.texts(start, stop, texts))
+                    labels.extend(found, start, stop)
+                    if own >= 0:
+                        ids.extend(found, start, stop, own)
+                    yield stop - start
+                elif status == BLANK:
+                    notes["blank_lines"] += stop - start
+                elif status == HARD:
+                    for i in range(start, stop):
+                        yield self._take(int(found.numbers[i]), found.record(i), rows, labels, ids, notes)
+
+    def _take(
+        self, line: int, record: Record, rows: WordRows | HashedRows, labels: LabelRows, ids: RowIds,
+        notes: dict[str, Any],
+    ) -> int:  # fmt: skip
+        """Take a record, if it is a row; whether it was."""
+        if record is None:
+            notes["blank_lines"] += 1
+            return 0
+        try:
+            if isinstance(record, str):
+                raise BadRowError(record)
+            text = self._text(record)
+            name = ids.of(record)
+            labels.add(record, line)
+        except BadRowError as error:
+            if not self.options.skip:
+                raise InputError(f"{self.records.where(line)}: {error}") from None
+            self._skip(notes, line, str(error))
+            return 0
+        rows.add(text)
+        ids.add(name)
+        return 1
 
     def _skip(self, notes: dict[str, Any], line: int, why: str) -> None:
         notes["skipped"] += 1
@@ -205,10 +251,14 @@ class RecordsSource:
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
 
     def load_kernels(self) -> None:
-        """Import scikit-learn's analysers."""
-        analyser_of(self.text)("a few words")
-        if self.text.hash_features:
-            HashedRows(replace(self.text, hash_features=2)).add("a few words")
+        """Compile or load what the parts call."""
+        few = replace(self.text, hash_features=2) if self.text.hash_features else self.text
+        rows = HashedRows(few) if self.text.hash_features else WordRows(few)
+        rows.add("a few words")
+        rows.take()
+        load_kernels()
+        for records in self._records[:1]:
+            records.load_kernels()
 
     def fit(self, room: int) -> int:
         """Dictionary and longest line for `room` bytes: what is left beside the blocks, in halves.

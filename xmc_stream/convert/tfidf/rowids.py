@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.counting import id_of
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names
@@ -40,6 +41,11 @@ class RowIds:
             self._size += len(name) + 64
             if self._size > _BATCH_BYTES:
                 self.close()
+
+    def extend(self, block: Block, start: int, stop: int, column: int) -> None:
+        """Take the ids of sound lines."""
+        for name in block.values(start, stop, column):
+            self.add(name)
 
     def close(self) -> None:
         """Write what is at hand."""

@@ -6,17 +6,23 @@ Reading text is not here, nor what all rows tell together (`vocabulary`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.options import TextOptions
+from xmc_stream.convert.options import WORD_PATTERN, TextOptions
 from xmc_stream.errors import InputError
 
+if TYPE_CHECKING:
+    from xmc_stream.convert.tfidf.table import Rule
 
+
+@functools.lru_cache(maxsize=4)
 def analyser_of(text: TextOptions) -> Callable[[str], Iterable[str]]:
     """scikit-learn's analyser: text to tokens."""
     from sklearn.feature_extraction.text import CountVectorizer
@@ -29,6 +35,20 @@ def analyser_of(text: TextOptions) -> Callable[[str], Iterable[str]]:
         token_pattern=text.token_pattern if text.analyzer == "word" else None,
     ).build_analyzer()
     return analyser
+
+
+def rule_of(text: TextOptions) -> Rule | None:
+    """What kernels must know to find the same tokens, None where only scikit-learn's analyser finds them."""
+    if text.analyzer != "word" or text.token_pattern != WORD_PATTERN:
+        return None
+    from xmc_stream.convert.tfidf.table import Rule, WordTable, characters, terms_of
+
+    stops = WordTable()
+    if text.stop_words:
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+        stops.numbers(terms_of(ENGLISH_STOP_WORDS))
+    return Rule(characters(text.lowercase), stops.words, text.ngrams)
 
 
 def bytes_per_byte(text: TextOptions) -> int:
@@ -61,21 +81,6 @@ def weighted(text: TextOptions, counts: NDArray[np.float32], weights: NDArray[np
         tf += 1.0
     tf *= weights
     return tf.astype(np.float32)
-
-
-class Terms(dict[str, int]):
-    """Words and their numbers in order of appearance: a look-up takes up what is new. size: bytes of memory, at most."""
-
-    ENTRY = 180  # bytes of an entry beside its text: the table and its doubling, the number, counts, sorting
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = 0
-
-    def __missing__(self, term: str) -> int:
-        number = self[term] = len(self)
-        self.size += term.__sizeof__() + self.ENTRY
-        return number
 
 
 def count_ids(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import begin_folder, finish_folder
-from xmc_stream.convert.tfidf.vectorizer import Terms, df_bounds, idf_weights
+from xmc_stream.convert.tfidf.table import Terms, WordTable
+from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
+from xmc_stream.kernels.words import PADDING
 from xmc_stream.store.encoding import fsync_tree
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
 
@@ -47,20 +49,25 @@ class SortedRun:
         """Entries [start, stop) of a column."""
         return _read(Path(self.folder) / name, start, stop)
 
-    def windows(self) -> Iterator[tuple[int, list[bytes]]]:
-        """The words in turn, some at a time, with the number of the first."""
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]:
+        """The words in turn, some at a time: number of the first, bytes (and PADDING), where each begins and the last ends."""
         end = start = 0
         with open(Path(self.folder) / "bytes", "rb", buffering=0) as file:
             while start < self.n:
                 ends = self.column("ends", start, min(start + _WINDOW, self.n))
                 ends = ends[: max(1, int(np.searchsorted(ends, end + _WINDOW_BYTES, side="right")))]
                 size = int(ends[-1]) - end
-                blob = file.read(size)
-                if len(blob) != size:
+                blob = np.frombuffer(file.read(size) + bytes(PADDING), np.uint8)
+                if len(blob) != size + PADDING:
                     raise StoreError(f"{file.name} ends early: convert again with --overwrite")
-                places = [end, *ends.tolist()]
-                yield start, [blob[a - end : b - end] for a, b in itertools.pairwise(places)]
-                start, end = start + len(ends), places[-1]
+                yield start, blob, np.concatenate([[0], ends - end])
+                start, end = start + len(ends), int(ends[-1])
+
+    def windows(self) -> Iterator[tuple[int, list[bytes]]]:
+        """The words in turn, some at a time, with the number of the first."""
+        for start, blob, ends in self.blocks():
+            words = blob.tobytes()
+            yield start, [words[a:b] for a, b in itertools.pairwise(ends.tolist())]
 
 
 class _SortedRunWriter:
@@ -74,26 +81,27 @@ class _SortedRunWriter:
         self._end = 0
         self.n = 0
 
-    def append(self, terms: Sequence[bytes], **columns: NDArray[np.int64]) -> None:
-        ends = self._end + np.cumsum(np.fromiter(map(len, terms), np.int64, len(terms)))
-        self._files["bytes"].write(b"".join(terms))
-        for name, values in {"ends": ends, **columns}.items():
-            self._files[name].write(values.tobytes())
-        self._end = int(ends[-1]) if len(ends) else self._end
-        self.n += len(terms)
+    def append(self, table: WordTable, order: NDArray[np.int64], **columns: NDArray[np.int64]) -> None:
+        """Add the words of a table, in an order, and their columns."""
+        for start in range(0, len(order), _WINDOW):
+            words, lengths = table.gather(order[start : start + _WINDOW])
+            self._files["bytes"].write(words.data)
+            ends = self._end + np.cumsum(lengths)
+            self._files["ends"].write(ends.data)
+            self._end = int(ends[-1])
+        for name, values in columns.items():
+            self._files[name].write(np.ascontiguousarray(values).data)
+        self.n += len(order)
 
 
-def write_sorted_run(folder: Path, terms: Terms, columns: Mapping[str, NDArray[np.int64]]) -> SortedRun:
-    """The words of a dictionary as a run; columns by the numbers that it gave. The folder is made anew, durable."""
+def write_sorted_run(folder: Path, table: WordTable, **columns: NDArray[np.int64]) -> SortedRun:
+    """The words of a table as a run; columns: of the words by their numbers. The folder is made anew, durable."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         writer = _SortedRunWriter(folder, stack, "ids")
-        sorted_terms = sorted(terms)
-        for start in range(0, len(sorted_terms), _WINDOW):
-            window = sorted_terms[start : start + _WINDOW]
-            ids = np.fromiter(map(terms.__getitem__, window), np.int64, len(window))
-            writer.append([term.encode() for term in window], ids=ids, **{n: c[ids] for n, c in columns.items()})
+        order = table.order()
+        writer.append(table, order, ids=order, **{name: column[order] for name, column in columns.items()})
     fsync_tree(folder)
     return SortedRun(str(folder), writer.n)
 
@@ -114,45 +122,58 @@ class Merge:
             writer = _SortedRunWriter(work, stack)
             maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
             readers = [_Reader(run) for run in self.runs]
-            while any(reader.terms for reader in readers):
-                bound = min((r.terms[-1] for r in readers if r.more), default=None)
-                taken = [reader.take(bound) for reader in readers]
-                union = sorted(set().union(*(terms for terms, _ in taken)))
-                index = dict(zip(union, range(len(union)), strict=True))
-                sums = {name: np.zeros(len(union), np.int64) for name in _COLUMNS}
+            while any(reader.n for reader in readers):
+                bound = min((r.last() for r in readers if r.more), default=None)
+                cut = [reader.take(bound) for reader in readers]
+                table = WordTable(sum(len(ends) for (_, ends), _ in cut), sum(len(blob) for (blob, _), _ in cut))
+                taken = [(table.numbers(terms, between=0), columns) for terms, columns in cut]
+                order = table.order()
+                ranks = np.empty(len(order), np.int64)
+                ranks[order] = np.arange(len(order))
+                sums = {name: np.zeros(len(order), np.int64) for name in _COLUMNS}
                 sums["firsts"][:] = np.iinfo(np.int64).max
-                for file, (terms, columns) in zip(maps, taken, strict=True):
-                    places = np.fromiter(map(index.__getitem__, terms), np.int64, len(terms))
-                    file.write((places + writer.n).tobytes())
+                for file, (numbers, columns) in zip(maps, taken, strict=True):
+                    places = ranks[numbers]
+                    file.write((places + writer.n).data)
                     sums["rows"][places] += columns["rows"]
                     sums["times"][places] += columns["times"]
                     sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
-                writer.append(union, **sums)
+                writer.append(table, order, **sums)
         finish_folder(work, folder)
         return {"folder": str(folder), "n": writer.n}
 
 
 class _Reader:
-    """A run in a merge: `terms`, those at hand, and whether there are `more` behind them."""
+    """A run in a merge: `n` words are at hand, and whether there are `more` behind them."""
 
     def __init__(self, run: SortedRun) -> None:
         self._run = run
-        self._windows = run.windows()
+        self._blocks = run.blocks()
         self._next()
 
     def _next(self) -> None:
-        self._start, self.terms = next(self._windows, (self._run.n, []))
-        self.more = self._start + len(self.terms) < self._run.n
+        self._start, self._blob, self._ends = next(
+            self._blocks, (self._run.n, np.empty(0, np.uint8), np.zeros(1, np.int64))
+        )
+        self.n = len(self._ends) - 1
+        self.more = self._start + self.n < self._run.n
 
-    def take(self, bound: bytes | None) -> tuple[list[bytes], dict[str, NDArray[np.int64]]]:
+    def _word(self, i: int) -> bytes:
+        return self._blob[self._ends[i] : self._ends[i + 1]].tobytes()
+
+    def last(self) -> bytes:
+        """The last word at hand."""
+        return self._word(self.n - 1)
+
+    def take(self, bound: bytes | None) -> tuple[Terms, dict[str, NDArray[np.int64]]]:
         """Take the words up to `bound` off those at hand, with their columns."""
-        n = len(self.terms) if bound is None else bisect_right(self.terms, bound)
-        taken, self.terms = self.terms[:n], self.terms[n:]
+        n = self.n if bound is None else bisect_right(range(self.n), bound, key=self._word)
+        terms = self._blob, self._ends[: n + 1]
         columns = {name: self._run.column(name, self._start, self._start + n) for name in _COLUMNS}
-        self._start += n
-        if not self.terms:
+        self._start, self._ends, self.n = self._start + n, self._ends[n:], self.n - n
+        if not self.n:
             self._next()
-        return taken, columns
+        return terms, columns
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,12 @@ class Weigh:
                     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
                     data = None if counts is None else weighted(self.text, counts, weights[numbers])
-                    kept = np.flatnonzero(new >= 0)
-                    order = kept[np.lexsort((new[kept], rows[kept]))]
+                    if new.min(initial=0) < 0:
+                        kept = new >= 0
+                        rows, new, data = rows[kept], new[kept], None if data is None else data[kept]
+                    order = np.argsort(rows * bound + new)  # below 2^16 rows and 2^47 words, all different
                     indptr = np.zeros(len(lengths) + 1, np.int64)
-                    np.cumsum(np.bincount(rows[kept], minlength=len(lengths)), out=indptr[1:])
+                    np.cumsum(np.bincount(rows, minlength=len(lengths)), out=indptr[1:])
                     writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
             blocks.end()
         return writer.piece().receipt()
