@@ -19,6 +19,7 @@ from xmc_stream.engine.events import read_events
 from xmc_stream.errors import JobError, StoreError
 from xmc_stream.jobs.job import Notes, Receipt, run_here
 from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.memory import resident
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.run import MEMOIRRun
 from xmc_stream.methods.memoir.state import ENTRIES, class_ranges
@@ -100,7 +101,7 @@ def test_the_model_is_the_same_for_any_threads_limit_and_interruption(
 @pytest.mark.parametrize("variant", ["l1", "lsh"])
 def test_limits_and_reports(variant: str, some_rows: Path, tmp_path: Path) -> None:
     digests = set()
-    for number, (limit, threads) in enumerate((("1GB", 1), ("4GB", 2))):
+    for number, (limit, threads) in enumerate(((resident() + 500 * 10**6, 1), ("4GB", 2))):
         clf = xs.MEMOIR(variant=variant, rank=16, memory_limit=limit, threads=threads)
         clf.fit(some_rows, model=tmp_path / str(number))
         digests.add(clf.model_.digest())
