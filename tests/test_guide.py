@@ -21,6 +21,7 @@ from reference import guide as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.jobs.job import Notes
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.groups import add_sides, add_to_labels, project, signs_of_group
@@ -30,6 +31,7 @@ from xmc_stream.kernels.scores import Tile
 from xmc_stream.methods.ppdsparse import groups as module
 from xmc_stream.methods.ppdsparse.groups import CLUSTERINGS, GROUPS, LEAST_LABELS, N_GROUPS, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
@@ -310,6 +312,17 @@ def test_too_little_memory_for_groups_is_refused(data: tuple[Path, Any, Any]) ->
     job = module.GroupsJob(str(data[0]), PPDSparseParameters(C=1.0, positive_weight=1.0), 0, 0.0, "nowhere", plan)
     with pytest.raises(MemoryLimitError, match="groups of labels"):
         job.run()
+
+
+@pytest.mark.parametrize(("budget", "beside"), [(64 * MIB, True), (8 * MIB, False)])
+def test_groups_are_learned_alone_where_a_thread_s_share_is_too_little(
+    data: tuple[Path, Any, Any], tmp_path: Path, budget: int, beside: bool
+) -> None:
+    dataset, plan = xs.open_dataset(data[0]), MemoryPlan(2**30, budget, 2)
+    p = PPDSparseParameters(C=1.0, positive_weight=1.0, guide=1.0)
+    phase = next(PPDSparseRun(dataset, tmp_path, p, 0, plan, Notes()).loop())
+    assert [job.key for job in phase.jobs][:2] == (["guide", "solve/0/0"] if beside else ["guide"])
+    assert module.groups_budget(plan, dataset) == (plan.per_thread if beside else plan.budget)
 
 
 def test_fewer_clusterings_in_a_pass_change_nothing(data: tuple[Path, Any, Any], tmp_path: Path) -> None:

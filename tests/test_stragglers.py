@@ -90,10 +90,11 @@ def test_the_jobs_of_a_frozen_worker_run_elsewhere(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("look", "late"), [(0.3, 10.0), (600.0, 0.1)])  # by the look for workers, or for stragglers
 def test_a_scheduler_that_gives_no_answer_ends_the_run(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: float, late: float
 ) -> None:
-    for name, seconds in (("_LOOK", 0.3), ("_ALONE", 2.0)):
+    for name, seconds in (("_LOOK", look), ("_LATE", late), ("_ALONE", 2.0)):
         monkeypatch.setattr(of_cluster, name, seconds)
     model = tmp_path / "m"
     with (

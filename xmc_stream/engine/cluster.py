@@ -7,7 +7,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ class _Client(distributed.Client):
 
 @dataclass(eq=False)
 class _Task:
-    """A job under way since `began`. copies: its futures, more than one where it is a straggler. twice: whether that may be."""
+    """A job asked for at `began`. copies: its futures, more than one where it is a straggler. twice: whether that may be."""
 
     job: Job
     copies: list[Any]
@@ -182,16 +182,25 @@ class Cluster:
             )
             raise JobError(f"the dask scheduler at {self._address} is gone: {advice}") from None
 
-    def _workers(self) -> dict[str, int]:
-        """Threads of each worker, by address."""
+    def _answer(self, question: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What a coroutine that asks the scheduler returns. Raises JobError where no answer comes within a minute."""
         try:
             with self._asking():
-                return dict(self._client.nthreads(callback_timeout=_ALONE))
+                return self._client.sync(question, callback_timeout=_ALONE)
         except TimeoutError:
             raise JobError(
                 f"the dask scheduler at {self._address} has given no answer for a minute: look at its log, and give the same "
                 "command" + (", it goes on" if self._goes_on() else "")
             ) from None
+
+    def _workers(self) -> dict[str, int]:
+        """Threads of each worker, by address."""
+
+        async def threads() -> dict[str, int]:
+            return dict(await self._client.nthreads())
+
+        told: dict[str, int] = self._answer(threads)
+        return told
 
     def _everyone(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """What a function says on each worker, by address; an exception where it fails, or no answer comes in time."""
@@ -207,8 +216,7 @@ class Cluster:
                 one: said.get(one) if isinstance(said, dict) else said for one, said in zip(there, told, strict=True)
             }
 
-        with self._asking():
-            told: dict[str, Any] = self._client.sync(answers)
+        told: dict[str, Any] = self._answer(answers)
         return told
 
     def ask(self, folders: Folders) -> list[About]:
@@ -269,12 +277,17 @@ class Cluster:
         late = [task for task in self._tasks if task.twice and len(task.copies) == 1 and now > task.began + enough]
         if not late:
             return
-        with self._asking():
-            at_work = self._client.processing()
-            about = self._client.scheduler_info(n_workers=-1)["workers"]
+
+        async def seen() -> tuple[Any, Any]:
+            rpc: Any = self._client.scheduler
+            return await self._client.processing(), await rpc.identity(n_workers=-1)
+
+        at_work, identity = self._answer(seen)
+        about = identity["workers"]
         newest = max((one["last_seen"] for one in about.values()), default=0.0)
         silent = {worker for worker, one in about.items() if one["last_seen"] < newest - _SILENT}
-        room = {one: self.threads - len(keys) for one, keys in at_work.items() if one not in silent}
+        idle = {one: about[one]["nthreads"] - len(keys) for one, keys in at_work.items() if one in about}
+        room = {one: n for one, n in idle.items() if one not in silent}
         for task in late:
             there = {one for one, keys in at_work.items() if task.copies[0].key in keys}
             free = [one for one, n in room.items() if n > 0 and one not in there]

@@ -327,7 +327,7 @@ def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | N
     if before is not None and number_of(path) not in (0, before):
         shutil.rmtree(work)
         return
-    if path.exists():
+    if path.exists() and before != 0:
         old = path.with_name(path.name + ".old")
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)

@@ -91,15 +91,16 @@ def lowrank_needs(
 ) -> dict[str, int]:
     """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows."""
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
+    wide = lanes(by_rows) if by_rows else 0
     needs = {
-        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * width + 2 * MIB),
+        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * max(width, wide) + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
     if p.lam is None:
         needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
-        vectors, wide = 5 if len(row_parts(dataset)) > 1 else 4, lanes(by_rows) if by_rows else 0
+        vectors = 5 if len(row_parts(dataset)) > 1 else 4
         needs |= {
             "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
             "columns of H": t * 4 * k * max(width, wide),

@@ -369,7 +369,10 @@ def solve_ridges(
     """
     if not products or all(ledger.get(job.key) is not None for job in jobs):
         return (yield replace(phase, jobs=jobs))
-    by_rows, most, number = _ByRows(jobs, products, scratch / "ridges"), jobs[0].cg, 0
+    folder = (
+        scratch / "ridges" / jobs[0].name.replace("/", "-")
+    )  # of this W step: a job of an earlier one may come late
+    by_rows, most, number = _ByRows(jobs, products, folder), jobs[0].cg, 0
     receipts: list[Receipt] = [{"going": True}] * len(jobs)
     while number <= most and any(receipt["going"] for receipt in receipts):
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
-from xmc_stream.methods.ppdsparse.groups import group_needs, groups_read, groups_work, guide_weight
+from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, groups_read, groups_work, guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
@@ -172,7 +172,13 @@ class PPDSparseForecaster(Forecaster):
             blocks.append(len(cut))
             phases["warm start: search"] = self._most(plan, cut)
         for round_ in range(self.rounds):
-            phases[f"round {round_ + 1}: solve"] = self._solve_needs(plan, solve, round_)
+            needs = self._solve_needs(plan, solve, round_)
+            if (
+                self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
+            ):  # beside the solves of other threads
+                of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
+                needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
+            phases[f"round {round_ + 1}: solve"] = needs
             if self.carried and round_ + 1 == self.rounds:
                 break
             cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
@@ -362,8 +368,9 @@ class PPDSparseForecaster(Forecaster):
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
             seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving
-        if self.guided:  # beside the first solve
-            seconds["solve/0"] += groups_work(d) * probe["step"] / threads
+        if self.guided:  # one job, beside the first solve
+            groups = groups_work(d) * probe["step"]
+            seconds["solve/0"] = max(seconds["solve/0"] + groups / threads, groups)
         if not self.carried:
             seconds[f"search/{self.rounds}"] = scored / threads
         seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6

@@ -90,6 +90,11 @@ def group_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
     }
 
 
+def groups_budget(plan: MemoryPlan, dataset: Dataset) -> int:
+    """Bytes that learning the groups may take: those of one job or, where that is too few, all, alone in its phase."""
+    return plan.per_thread if sum(group_needs(plan, dataset).values()) <= plan.per_thread else plan.budget
+
+
 def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:
     """Bytes that learning the groups reads: a sample, and all rows for some clusterings at a time."""
     share = sample_rows(dataset) / dataset.n_samples
@@ -110,7 +115,7 @@ def groups_work(dataset: Dataset) -> float:
 def _together(plan: MemoryPlan, dataset: Dataset) -> int:
     """Clusterings that share a pass over the rows: as many as what is left of the budget lets be."""
     needs = group_needs(plan, dataset)
-    spare = plan.budget - sum(needs.values())
+    spare = groups_budget(plan, dataset) - sum(needs.values())
     return min(CLUSTERINGS, 1 + max(0, spare) // max(1, needs["splits of a clustering"]))
 
 

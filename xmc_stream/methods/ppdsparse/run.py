@@ -22,7 +22,13 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
-from xmc_stream.methods.ppdsparse.groups import GroupsJob, guide_attributes, guide_weight, has_many_labels
+from xmc_stream.methods.ppdsparse.groups import (
+    GroupsJob,
+    groups_budget,
+    guide_attributes,
+    guide_weight,
+    has_many_labels,
+)
 from xmc_stream.methods.ppdsparse.kept_groups import KeepGroupsJob, takes_groups
 from xmc_stream.methods.ppdsparse.outline import Outline, part_of
 from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH, PPDSparseParameters
@@ -75,6 +81,7 @@ from xmc_stream.store.model import HALVES, UNIT
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
+_GROUPS_WORDS = "learning groups of labels"
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
 
@@ -214,10 +221,13 @@ class PPDSparseRun:
         """Phases of jobs until every class is done or the cap on rounds is reached; returns attributes of the model."""
         matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
-        beside = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
+        jobs = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
+        alone = jobs if groups_budget(self.plan, self.dataset) > self.plan.per_thread else []
+        groups = (yield Phase("groups of labels", alone, _GROUPS_WORDS, gathers=True)) if alone else []
+        beside = [] if alone else jobs
         solves = yield from self._first_solve(beside)
-        guide = {GUIDE: guide_attributes(solves[0], guide_weight(p, self.dataset))} if beside else {}
-        solves = solves[len(beside) :]
+        groups, solves = groups + solves[: len(beside)], solves[len(beside) :]
+        guide = {GUIDE: guide_attributes(groups[0], guide_weight(p, self.dataset))} if jobs else {}
         approximate = p.approximate and not self.carried
         for round_ in itertools.count(1):
             last = round_ == p.max_rounds
