@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ pytest.importorskip("moto")
 from helpers.s3 import BUCKET, S3, SECRET, aws, free_port, s3_server, upload
 
 import xmc_stream as xs
+from xmc_stream.store.remote import as_path, open_file
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,10 @@ def test_a_cache_smaller_than_the_data_serves_them_all(
     model = xs.PPDSparse(memory_limit="4GB", threads=2).fit(url, model=tmp_path / "m").model_
     assert model.digest() == trained.digest()
     assert max(s3.chunks().values()) > 1
+    # files that are fetched beside each other may be more than the bound; one after another they are not
+    for _ in range(2):
+        for file in sorted(as_path(url).rglob("c/*")):
+            os.close(open_file(file))
     kept = fetched(tmp_path / "cache")
     assert 0 < sum(kept.values()) <= bound
 
