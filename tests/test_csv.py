@@ -208,6 +208,19 @@ def test_columns_that_are_named(tmp_path: Path) -> None:
     assert "no id field uid" in refused(tmp_path / "no", path, text=TextOptions(("body",), "class", id_field="uid"))
 
 
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b"\n\n\n"])
+def test_blank_lines_before_the_header_are_no_header(tmp_path: Path, blank: bytes) -> None:
+    whole = csv_bytes(table(DOCUMENTS[:20], "content", "labels"))
+    sets = []
+    for name, content in (("plain", whole), ("blank", blank + whole)):
+        path = tmp_path / f"{name}.csv"
+        path.write_bytes(content)
+        sets.append(
+            converted(path, text=TextOptions(text_fields=("content",), label_field="labels", label_delimiter="|"))
+        )
+    assert same(*sets)
+
+
 def test_a_file_without_a_header(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_bytes(b'3,"a title","a text"\n4,other,text\n')

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.jit import inner_kernel
 
 HARD, SOUND, BLANK, HEADER = range(4)  # lines: HARD ones are left to Python
-MISSING, PLAIN, ESCAPED, DOUBLED, WHOLE, LIST, OTHER = range(
-    7
-)  # a text as it stands, with escapes, with quotes written twice
+# PLAIN: a text as it stands; ESCAPED: with escapes; DOUBLED: with quotes written twice
+MISSING, PLAIN, ESCAPED, DOUBLED, WHOLE, LIST, OTHER = range(7)
 KIND, START, STOP = range(3)  # of a place: the bytes are [START, STOP), without the quotes or brackets around them
 
 

@@ -44,9 +44,8 @@ _LINK = re.compile(r"(\d+) bytes behind .*", re.DOTALL)
 _SECRETS = ("secret", "token", "password", "key")
 COPYING = "xmc_stream-copy.json"  # in a store that is being copied: of what
 
-_queues: dict[
-    int, SimpleQueue[str]
-] = {}  # of files that are fetched ahead, by process: a fork has no threads of its parent
+# of files that are fetched ahead, by process: a fork has no threads of its parent
+_queues: dict[int, SimpleQueue[str]] = {}
 _systems: dict[tuple[int, str, str], Any] = {}  # fsspec's, by process, protocol and host or bucket
 _asked: set[str] = set()  # files in such a queue
 _lock = threading.Lock()
@@ -257,9 +256,8 @@ def persistent(url: str, work: Any) -> Any:
 
 
 def _denied(error: Exception) -> bool:
-    return (
-        isinstance(error, PermissionError) or "Credentials" in type(error).__name__
-    )  # botocore's, which is no OSError
+    # the second is botocore's, which is no OSError
+    return isinstance(error, PermissionError) or "Credentials" in type(error).__name__
 
 
 def _failed(url: str, error: Exception) -> StoreError:

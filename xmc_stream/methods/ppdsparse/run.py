@@ -81,7 +81,6 @@ from xmc_stream.store.model import HALVES, UNIT
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
-_GROUPS_WORDS = "learning groups of labels"
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
 
@@ -223,7 +222,7 @@ class PPDSparseRun:
         p = self.parameters
         jobs = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
         alone = jobs if groups_budget(self.plan, self.dataset) > self.plan.per_thread else []
-        groups = (yield Phase("groups of labels", alone, _GROUPS_WORDS, gathers=True)) if alone else []
+        groups = (yield Phase("groups of labels", alone, gathers=True)) if alone else []
         beside = [] if alone else jobs
         solves = yield from self._first_solve(beside)
         groups, solves = groups + solves[: len(beside)], solves[len(beside) :]
