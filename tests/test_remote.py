@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytest.importorskip("moto")
 from helpers.s3 import BUCKET, S3, SECRET, aws, free_port, s3_server, upload
 
 import xmc_stream as xs
-from xmc_stream.store.remote import as_path, open_file
+from xmc_stream.store.remote import as_path, open_file, size_of
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,25 @@ def test_a_cache_smaller_than_the_data_serves_them_all(
             os.close(open_file(file))
     kept = fetched(tmp_path / "cache")
     assert 0 < sum(kept.values()) <= bound
+
+
+def test_files_that_come_and_go_while_they_are_opened_are_never_missing(
+    s3: S3, url: str, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XMC_STREAM_CACHE_SIZE", "1")  # each file drives out the others
+    files = sorted(as_path(url).rglob("c/*"))[:2]
+    sizes = [(small / file.relative_to(as_path(url))).stat().st_size for file in files]
+
+    def look(k: int) -> None:
+        for of in range(300):
+            file, size = files[(k + of) % 2], sizes[(k + of) % 2]
+            assert size_of(file) == size
+            if k < 2:
+                os.close(open_file(file))
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in pool.map(look, range(6)):
+            pass
 
 
 @pytest.mark.slow

@@ -134,11 +134,9 @@ def open_file(path: str | Path) -> int:
             if not is_mirrored(path):
                 raise
             reach(path)
-            if os.path.exists(path):
-                continue
-            if not os.path.islink(path):
+            if not os.path.lexists(path):
                 raise
-            _fetch(str(path))  # and again, as another process may have removed it meanwhile
+            _fetch(str(path))  # nothing where another did it meanwhile; and again, as another may have removed it since
         else:
             if is_mirrored(path):
                 with suppress(OSError):  # when it was last wanted
@@ -148,12 +146,16 @@ def open_file(path: str | Path) -> int:
 
 def size_of(file: int | str | Path) -> int:
     """Bytes of a file of a store, by its path or descriptor, whether it was fetched or not. Raises OSError."""
-    try:
-        return os.stat(file).st_size
-    except FileNotFoundError:
-        if isinstance(file, int) or (size := _announced(str(file))) is None:
-            raise
-        return size
+    while True:
+        try:
+            return os.stat(file).st_size
+        except FileNotFoundError:
+            if isinstance(file, int) or not is_mirrored(file):
+                raise
+            if (size := _announced(str(file))) is not None:
+                return size
+            if not os.path.lexists(file):
+                raise  # else it was fetched just now
 
 
 def copy_file(source: str | Path, target: str | Path) -> None:
