@@ -17,6 +17,7 @@ import pytest
 import zarr
 from helpers.commands import environment
 from helpers.conversions import BOM, INPUTS, TEXT, X, Y, cut_into, dense, files_of, lines_of, refused, write
+from helpers.problems import tight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,7 +102,7 @@ def test_threads_and_limits_change_nothing(tmp_path: Path, monkeypatch: pytest.M
     expected = files_of(whole.path)
     cut_into(monkeypatch, 300)
     monkeypatch.setattr(run, "_SMALL", 0)  # or so small a file is one thread's
-    for threads, limit in ((1, "1500MB"), (2, "1500MB"), (2, "4GB")):
+    for threads, limit in ((1, tight()), (2, tight()), (2, "4GB")):
         convert(
             path, tmp_path / "d.xmc", normalize="l2", columns=True, overwrite=True, threads=threads, memory_limit=limit
         )

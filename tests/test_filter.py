@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.executed import predicted
+from helpers.problems import tight
 from helpers.rankings import every_score, only, pairs_csr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -200,7 +201,7 @@ def test_barred_labels_make_room_for_others(problem: Any, tmp_path: Path) -> Non
     model = xs.load_model(path)
     full, full_scores = model.predict_topk(test, 1100, memory_limit="4GB")
     expected = leave_out_predictions(full, *pairs_csr([{lb for r, lb in pairs if r == i} for i in range(len(full))]))
-    for execution in (Execution("2GB", 2), Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
+    for execution in (Execution("2GB", 2), Execution(tight(), 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
         predicted(model, test, tmp_path / "p", 5, execution, overwrite=True, filter=file)
         labels, scores = Predictions(tmp_path / "p").rows(0, test.n_samples)
         assert np.array_equal(labels, expected[:, :5])

@@ -14,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 from helpers.damage import flip
 from helpers.forked import forked_command
+from helpers.problems import tight
 
 import xmc_stream as xs
 from xmc_stream.cli import main
@@ -140,7 +141,7 @@ def test_steps_along_the_gradient_are_the_same_for_any_cut_and_any_interruption(
 
 def test_one_thread_and_two_under_two_limits_give_one_model(some_rows: Path, tmp_path: Path) -> None:
     digests = set()
-    for number, (limit, threads) in enumerate((("1GB", 1), ("4GB", 2))):
+    for number, (limit, threads) in enumerate(((tight(), 1), ("4GB", 2))):
         clf = xs.GroupLasso(lam=0.003, memory_limit=limit, threads=threads).fit(some_rows, model=tmp_path / str(number))
         digests.add(clf.model_.digest())
         assert clf.report_["n_selected"] == len(clf.model_.selected_features())

@@ -34,6 +34,7 @@ SEED, ROUND = 7, 2
 NEVER = RowOrder(1, 2**62, 0)  # no class is large
 LOSSES = ("squared_hinge", "hinge")
 LONGEST = unless_plain(100_000, 2_000)
+MANY = unless_plain(40, 16)  # rows of a problem that is solved to its optimum
 losses = pytest.mark.parametrize("loss", LOSSES)
 biases = pytest.mark.parametrize("bias", [True, False])
 lams = pytest.mark.parametrize("lam", [0.0, 0.3])
@@ -448,7 +449,7 @@ def test_violation_is_that_of_the_dense_formula_or_the_first_above_what_is_enoug
 @lams
 @weights
 def test_the_gap_is_never_negative_and_closes(loss: str, bias: bool, lam: float, weight: float) -> None:
-    p = problem(loss, bias, lam, seed=8, positive_weight=weight)
+    p = problem(loss, bias, lam, seed=8, n=MANY, positive_weight=weight)
     gaps = [twin.gap(p, start(p, seed)) for seed in range(20)]
     gaps += [twin.gap(p, solved(p, one_class(p), epochs).alpha) for epochs in (1, 2, 5, 20)]
     assert min(gaps) > 0
@@ -472,7 +473,7 @@ def optimum(p: twin.Problem) -> tuple[NDArray[np.float64], float]:
 @weights
 @pytest.mark.parametrize(("tau", "C"), [(1.0, 1.0), (0.5, 2.0)])
 def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, weight: float, tau: float, C: float) -> None:
-    p = problem(loss, True, 0.0, seed, n=60, tau=tau, C=C, positive_weight=weight)
+    p = problem(loss, True, 0.0, seed, n=unless_plain(60, 24), tau=tau, C=C, positive_weight=weight)
     theirs = LinearSVC(
         loss=loss, dual=True, intercept_scaling=1, C=C / (2 * tau) if loss == "squared_hinge" else C / tau, tol=1e-10,
         max_iter=1_000_000, random_state=0, class_weight={1: weight},
@@ -488,7 +489,7 @@ def test_without_l1_it_is_what_liblinear_finds(loss: str, seed: int, weight: flo
 @pytest.mark.parametrize("lam", [0.01, 0.5, 3.0])
 @weights
 def test_with_l1_it_is_what_fista_finds(bias: bool, seed: int, lam: float, weight: float) -> None:
-    p = problem("squared_hinge", bias, lam, seed, positive_weight=weight)
+    p = problem("squared_hinge", bias, lam, seed, n=MANY, positive_weight=weight)
     (w, gap), expected = optimum(p), twin.fista(p)
     assert np.linalg.norm(w - expected) <= np.sqrt(2 * gap / p.tau) + 1e-7
     assert np.array_equal(w != 0, expected != 0)
@@ -500,8 +501,8 @@ def test_with_l1_it_is_what_fista_finds(bias: bool, seed: int, lam: float, weigh
 def test_the_dual_variables_are_bounded(loss: str, lam: float, n_positives: int) -> None:
     # with a bias, that is: without one, w = (0, -1) is not there to compare with
     for seed in range(5):
-        p = problem(loss, True, lam, seed, n=80, d=3)
-        p.y[:] = np.where(np.arange(80) < n_positives, 1.0, -1.0)
+        p = problem(loss, True, lam, seed, n=2 * MANY, d=3)
+        p.y[:] = np.where(np.arange(2 * MANY) < n_positives, 1.0, -1.0)
         alpha = solved(p, one_class(p), 50_000).alpha
         bound = p.tau + 4 * p.C * n_positives
         assert bound / 4 < alpha.sum() <= bound
@@ -534,7 +535,7 @@ def solved_large(
 def sizes(p: twin.Problem) -> Sequence[int]:
     """From less than a row to everything."""
     nnz = int(np.count_nonzero(p.X))
-    return [1, *range(5, nnz, max(1, nnz // 25)), nnz - 1, nnz, nnz + 1]
+    return [1, *range(5, nnz, max(1, nnz // unless_plain(25, 6))), nnz - 1, nnz, nnz + 1]
 
 
 @losses

@@ -240,23 +240,23 @@ def learnable(single: bool, lam: float) -> Problem:
 @pytest.mark.parametrize(("n_parts", "rate"), [(1, 1), (3, 1), (1, 2), (3, 2)])
 def test_the_gap_closes_whatever_the_search(dense: bool, single: bool, lam: float, n_parts: int, rate: int) -> None:
     """The sum over samples falls below 1e-4, where the loss of no weights at all is 49 or 60. It takes 150 to 550 passes."""
-    p = learnable(single, lam)
+    p, closed = learnable(single, lam), unless_plain(1e-4, 1e-2)
     state, rng = State(p, n_parts, dense, 2), np.random.default_rng(0)
     duals = [0.0]
     for _ in range(1000):
         state.visit(rng.permutation(len(p.X)), rng.integers(2**63, size=len(p.X)), rate)
         duals.append(state.dual())
         gaps = twin.gap(p.X, p.Y, state.A, lam, p.C)
-        if gaps.sum() < 1e-4:
+        if gaps.sum() < closed:
             break
-    assert gaps.sum() < 1e-4
+    assert gaps.sum() < closed
     assert all(after <= before + 1e-9 for before, after in itertools.pairwise(duals))
     # what makes the gap a bound: it is primal + dual, of a feasible a
     A, W = state.A, twin.weights(p.X, state.A, lam)
     primal = twin.primal(p.X, p.Y, W, lam, p.C)
     assert gaps.sum() == pytest.approx(primal + duals[-1], abs=1e-10)
     assert gaps.min() > -1e-9
-    assert gaps.sum() < 1e-5 * primal
+    assert gaps.sum() < closed / 10 * primal
     assert (A[p.Y] >= 0).all()
     assert (A[~p.Y] <= 0).all()
     assert np.allclose(A.sum(axis=1), 0, atol=1e-9)

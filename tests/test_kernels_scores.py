@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.compiler import unless_plain
 from helpers.tiles import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -456,13 +457,15 @@ def test_search_finds_what_sorting_finds(p: Problem, loss: str, data: st.DataObj
 @pytest.mark.parametrize("whole", [True, False])
 def test_search_of_many_rows(whole: bool, loss: str) -> None:
     rng = np.random.default_rng(2)
-    X, W, bias = random_matrices(300, 12, 100, 3, 0.4, whole)
-    true = rng.random((300, 100)) < 0.02
-    active = true | (rng.random((300, 100)) < rng.random(100) ** 4)
-    p = Problem(X, W, bias, true, active, rng.integers(0, 60, 100), rng.random(100) < 0.9, 5, -1.0)
-    for interval in (1, 20, 150):
-        check_search(p, loss, [[0, 100, 101, 290], [290, 300]], interval)
-    check_search(replace(p, rows=rng.choice([0.0, 0.1, 2.0], 300)), loss, [[0, 100, 101, 290], [290, 300]], 20)
+    n = unless_plain(300, 90)
+    X, W, bias = random_matrices(n, 12, 100, 3, 0.4, whole)
+    true = rng.random((n, 100)) < 0.02
+    active = true | (rng.random((n, 100)) < rng.random(100) ** 4)
+    p = Problem(X, W, bias, true, active, rng.integers(0, n // 5, 100), rng.random(100) < 0.9, 5, -1.0)
+    ranges = [[0, n // 3, n // 3 + 1, n - 10], [n - 10, n]]
+    for interval in (1, n // 15, n // 2):
+        check_search(p, loss, ranges, interval)
+    check_search(replace(p, rows=rng.choice([0.0, 0.1, 2.0], n)), loss, ranges, n // 15)
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -490,16 +493,17 @@ def test_a_narrow_search_is_one_of_rounded_weights(p: Problem, data: st.DataObje
 
 @pytest.mark.parametrize("share", [0.04, 0.3, 0.9])
 def test_a_narrow_search_finds_what_an_exact_one_does_up_to_rounding(share: float) -> None:
-    X, W, bias = random_matrices(400, 100, 200, 5, share, whole=False)
+    n, k, most = unless_plain((400, 200, 40), (150, 80, 15))
+    X, W, bias = random_matrices(n, 100, k, 5, share, whole=False)
     W[:] /= 10
-    none = np.zeros((400, 200), np.bool_)
-    p = Problem(X, W, bias, none, none, np.full(200, 40), np.ones(200, np.bool_), 0, -1.0)
-    exact, narrow = searched(p, "none", 0, [0, 400])[0], searched(p, "none", 0, [0, 400], narrowed=True)[0]
+    none = np.zeros((n, k), np.bool_)
+    p = Problem(X, W, bias, none, none, np.full(k, most), np.ones(k, np.bool_), 0, -1.0)
+    exact, narrow = searched(p, "none", 0, [0, n])[0], searched(p, "none", 0, [0, n], narrowed=True)[0]
     assert exact != narrow
     scores, error = twin.scores(rows_of(X), W, bias), 2.0**-8 * np.abs(X) @ np.abs(W) + 1e-5
-    for c in range(200):
+    for c in range(k):
         of_exact, of_narrow = dict(exact[c]), dict(narrow[c])
-        least = min(of_exact.values()) if len(of_exact) == 40 else -1.0
+        least = min(of_exact.values()) if len(of_exact) == most else -1.0
         bound = error[:, c].max()
         assert set(np.flatnonzero(scores[:, c] > least + bound)) <= set(of_narrow)
         assert all(scores[row, c] > least - bound for row in of_narrow)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.executed import evaluated
+from helpers.problems import tight
 from helpers.rankings import FULL, every_score, only, pairs_csr
 from helpers.tiles import SMALL, calibrations, csr, cut, matrices, rows_of, tile_of
 from hypothesis import given, settings
@@ -186,7 +187,7 @@ def test_a_threshold_between_two_float32_is_not_rounded_up(small: Path, trained:
 def test_any_cut_limit_and_threads_give_the_same_figures(small: Path, trained: Path, tmp_path: Path) -> None:
     train = xs.open_dataset(small)  # 1,500 rows: as predictions, one chunk
     whole = xs.evaluate(trained, train, train, memory_limit="4GB", threads=2)
-    for execution in (Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=97))):
+    for execution in (Execution(tight(), 1), Execution("2GB", 2, cuts=Cuts(rows=97))):
         assert evaluated(trained, train, execution, train) == whole
     xs.predict(xs.load_model(trained), train, tmp_path / "p", 5, memory_limit="2GB")
     stored = xs.evaluate(tmp_path / "p", train, train)

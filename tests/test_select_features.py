@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.damage import damage, flip
+from helpers.problems import tight
 from helpers.row_sparse import rows_and_labels, weights, written
 from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 
@@ -220,7 +221,7 @@ def test_ids_that_cannot_be_are_damage(some: xs.Dataset, compact: xs.Model, data
 def test_a_compact_model_predicts_the_same_bits(
     data: xs.Dataset, some: xs.Dataset, model: xs.Model, compact: xs.Model
 ) -> None:
-    for how in ({"memory_limit": LIMIT, "threads": 2}, {"memory_limit": "1500MB", "threads": 1}):
+    for how in ({"memory_limit": LIMIT, "threads": 2}, {"memory_limit": tight(), "threads": 1}):
         whole, small = model.predict_topk(data, 5, **how), compact.predict_topk(some, 5, **how)
         for one, other in zip(whole, small, strict=True):
             np.testing.assert_array_equal(one, other)

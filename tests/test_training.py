@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.executed import ranked
-from helpers.problems import TIGHT, dense_weights, problem
+from helpers.problems import TIGHT, dense_weights, problem, tight
 from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
@@ -90,7 +90,7 @@ def test_any_cut_gives_the_same_model(small: Path, trained: Path, tmp_path: Path
     digests = {xs.load_model(trained).digest()}
     for n, (threads, limit, cuts) in enumerate(
         [
-            (1, "1500MB", Cuts(classes=150, rows=200)),
+            (1, tight(), Cuts(classes=150, rows=200)),
             (1, "2GB", Cuts(interval=30)),
             (2, "2GB", Cuts(classes=700, rows=97, interval=60, solve_rows=200)),
             (2, "2GB", Cuts(classes=333, rows=97, solve_rows=40)),
@@ -177,7 +177,7 @@ def test_prediction_is_exact(small: Path, tmp_path: Path) -> None:
     labels, scores = clf.predict_topk(test, 7)
     assert np.abs(np.take_along_axis(exact, labels, 1) - scores).max() < 1e-5
     assert np.abs(-np.sort(-exact, axis=1)[:, :7] - scores).max() < 1e-5
-    for execution in (Execution("1500MB", 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
+    for execution in (Execution(tight(), 1), Execution("2GB", 2, cuts=Cuts(rows=13))):
         again = ranked(clf.model_, test, 7, execution)
         assert np.array_equal(again[0], labels)
         assert np.array_equal(again[1], scores)

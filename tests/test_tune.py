@@ -13,6 +13,7 @@ from typing import Any
 import nearest_centroid as toy
 import pytest
 from helpers.forked import forked_command
+from helpers.problems import tight
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, ResumeError, StoreError
@@ -131,7 +132,7 @@ def test_the_final_model_is_that_of_its_own_training(small: Path, tmp_path: Path
 
 
 def test_any_limit_and_number_of_threads_gives_the_same_figures(small: Path, whole: dict[str, Any]) -> None:
-    other = xs.tune(small, grid=GRID, memory_limit="1500MB", threads=1)
+    other = xs.tune(small, grid=GRID, memory_limit=tight(), threads=1)
     assert told(other) == told(whole)
 
 

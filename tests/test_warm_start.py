@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.problems import TIGHT, dense_weights, problem
+from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
 from reference import dcd as twin
 from sklearn.svm import LinearSVC
@@ -118,7 +118,7 @@ def test_any_cut_gives_the_same_model_and_the_start_is_told(
     small: Path, trained: Path, tmp_path: Path, other: Path
 ) -> None:
     whole = xs.PPDSparse(threads=1, memory_limit="4GB").fit(small, model=tmp_path / "whole", warm_start=other)
-    pieces = xs.PPDSparse(threads=2, memory_limit="1500MB").fit(
+    pieces = xs.PPDSparse(threads=2, memory_limit=tight()).fit(
         small,
         model=tmp_path / "pieces",
         warm_start=other,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from helpers.problems import TIGHT, dense_weights, problem
+from helpers.problems import TIGHT, dense_weights, problem, tight
 from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
@@ -239,7 +239,7 @@ def test_any_cut_gives_the_same_model(small: Path, tmp_path: Path, narrow: Path)
         {"threads": 1, "cuts": None},
         {"threads": 2, "cuts": Cuts(classes=300, rows=240, solve_rows=400, interval=130)},
     ):
-        clf = xs.PPDSparse(threads=options["threads"], memory_limit="1500MB", guide=2.0)
+        clf = xs.PPDSparse(threads=options["threads"], memory_limit=tight(), guide=2.0)
         clf.fit(small, model=tmp_path / str(options["threads"]), warm_start=narrow, cuts=options["cuts"])
         digests.add(clf.model_.digest())
     assert len(digests) == 1

@@ -8,6 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 import xmc_stream as xs
+from xmc_stream.memory import resident
 
 TIGHT = {"tol": 1e-5, "max_rounds": None, "epochs": 2000}
 
@@ -26,6 +27,11 @@ def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
 
 
 LIMIT = "4GB"  # bounds the whole process of the tests
+
+
+def tight(room: int = 500 * 10**6) -> int:
+    """A memory limit, in bytes, that leaves `room` beside what this process of many tests holds already: up to 1 GB."""
+    return resident() + room
 
 
 def overlapping(n: int = 80, d: int = 15, k: int = 5, single: bool = False, seed: int = 0) -> tuple[Any, Any]:
