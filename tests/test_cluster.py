@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,8 @@ def refused(data: Path, folder: Path, workers: Sequence[Worker]) -> str:
     """What a training says that one of these workers makes impossible; it leaves nothing."""
     out = folder / "out"
     out.mkdir()
-    with cluster(folder / "cluster", workers=workers) as (_, address):
-        began = time.monotonic()
-        with pytest.raises(xs.InputError) as said:
-            xs.PPDSparse(scheduler=address).fit(data, model=out / "m")
-        assert time.monotonic() - began < 15
+    with cluster(folder / "cluster", workers=workers) as (_, address), pytest.raises(xs.InputError) as said:
+        xs.PPDSparse(scheduler=address).fit(data, model=out / "m")
     assert list(out.iterdir()) == []
     return str(said.value)
 

@@ -362,9 +362,9 @@ def test_a_row_that_is_left_out_leaves_no_trace_in_the_counts() -> None:
 
 
 def test_a_million_bad_lines_are_counted_and_a_thousand_listed() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()  # of this process, whatever others do
     rows, notes = read(b"x\n" * 10**6 + b"1 1:1\n", 9, 9, twin.Rules(skip=True))
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
     assert rows == [([1], [(1, 1.0)])]
     assert notes["skipped"] == 10**6
     assert [line for line, _ in notes["skipped_rows"]] == list(range(1, 1001))

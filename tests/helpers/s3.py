@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,10 +21,12 @@ SECRET = "aVerySecretKey0123456789"
 BUCKET = "bucket"
 
 
-def free_port() -> int:
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A URL where connections are refused: its port is taken by this process for as long as the block lasts."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        yield f"http://127.0.0.1:{one.getsockname()[1]}"
 
 
 class S3:
@@ -105,22 +108,19 @@ class S3:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3]:
     """A server with an empty bucket, for as long as the block lasts. The environment of this process leads to it."""
-    port = free_port()
-    with open(folder / "moto.log", "wb") as log:
+    said = folder / "moto.log"
+    with said.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], stdout=log, stderr=log
         )
     before = dict(os.environ)
     try:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "moto.log").read_text()
-                assert time.monotonic() < end, "the S3 server does not begin"
-                time.sleep(0.05)
+        end = time.monotonic() + 100
+        while not (listens := re.search(r"Running on http://127.0.0.1:(\d+)", said.read_text())):
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < end, "the S3 server does not begin"
+            time.sleep(0.05)
+        port = int(listens[1])  # the server's own choice: one chosen before could be another's by now
         s3 = S3(port)
         thread = threading.Thread(target=s3.server.serve_forever, daemon=True)
         thread.start()
