@@ -535,7 +535,7 @@ def solved_large(
 def sizes(p: twin.Problem) -> Sequence[int]:
     """From less than a row to everything."""
     nnz = int(np.count_nonzero(p.X))
-    return [1, *range(5, nnz, max(1, nnz // unless_plain(25, 6))), nnz - 1, nnz, nnz + 1]
+    return [1, *range(5, nnz, max(1, nnz // unless_plain(12, 6))), nnz - 1, nnz, nnz + 1]
 
 
 @losses
