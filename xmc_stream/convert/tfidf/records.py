@@ -18,7 +18,7 @@ import numpy as np
 
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
@@ -245,7 +245,7 @@ class RecordsSource:
         self.x_entries: int | None = None
         self.y_entries: int | None = None
         self.n_features = like.n_features if like else self.text.hash_features
-        self.n_labels = like.n_labels if like else None
+        self.n_labels = kept.n_labels if (kept := of_labels(like)) else None
         self.overhead = {"decompression": overhead} if overhead else {}
         self._kind = _kind_of_labels(self.text, first)
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
@@ -381,7 +381,7 @@ class RecordsSource:
         """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
         from xmc_stream.store.names import open_names
 
-        like = self._like
+        like = of_labels(self._like)
         if kinds != {"names"}:
             most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
             n_labels = like.n_labels if like else max(most, self._options.n_labels or 0, 0)
