@@ -30,6 +30,7 @@ from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.models import Execution, planned
 from xmc_stream.progress import working
 from xmc_stream.store import assembly
+from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
@@ -41,6 +42,7 @@ _COMPILING = 5.0  # seconds
 _JOBS = 8  # at a time, at most: each has an array
 _MATCHED, _JOINED, _COLUMNS = 0.05, 0.6, 0.95  # where each step ends
 _SHOWN_ROWS = 1000  # rows left out that are listed
+_FEATURES = ("vectorizer", "names/features", SELECTED)  # what says which features there are
 _SOURCES = ("source", "source_labels")
 _COUNTS = (
     "skipped", "dropped_features", "dropped_labels", "summed_duplicates", "rows_without_class", "blank_lines",
@@ -266,7 +268,10 @@ class _Sets:
         if self.columns:
             sides.append(ColumnsJob(str(store), "X", self.max_bytes))
         yield Phase("columns", sides, "writing columns", (_JOINED, _COLUMNS), kept=False)  # not durable yet
-        copy_folders(old.path, store, ("vectorizer", "names/features", SELECTED), link_or_copy)
+        for name in _FEATURES:
+            for array in plain_arrays(old.path / name):
+                array.verify()
+        copy_folders(old.path, store, _FEATURES, link_or_copy)
         sizes = {
             "n_samples": n_samples, "n_features": old.n_features, "n_labels": n_labels,
             "nnz_features": total(self.sets, "nnz_features"), "nnz_labels": total(self.sets, "nnz_labels"),

@@ -22,6 +22,7 @@ def refuse_unfit(old: Dataset, new: Dataset) -> None:
         refuse_broken_seal(dataset.path)
     _same_features(old, new)
     _same_transform(old, new)
+    _same_bases(old, new)
     for what, option, in_old, in_new in (
         ("ids of rows", "with --id-field, or without", old.row_ids(), new.row_ids()),
         ("a mask of known pairs", "with --observed, or without", observed_seal(old), observed_seal(new)),
@@ -93,6 +94,19 @@ def _same_transform(old: Dataset, new: Dataset) -> None:
     pairs = zip(windows(mine[1]), windows(theirs[1]), strict=False)
     if mine[1].size != theirs[1].size or not all(np.array_equal(a, b) for a, b in pairs):
         raise InputError(f"{old.path} and {new.path} weigh words by other idf: " + _like(old, new))
+
+
+def _same_bases(old: Dataset, new: Dataset) -> None:
+    """Ids in texts that do not say so count from the same number, which each text was asked for by itself."""
+    if not all(str(dataset.attributes.get("source_format")).startswith("libsvm") for dataset in (old, new)):
+        return
+    for name, what in (("base", "features"), ("label_base", "labels")):
+        first, second = (dataset.attributes.get(name, 0) for dataset in (old, new))
+        if first != second:
+            raise InputError(
+                f"ids of {what} count from {first} in {old.path} and from {second} in {new.path}, by the ids that occur: "
+                + _like(old, new)
+            )
 
 
 # of a vectorizer: where text and labels stood in the input, and what chose the vocabulary, which is compared itself

@@ -63,6 +63,8 @@ class MatchJob:
                 dataset = Dataset(path)
                 names = dataset.label_names()
                 before = n_labels
+                for array in names.arrays() if names is not None else ():
+                    array.verify()
                 if names is None:  # it has no positives
                     ids = np.zeros(dataset.n_labels, np.int64)
                 elif not number:

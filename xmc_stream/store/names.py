@@ -236,6 +236,16 @@ def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
         fsync_tree(target / "names")
 
 
+def ascend(names: Names) -> bool:
+    """Whether names are in the order of their bytes, as those of raw text are; what is appended to is not."""
+    before = b""
+    for window in names.windows():
+        if any(a > b for a, b in itertools.pairwise([before, *window])):
+            return False
+        before = window[-1]
+    return True
+
+
 def first_difference(mine: Names, theirs: Names) -> int | None:
     """The first name of theirs that mine, which are as many or more, do not begin with."""
     for start in range(0, len(theirs), WINDOW):
