@@ -189,7 +189,8 @@ def test_text_keeps_the_older_idf_and_new_labels_come_behind(tmp_path: Path) -> 
     like = {"like": old, "new_labels": True, **LIMIT}
     new = [xs.convert(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.xmc", **like) for name in "23"]
     whole = xs.convert(tmp_path / "all.jsonl", tmp_path / "all.xmc", **like)
-    grown = xs.append(old, new, tmp_path / "grown.xmc", **LIMIT)
+    grown, report = append_report(old, new, tmp_path / "grown.xmc", **LIMIT)
+    assert report["said"] == "25 rows and 2 labels are new, labels matched by name, words weighed by the idf of 1.xmc"
     assert damage(grown.path) == []
     assert grown.X_rows().fingerprint == whole.X_rows().fingerprint
     assert list(grown.label_names() or ()) == ["b", "d", "f", "a", "z"]

@@ -34,7 +34,7 @@ from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
-from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders
+from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
 from xmc_stream.store.remote import link_or_copy, local_path
 from xmc_stream.store.selection import SELECTED
 
@@ -169,7 +169,8 @@ def append_report(
     target = local_path(out).absolute()
     if target in {dataset.path.absolute() for dataset in sets}:
         raise InputError(f"{target} is one of the sets that are joined: give another name")
-    execution = Execution(memory_limit, min(threads or available_threads(), _JOBS) if threads != 0 else 0, scheduler)
+    threads = available_threads() if threads is None else threads
+    execution = Execution(memory_limit, min(threads, _JOBS), scheduler)
     limit = execution.limit([dataset.path for dataset in sets], [target.parent])
     identity = {
         COMMAND: "append", "columns": columns,
@@ -184,11 +185,14 @@ def append_report(
             n_labels = sum(dataset.n_labels for dataset in sets)  # at most
             warm = _Warm(total(sets, "n_samples"), n_labels)
             with planned(execution, limit, warm) as (engine, memory):
+                beside, matching = _beside(sets, memory.threads), _matching(sets)
                 writing = plan_writing(
-                    memory.budget, memory.threads, sets[0].n_features, n_labels, None,
+                    memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, n_labels, None,
                     total(sets, "nnz_labels"), 0, columns,
                 )  # fmt: skip
-                memory.refuse_unless({**writing.needs, **_beside(sets, memory.threads)}, "append")
+                memory.refuse_unless(
+                    max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append"
+                )
                 made = _Sets(tuple(sets), columns, writing.max_bytes, digest_of(identity))
                 done = make(target, identity, lambda work, ledger: engine.run(made.loop(work), ledger))
                 peak = max(peak_resident(), engine.peak)
@@ -216,15 +220,20 @@ def _finished(target: Path, identity: Mapping[str, Any]) -> Receipt | None:
 
 def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
     """What jobs hold beside what a conversion's writing does, in bytes by component."""
-    n_labels = sum(dataset.n_labels for dataset in sets)
-    named = sets[0].label_names() is not None
+    n_labels, named = sum(dataset.n_labels for dataset in sets), sets[0].label_names() is not None
     counts = 8 * (sets[0].n_features + 2 * n_labels)  # a sum, and what is added to it
     return {
         "copies": threads * 2 * COPY_BYTES,
         "counts": counts,
         "names": WRITER_BYTES * (named + (sets[0].row_ids() is not None)),
-        "labels by name": (NamedIds.BYTES + 16) * n_labels + BLOCK_BYTES if named else 0,
+        "labels by other numbers": 8 * n_labels + BLOCK_BYTES if named else 0,
     }
+
+
+def _matching(sets: Sequence[Dataset]) -> dict[str, int]:
+    """What a `MatchJob` holds, before all others."""
+    named = sets[0].label_names() is not None
+    return {"labels by name": named * (NamedIds.BYTES + 16) * sum(dataset.n_labels for dataset in sets)}
 
 
 @dataclass(frozen=True)
@@ -278,7 +287,7 @@ class _Sets:
         }  # fmt: skip
         assembly.finish(store, {**self._attributes(n_labels), **sizes, MARK: self.mark})
         if observed_seal(old) is not None:
-            masks = [ObservedJob(str(store), paths, match, self.max_bytes)]
+            masks = [ObservedJob(str(store), paths, match, n_labels, self.max_bytes)]
             yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False)
         linked, copied = (sum(receipt.get(name, 0) for receipt in receipts.values()) for name in ("linked", "copied"))
         return {"linked": linked, "copied": copied, "said": self._said(n_labels)}
@@ -324,7 +333,9 @@ class _Sets:
     def _said(self, n_labels: int) -> str:
         old, by = self.sets[0], "name" if self.sets[0].label_names() is not None else "number"
         n_new = total(self.sets[1:], "n_samples")
-        return f"{n_new:,} rows and {n_labels - old.n_labels:,} labels are new, labels matched by {by}"
+        said = f"{n_new:,} rows and {n_labels - old.n_labels:,} labels are new, labels matched by {by}"
+        text = open_vectorizer(old.path)
+        return said + (f", words weighed by the idf of {old.path.name}" if text and text[0].get("idf") else "")
 
 
 def _listed(value: Any) -> list[Any]:

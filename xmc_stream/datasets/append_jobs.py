@@ -118,14 +118,6 @@ def added_names(match: str, number: int) -> str:
     return str(Path(match) / f"names-{number}")
 
 
-def _numbers(match: str, number: int, dataset: Dataset) -> NDArray[np.int64] | None:
-    """Which label of the grown set each label of a set is; None where its number stays."""
-    if not match or not number:
-        return None
-    ids: NDArray[np.int64] = read_small(Path(match) / _MAPS, str(number), dataset.n_labels, np.int64)
-    return ids
-
-
 def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Iterator[Block]:
     """Rows with other numbers for their labels, in ascending order in each."""
     for block in blocks:
@@ -193,13 +185,27 @@ class EndsJob:
 
 
 @dataclass(frozen=True)
-class LabelsJob:
-    """The labels of all rows. match: what a `MatchJob` left, "" where labels have their numbers."""
+class _OfLabels:
+    """What is made of all sets in `store`. match: what a `MatchJob` left, "" where labels keep their numbers."""
 
     store: str
     sets: tuple[str, ...]
     match: str
     n_labels: int
+
+    def datasets(self) -> Iterator[tuple[Dataset, NDArray[np.int64] | None]]:
+        """Each set, and which label of the grown set each of its labels is, None where its number stays."""
+        for number, path in enumerate(self.sets):
+            dataset = Dataset(path)
+            if not self.match or not number:
+                yield dataset, None
+            else:
+                yield dataset, read_small(Path(self.match) / _MAPS, str(number), dataset.n_labels, np.int64)
+
+
+@dataclass(frozen=True)
+class LabelsJob(_OfLabels):
+    """The labels of all rows."""
 
     @property
     def key(self) -> str:
@@ -210,9 +216,8 @@ class LabelsJob:
         """Join."""
         folder = Path(self.store) / "Y" / "rows"
         writer = ArrayWriter(Group(folder), "indices", index_dtype(self.n_labels))
-        for number, path in enumerate(self.sets):
-            dataset = Dataset(path)
-            rows, ids = dataset.Y_rows(), _numbers(self.match, number, dataset)
+        for dataset, ids in self.datasets():
+            rows = dataset.Y_rows()
             if ids is None:
                 writer.extend(rows.indices)
             else:
@@ -223,13 +228,8 @@ class LabelsJob:
 
 
 @dataclass(frozen=True)
-class CountsJob:
-    """How often each feature, and each label, occurs in all sets. match: as in `LabelsJob`."""
-
-    store: str
-    sets: tuple[str, ...]
-    match: str
-    n_labels: int
+class CountsJob(_OfLabels):
+    """How often each feature, and each label, occurs in all sets."""
 
     @property
     def key(self) -> str:
@@ -240,9 +240,7 @@ class CountsJob:
         """Add up."""
         folder, labels = Path(self.store) / "statistics", np.zeros(self.n_labels, np.int64)
         features = np.zeros(Dataset(self.sets[0]).n_features, np.int64)
-        for number, path in enumerate(self.sets):
-            dataset = Dataset(path)
-            ids = _numbers(self.match, number, dataset)
+        for dataset, ids in self.datasets():
             labels[slice(dataset.n_labels) if ids is None else ids] += dataset.label_counts()
             features += dataset.feature_counts()
         for name, counts in (("feature_counts", features), ("label_counts", labels)):
@@ -273,12 +271,12 @@ class NamesJob:
 
 
 @dataclass(frozen=True)
-class ObservedJob:
-    """The masks of known pairs, one below the other, beside the labels of a dataset that is finished but for its name."""
+class ObservedJob(_OfLabels):
+    """The masks of known pairs, one below the other, beside the labels of a dataset that is finished but for its name.
 
-    store: str
-    sets: tuple[str, ...]
-    match: str
+    max_bytes: of the buffers that make columns.
+    """
+
     max_bytes: int
 
     @property
@@ -290,15 +288,13 @@ class ObservedJob:
         """Write."""
 
         def blocks() -> Iterator[Block]:
-            for number, path in enumerate(self.sets):
-                dataset = Dataset(path)
+            for dataset, ids in self.datasets():
                 rows = dataset.observed_rows()
                 for array in rows.arrays():
                     array.verify()
-                yield from _renumbered(rows.blocks(BLOCK), _numbers(self.match, number, dataset))
+                yield from _renumbered(rows.blocks(BLOCK), ids)
 
-        grown = Dataset(self.store)
-        dtype = index_dtype(grown.n_labels)
+        dtype = index_dtype(self.n_labels)
         of_one_type = (Block(b.start, b.indptr, b.indices.astype(dtype, copy=False), None) for b in blocks())
-        write_observed(grown, of_one_type, self.max_bytes)
+        write_observed(Dataset(self.store), of_one_type, self.max_bytes)
         return {}
