@@ -1,4 +1,4 @@
-"""append: killed at any moment it goes on; within its memory; on workers; a model of the older set begins one of a grown set."""
+"""append: killed at any moment it goes on; within its memory; on workers; a model of the older set begins one of the grown."""
 
 from __future__ import annotations
 
