@@ -142,7 +142,8 @@ def append(
         report["said"] + (" (resumed)" if report["resumed"] else ""),
         f"{out}: {report['n_samples']:,} samples, {report['n_features']:,} features, {report['n_labels']:,} labels, "
         f"{report['nnz_features']:,} values, {report['nnz_labels']:,} positives",
-        f"{format_size(report['bytes_on_disk'])}, of which {format_size(report['bytes_linked'])} are files of {data} too",
+        f"{format_size(report['bytes_on_disk'])} on disk"
+        + (f", {format_size(report['bytes_linked'])} of it in files of {data} too" if report["bytes_linked"] else ""),
         *([f"{format_size(copied)} of full chunks were copied: there are no hard links to {data} here"] if copied else []),
         f"{report['seconds']:.1f} s, peak memory {format_size(report['peak_rss'])}",
     ])  # fmt: skip

@@ -158,7 +158,7 @@ def append_report(
         The grown dataset, opened.
     report : dict
         dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, new_samples, new_labels, bytes_on_disk,
-        bytes_linked (of these, in files shared with `data`), bytes_copied (of full chunks that could not be shared),
+        bytes_linked (in files that this call shared with `data`), bytes_copied (of full chunks that it could not share),
         seconds, peak_rss (bytes), said (a line for people) and resumed.
     """
     began = time.perf_counter()

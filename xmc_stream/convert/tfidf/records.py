@@ -406,7 +406,7 @@ class RecordsSource:
             part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
             raise InputError(
                 f"{self._records[part].where(line)}: label {shown(receipt['name'].encode())} does not occur in {like.name}: "
-                "--unseen=drop leaves out such labels"
+                "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
         return receipt["n"], maps, runs, receipt["unknown"], " (names)"
