@@ -30,8 +30,9 @@ PART = 500
 # no file grow beyond some bytes
 CHILD = """
 import os, resource, signal, sys
-from xmc_stream.convert import convert, run
+from xmc_stream.convert import convert
 from xmc_stream.convert.lines import files as text
+from xmc_stream.engine import making
 from xmc_stream.engine.ledger import Ledger
 source, target, part, when, key = sys.argv[1:]
 text._PART = int(part)
@@ -45,14 +46,14 @@ def killing(self, name, receipt):
 def removing(ledger):
     work = ledger.path.parent
     if key != "nothing":
-        run._clear(work, ledger.path)
+        making._clear(work, ledger.path)
     if key in ("ledger", "folder"):
         ledger.path.unlink()
     if key == "folder":
         work.rmdir()
     os.kill(os.getpid(), signal.SIGKILL)
 if when == "removed":
-    run.remove_work = removing
+    making.remove_work = removing
 elif when == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), int(key)))
 else:

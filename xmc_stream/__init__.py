@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xmc_stream import errors as errors
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
+    from xmc_stream.datasets.append import append as append
     from xmc_stream.datasets.copy import copy as copy
     from xmc_stream.datasets.export import export as export
     from xmc_stream.datasets.select import select_features as select_features
@@ -58,6 +59,7 @@ _HOME = {
     "PDSparse": "xmc_stream.estimators",
     "PPDSparse": "xmc_stream.estimators",
     "Model": "xmc_stream.models",
+    "append": "xmc_stream.datasets.append",
     "calibrate": "xmc_stream.calibration",
     "uncalibrate": "xmc_stream.calibration",
     "copy": "xmc_stream.datasets.copy",
@@ -91,6 +93,7 @@ __all__ = [
     "StoreError",
     "XmcStreamError",
     "__version__",
+    "append",
     "calibrate",
     "convert",
     "copy",

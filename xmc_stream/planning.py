@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xmc_stream.convert import opened_source, taken_over
+from xmc_stream.convert import opened_source, taken_over, without_labels
 from xmc_stream.convert.jobs import LoadJob
 from xmc_stream.convert.plan import ConversionPlan, plan_memory
 from xmc_stream.convert.run import threads_for
@@ -177,11 +177,12 @@ def _refused(error: MemoryLimitError, least: int | None) -> str:
 
 def plan_conversion(
     source: Any, memory_limit: str | int | None, threads: int | None = None, like: Any = None, labels: Any = None,
-    format: str | None = None, **options: Any,
+    format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
     limit = Execution(memory_limit).limit()
-    opened = opened_source(source, labels, None if like is None else taken_over(like), format, options)
+    train = None if like is None else taken_over(like)
+    opened = opened_source(source, labels, without_labels(train, options) if new_labels else train, format, options)
     if opened.alone:
         raise InputError("standard input and pipes can be read once: plan the conversion of a file")
     try:

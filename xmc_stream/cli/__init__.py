@@ -14,7 +14,9 @@ from xmc_stream.cli import data, datasets, learn, tuning
 from xmc_stream.cli.signals import Signals
 from xmc_stream.errors import XmcStreamError
 
-_AGAIN = dict.fromkeys(("train", "convert", "tune", "copy"), "give the same command again, it goes on where it was")
+_AGAIN = dict.fromkeys(
+    ("train", "convert", "append", "tune", "copy"), "give the same command again, it goes on where it was"
+)
 _ANEW = "the same command begins anew"
 # libraries and kernels make a million objects that stay: to look for garbage among them takes 0.2 s of a start
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 for _command in (
-    data.convert, datasets.info, datasets.verify, datasets.split,
+    data.convert, datasets.append, datasets.info, datasets.verify, datasets.split,
     datasets.select_features, datasets.compact, datasets.export, datasets.copy,
     learn.plan, learn.train, tuning.tune, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip

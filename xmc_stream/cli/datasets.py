@@ -1,4 +1,4 @@
-"""Commands on finished stores: verify, info, split, select-features, compact, export, copy."""
+"""Commands on finished stores: verify, info, append, split, select-features, compact, export, copy."""
 
 from __future__ import annotations
 
@@ -103,6 +103,50 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
             report["digest"] = dataset.fingerprint
         lines = _summary_lines(path, report)
     show(report, as_json, lines)
+
+
+@click.command()
+@click.argument("data", type=STORE)
+@click.argument("news", type=STORE, nargs=-1, required=True, metavar="NEW...")
+@click.argument("out", type=PATH)
+@click.option(
+    "--columns/--rows-only", default=False, show_default=True, help="X by columns too, not only when a solver asks."
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@executed
+@common
+def append(
+    data: Path, news: tuple[Path, ...], out: Path, columns: bool, overwrite: bool, memory_limit: str | None,
+    threads: int | None, scheduler: str | None, as_json: bool, debug: bool,
+) -> None:  # fmt: skip
+    """Make OUT, the dataset DATA with the rows of the datasets NEW below its own.
+
+    Rows of DATA are not written again: OUT shares its files, by hard links, and DATA stays as it is. On another disk, or
+    where DATA is a URL, they are copied.
+
+    \b
+    NEW must have the same features: make it by `convert --like DATA`, with --new-labels where it has new labels.
+    Labels are the same that have one name; new ones come behind those of DATA, which keep their numbers.
+    Where no set has names of labels, they are the same that have one number.
+
+    When it was killed, the same command goes on.
+    """
+    from xmc_stream.datasets.append import append_report
+
+    _, report = append_report(
+        data, list(news), out, columns=columns, memory_limit=memory_limit, threads=threads, scheduler=scheduler,
+        overwrite=overwrite, progress=True,
+    )  # fmt: skip
+    copied = report["bytes_copied"]
+    show(report, as_json, [
+        report["said"] + (" (resumed)" if report["resumed"] else ""),
+        f"{out}: {report['n_samples']:,} samples, {report['n_features']:,} features, {report['n_labels']:,} labels, "
+        f"{report['nnz_features']:,} values, {report['nnz_labels']:,} positives",
+        f"{format_size(report['bytes_on_disk'])} on disk"
+        + (f", {format_size(report['bytes_linked'])} of it in files of {data} too" if report["bytes_linked"] else ""),
+        *([f"{format_size(copied)} of full chunks were copied: there are no hard links to {data} here"] if copied else []),
+        f"{report['seconds']:.1f} s, peak memory {format_size(report['peak_rss'])}",
+    ])  # fmt: skip
 
 
 @click.command()

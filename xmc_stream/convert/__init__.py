@@ -8,12 +8,9 @@ how a dataset lies on disk.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 _NORMALIZE = ("none", "l2")
 _VERSION = 1  # of the work folder of a conversion
-MARK = "conversion"  # the attribute of a dataset that tells which conversion it came of
 
 
 def convert(
@@ -55,6 +51,7 @@ def convert(
     skip: bool = False,
     sum_duplicates: bool = False,
     drop_unseen: bool = False,
+    new_labels: bool = False,
     n_features: int | None = None,
     n_labels: int | None = None,
     layer: str | None = None,
@@ -117,6 +114,9 @@ def convert(
         Add up the values of a feature that stands twice in a row, instead of raising an error. A label counts once.
     drop_unseen : bool, default False
         Leave out features and labels that `like` does not have and count them, instead of raising an error.
+    new_labels : bool, default False
+        Take from `like` the features alone: K and the names of labels are those of the source. For rows that
+        `xmc_stream.append` puts below those of `like`.
     n_features, n_labels : int or None, default None
         D and K, where the input does not say them. They may be larger than what occurs, not smaller.
     layer : str or None, default None
@@ -182,6 +182,7 @@ def convert(
     return convert_report(
         source, target, like=like, normalize=normalize, memory_limit=memory_limit, overwrite=overwrite, labels=labels,
         progress=progress, threads=threads, scheduler=scheduler, columns=columns, observed=observed, format=format,
+        new_labels=new_labels,
         **{name: value for name, value in of_source.items() if value is not None and value is not False},
         **({} if header else {"header": False}),
     )[0]  # fmt: skip
@@ -202,6 +203,7 @@ def convert_report(
     columns: bool = False,
     observed: str | Path | None = None,
     format: str | None = None,
+    new_labels: bool = False,
     **options: Any,
 ) -> tuple[Dataset, dict[str, Any]]:
     """As `convert`, which names the parameters, with a report of the run.
@@ -219,17 +221,18 @@ def convert_report(
     with working("convert", progress):
         return _convert(
             source, local_path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns, observed,
-            format, options,
+            format, new_labels, options,
         )  # fmt: skip
 
 
 def _convert(
     source: Any, target: Path, like: str | Path | Dataset | StoredModel | None, normalize: str | None,
     memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
-    observed: str | Path | None, format: str | None, options: dict[str, Any],
+    observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
     from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity
     from xmc_stream.convert.run import run_conversion, running
+    from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
     from xmc_stream.store.dataset import check_target, open_dataset
     from xmc_stream.store.encoding import folder_bytes
@@ -243,6 +246,8 @@ def _convert(
     if target == STANDARD_INPUT:
         raise InputError("a dataset is a folder and cannot go to standard output: name it")
     train = None if like is None else replace(taken_over(like), names=not options.get("unlabelled"))
+    if new_labels:
+        train = without_labels(train, options)
     opened = opened_source(source, labels, train, format, options, normalize)
     try:
         identity = {
@@ -251,13 +256,13 @@ def _convert(
             "like": None if train is None else [str(asdict(train)), file_identity(train.path / "zarr.json")],
             "observed": None if observed is None else file_identity(Path(observed)),
         }  # fmt: skip
-        done = _published(target, identity) or (None if overwrite else _finished(target, identity))
+        done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
             with running(opened, limit, threads, scheduler) as (engine, plan):
                 limit.check(plan.needs, "convert", plan.budget)
                 # of what is read once, nothing tells whether it was the same
-                mark = {} if opened.alone else {MARK: _digest(identity)}
+                mark = {} if opened.alone else {MARK: digest_of(identity)}
                 done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, mark)
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
@@ -327,6 +332,16 @@ def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     )  # fmt: skip
 
 
+def without_labels(like: Like | None, options: dict[str, Any]) -> Like:
+    """What is taken over of the features alone. Raises InputError where that makes no sense."""
+    if like is None or options.get("unlabelled"):
+        raise InputError(
+            "--new-labels says that labels are not those of --like: "
+            + ("name it" if like is None else "rows without labels have none")
+        )
+    return replace(like, labels=False)
+
+
 def _columns_beside(train: Dataset | StoredModel) -> tuple[int, ...]:
     """How many features the matrices beside had. Raises StoreError for what cannot be."""
     from xmc_stream.store.nodes import understood
@@ -381,46 +396,15 @@ def _paths(given: Any, what: str, advice: str = "give files for both, or matrice
     return tuple(Path(path) for path in several)
 
 
-def _published(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """What a conversion said that was killed when its dataset had its name already; its work folder is removed."""
-    from xmc_stream.convert.run import WHOLE, remove_work, work_folder
-    from xmc_stream.engine.ledger import Ledger
-    from xmc_stream.errors import ResumeError
-
-    work = work_folder(target)
-    if not target.exists() or (work / "store").exists() or not (work / "ledger").exists():
-        return None
-    try:
-        with Ledger(work / "ledger", identity) as ledger:
-            whole = ledger.get(WHOLE)
-            if whole is not None:
-                remove_work(ledger)
-                return {**whole, "resumed": True}
-    except ResumeError:
-        pass
-    return None
-
-
 def _finished(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """What is said of a dataset that came of the same conversion; what a kill left of its work folder is removed."""
-    from xmc_stream.convert.run import work_folder
-    from xmc_stream.errors import StoreError
+    """What is said of a dataset that came of the same conversion."""
+    from xmc_stream.engine.making import stands
     from xmc_stream.store.dataset import Dataset
 
-    try:
-        attributes = Dataset(target).attributes
-    except StoreError:
+    if not stands(target, identity):
         return None
-    if attributes.get(MARK) != _digest(identity):
-        return None
-    with suppress(OSError):
-        work_folder(target).rmdir()  # empty, if it is there
-    said = f"{attributes['source_format']}, converted before from the same input"
+    said = f"{Dataset(target).attributes['source_format']}, converted before from the same input"
     return {"said": said, "resumed": True, "bytes_read": 0}
-
-
-def _digest(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 __all__ = ["convert", "convert_report"]

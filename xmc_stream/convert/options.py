@@ -21,8 +21,8 @@ class Like:
     """What a test set takes over from its training set, or from a model.
 
     name: as the user wrote it, for messages; path: of the dataset or model; base, label_base: of the
-    ids of features and of labels in its text, 0 or 1; names: whether the test set keeps the names too; beside: of its features,
-    the last ones that are columns of matrices beside, of each.
+    ids of features and of labels in its text, 0 or 1; names: whether the test set keeps the names too; beside: of its
+    features, the last ones that are columns of matrices beside, of each; labels: they are taken over too.
     """
 
     name: str
@@ -34,6 +34,12 @@ class Like:
     label_base: int = 0
     names: bool = True
     beside: tuple[int, ...] = ()
+    labels: bool = True
+
+
+def of_labels(like: Like | None) -> Like | None:
+    """The training set whose labels an input takes over, if it does."""
+    return like if like and like.labels else None
 
 
 @dataclass(frozen=True)

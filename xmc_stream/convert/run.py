@@ -15,13 +15,13 @@ from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.engine.ledger import Ledger
-from xmc_stream.errors import InputError, JobError, MemoryLimitError, StoreError, XmcStreamError
-from xmc_stream.jobs.job import Job, Loop, Phase, run_here
+from xmc_stream.engine.making import make
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.job import Job, Loop, Phase, Receipt, run_here
 from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.progress import current
 from xmc_stream.store import assembly
-from xmc_stream.store.encoding import publish
 from xmc_stream.store.names import copy_names
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _READ, _SETTLED, _LABELS, _WRITTEN = 0.6, 0.7, 0.75, 0.95  # of a conversion: where each step ends
 _COMPILING = 5.0  # seconds
 _READING = "reading the input"
-WHOLE = "whole"  # the note of a ledger that all is written
 _SMALL = 2**25  # bytes of input below which one thread does all
 
 
@@ -113,7 +112,8 @@ class ConversionRun:
                 shutil.move(folder, self.store / name)
         if self._like and self._like.names:
             sizes_of = {"features": settled.n_features, "labels": settled.n_labels}
-            for kind in {name for name in sizes_of if f"names/{name}" not in settled.folders}:
+            kept = sizes_of if self._like.labels else ("features",)
+            for kind in {name for name in kept if f"names/{name}" not in settled.folders}:
                 copy_names(self._like.path, self.store, kind, sizes_of[kind])
         attributes = {**self._source.attributes, **settled.attributes, "normalize": normalize, **self._mark}
         if self._like:
@@ -138,11 +138,6 @@ class ConversionRun:
         )
         hashes = [receipt["sha256"] for receipt in (receipts[-1], receipts[-2], *receipts[:-2])]
         assembly.finish_rows(self.store, side, sizes["n_samples"], bound, nnz, hashes)
-
-
-def work_folder(target: Path) -> Path:
-    """Where a conversion to `target` keeps what it has done so far."""
-    return target.with_name(target.name + ".partial")
 
 
 def threads_for(source: Source, threads: int | None) -> int:
@@ -183,39 +178,14 @@ def run_conversion(
     plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str],
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
-    work = work_folder(target)
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        with Ledger(work / "ledger", identity, renew=True) as ledger:
-            if not ledger.resumed:
-                _clear(work, ledger.path)
-            try:
-                run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
-                if engine is None or source.alone:
-                    _read_here(run.part_jobs, ledger, source.bytes_in)
-                result = run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
-            except BaseException as error:
-                if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
-                    shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
-                raise
-            if ledger.renewed:
-                result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
-            ledger.add(WHOLE, result)
-            publish(run.store, target)
-            remove_work(ledger)
-            return {**result, "resumed": ledger.resumed}
-    except (OSError, JobError) as failure:
-        cause = failure.__cause__ if isinstance(failure, JobError) else failure
-        if isinstance(cause, XmcStreamError) or not isinstance(cause, OSError):
-            raise
-        if not (work / "pieces").exists():  # there was no room to begin
-            shutil.rmtree(work, ignore_errors=True)
-        advice = (
-            f"make room there (what is done is in {work.name}, and goes on)" if work.is_dir() else "make room there"
-        )
-        raise StoreError(
-            f"{target} cannot be written ({cause.strerror or cause}): {advice} or name another place"
-        ) from None
+
+    def convert(work: Path, ledger: Ledger) -> Receipt:
+        run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
+        if engine is None or source.alone:
+            _read_here(run.part_jobs, ledger, source.bytes_in)
+        return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
+
+    return make(target, identity, convert, (InputError, DamagedPieceError), source.alone)
 
 
 def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:
@@ -233,18 +203,3 @@ def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:
             ledger.add(job.key, receipt)
         behind += receipt["bytes_read"]
         progress.advance(behind / max(total, 1))
-
-
-def remove_work(ledger: Ledger) -> None:
-    """Remove a conversion's work folder, its ledger last: as long as anything is left, that says what it was."""
-    _clear(ledger.path.parent, ledger.path)
-    shutil.rmtree(ledger.path.parent)
-
-
-def _clear(work: Path, ledger: Path) -> None:
-    """Remove what an unfinished conversion of something else left."""
-    for path in work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path != ledger:
-            path.unlink()

@@ -20,7 +20,7 @@ from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, ne
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
-from xmc_stream.store.remote import link_file, local_path
+from xmc_stream.store.remote import link_or_copy, local_path
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
@@ -110,8 +110,8 @@ def select_features(
             array.close()
         for name in ("Y", "observed", "statistics/label_counts"):
             if (dataset.path / name).exists():
-                shutil.copytree(dataset.path / name, group.path / name, copy_function=_link)
-        copy_row_ids(dataset.path, group.path, _link)
+                shutil.copytree(dataset.path / name, group.path / name, copy_function=link_or_copy)
+        copy_row_ids(dataset.path, group.path, link_or_copy)
         select_names(dataset.path, group.path, columns)
         kept = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
         group.update_attributes(
@@ -217,14 +217,6 @@ def _copy_columns(
             norms.append(lengths)
             bar.advance((x.start + x.n) / dataset.n_samples)
     return counts
-
-
-def _link(source: str, target: str) -> None:
-    """One file of two stores, as no file of a finished store is written again; a copy where there are no hard links."""
-    try:
-        link_file(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 __all__ = ["select_features"]

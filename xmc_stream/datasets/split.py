@@ -26,7 +26,7 @@ _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
 _WRITERS = 8 * MIB  # buffers of the files that are being written
 # attributes not handed on
-_OWN = ("format", "version", "n_samples", "nnz_features", "nnz_labels", "metadata_sha256", "conversion")
+_OWN = ("format", "version", "n_samples", "nnz_features", "nnz_labels", "metadata_sha256", "conversion", "appended")
 
 Choose = Callable[[Block], NDArray[np.bool_]]
 

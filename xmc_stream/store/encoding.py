@@ -29,7 +29,7 @@ from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
-from xmc_stream.store.remote import link_file, local_path, size_of
+from xmc_stream.store.remote import link_file, link_or_copy, local_path, size_of
 from xmc_stream.store.widened import NARROW_BOUND
 
 CHUNK_BYTES = 32 * 2**20  # of an array in a dataset or model
@@ -49,12 +49,14 @@ def index_dtype(bound: int) -> np.dtype[np.signedinteger[Any]]:
 
 
 _PIECE = 1 << 15  # items that a copy moves at a time
+COPY_BYTES = 2**20  # of an array that is read to be put behind another one: held beside a piece as large
 
 
 class ArrayWriter:
     """Appends to a new 1-D zarr array of unknown length; chunk files are written as values come, nothing is held.
 
     What has the name is replaced. close hashes the logical values (little-endian) by sha256, whatever the chunks.
+    linked, copied: bytes of chunk files of other arrays that `extend` shares with them, or copied as it could not.
     """
 
     def __init__(self, group: Group, name: str, dtype: DTypeLike, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -71,6 +73,7 @@ class ArrayWriter:
         self._crc = 0
         self._crcs: list[int] = []
         self._hash = hashlib.sha256()
+        self.linked = self.copied = 0
 
     def append(self, values: NDArray[Any]) -> None:
         """Add values (any number) of a kind that the array's type holds."""
@@ -93,9 +96,7 @@ class ArrayWriter:
 
         Raises StoreError where chunks differ in size or type, or are not full, there or here.
         """
-        whole = source.chunk * self.dtype.itemsize == source.chunk_bytes == self._chunk_bytes  # widened ones are not
-        same = source.dtype == self.dtype and whole
-        if not same or self._file is not None or source.size % source.chunk:
+        if not self._takes_chunks_of(source) or source.size % source.chunk:
             raise StoreError(f"{source.path} cannot be linked: its chunks, or those before it, are not full; copy it")
         for k in range(source.n_chunks):
             link_file(source.chunk_file(k), self._folder / "c" / str(self._chunks))
@@ -103,6 +104,36 @@ class ArrayWriter:
             self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
         for start in range(0, source.size, _PIECE):
             self._hash.update(source.read(start, min(start + _PIECE, source.size)).data)
+
+    def extend(self, source: ChunkedArray, start: int = 0) -> None:
+        """Add the values of a stored array from `start` on, of chunks that are compared with their checksums first.
+
+        Full chunk files are shared by hard links where they fit what is here; they are copied where the file system has
+        no hard links to them. All else is written as values. Raises StoreError naming a chunk that is damaged.
+        """
+        values = np.empty(COPY_BYTES // source.dtype.itemsize, source.dtype)
+        for k in range(start // source.chunk, source.n_chunks):
+            first, stop = max(start, k * source.chunk), min((k + 1) * source.chunk, source.size)
+            whole = stop - first == source.chunk and self._takes_chunks_of(source)
+            if source.path is not None:
+                source.verify_chunk(k)
+            if whole:
+                linked = link_or_copy(source.chunk_file(k), self._folder / "c" / str(self._chunks))
+                self.linked += source.chunk_bytes * linked
+                self.copied += source.chunk_bytes * (not linked)
+                self._crcs.append(source.stored_crc(k))
+                self._chunks, self._filled = self._chunks + 1, self._chunk_bytes
+            for low in range(first, stop, len(values)):
+                piece = source.read(low, min(low + len(values), stop), values)
+                if whole:
+                    self._hash.update(piece.data)
+                else:
+                    self.append(piece)
+
+    def _takes_chunks_of(self, source: ChunkedArray) -> bool:
+        """Whether full chunk files of a stored array can be next here: of one size, type and order of bytes."""
+        of_mine = source.chunk * self.dtype.itemsize == source.chunk_bytes == self._chunk_bytes  # widened ones are not
+        return source.path is not None and source.dtype == self.dtype and of_mine and self._file is None
 
     def _put(self, view: NDArray[np.uint8]) -> None:
         if self._file is not None:

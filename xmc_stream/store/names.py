@@ -34,11 +34,12 @@ _MOST_BYTES = 2**28  # of a name, and of names that are taken at once
 
 
 class NamesWriter:
-    """Appends names to a new group; n: how many so far."""
+    """Appends names to a new group; n: how many so far; arrays: their writers."""
 
     def __init__(self, group: Group) -> None:
         self._bytes = ArrayWriter(group, "bytes", np.uint8, CHUNK_BYTES)
         self._ends = ArrayWriter(group, "ends", np.int64, CHUNK_BYTES)
+        self.arrays = [self._bytes, self._ends]
         self._end = 0
         self.n = 0
 
@@ -51,6 +52,18 @@ class NamesWriter:
         self._ends.append(ends)
         self._end = int(ends[-1])
         self.n += len(names)
+
+    def extend(self, names: Names) -> None:
+        """Add stored names: the first ones by hard links to full chunk files, see `ArrayWriter.extend`."""
+        if self.n:
+            for array in names.arrays():
+                array.verify()
+            for window in names.windows():
+                self.append(window)
+            return
+        for mine, theirs in zip(self.arrays, names.arrays(), strict=True):
+            mine.extend(theirs)
+        self._end, self.n = names.n_bytes, len(names)
 
     def close(self) -> None:
         """Write what is buffered."""
@@ -87,6 +100,10 @@ class Names:
     def n_bytes(self) -> int:
         """Of all names in UTF-8."""
         return self._bytes.size
+
+    def arrays(self) -> list[ChunkedArray]:
+        """All names in UTF-8, and where each ends."""
+        return [self._bytes, self._ends]
 
     def read(self, start: int, stop: int) -> list[str]:
         """Names [start, stop)."""
@@ -174,6 +191,14 @@ class NamedIds:
             raise LookupError(f"{unknown!r:.50} is the name of no label of {self._names.path.parents[1]}")
         return [known[name] for name in wanted]
 
+    def repeated(self) -> tuple[int, int] | None:
+        """Two ids of one name; None where all names differ."""
+        for place in np.flatnonzero(self._hashes[1:] == self._hashes[:-1]):
+            pair = np.sort(self._ids[place : place + 2])
+            if len(set(self._names.take(pair))) == 1:
+                return int(pair[0]), int(pair[1])
+        return None
+
     def find(self, different: Sequence[str]) -> NDArray[np.int64]:
         """Ids of different names, -1 for those that there are not. Raises LookupError for one that there is twice."""
         hashes = _hashes([name.encode("utf-8", "surrogatepass") for name in different])
@@ -211,6 +236,26 @@ def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
         fsync_tree(target / "names")
 
 
+def ascend(names: Names) -> bool:
+    """Whether names are in the order of their bytes, as those of raw text are; what is appended to is not."""
+    before = b""
+    for window in names.windows():
+        if any(a > b for a, b in itertools.pairwise([before, *window])):
+            return False
+        before = window[-1]
+    return True
+
+
+def first_difference(mine: Names, theirs: Names) -> int | None:
+    """The first name of theirs that mine, which are as many or more, do not begin with."""
+    for start in range(0, len(theirs), WINDOW):
+        stop = min(start + WINDOW, len(theirs))
+        a, b = mine.read_bytes(start, stop), theirs.read_bytes(start, stop)
+        if a != b:
+            return start + next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
+    return None
+
+
 def open_row_ids(store: Path, n_rows: int) -> Names | None:
     """The rows' own ids that a dataset, or predictions, keep, or None. Raises StoreError where there are not n_rows."""
     path = store / ROW_IDS
@@ -224,9 +269,7 @@ def open_row_ids(store: Path, n_rows: int) -> Names | None:
 
 def copy_row_ids(source: Path, target: Path, copy: Callable[..., Any] = copy_file) -> None:
     """Copy the rows' own ids, if there are any, into another store under construction."""
-    if (source / ROW_IDS).exists():
-        shutil.copytree(source / ROW_IDS, target / ROW_IDS, copy_function=copy)
-        fsync_tree(target / ROW_IDS)
+    copy_folders(source, target, (ROW_IDS,), copy)
 
 
 @contextmanager
@@ -252,10 +295,15 @@ def open_vectorizer(store: Path) -> tuple[dict[str, Any], ChunkedArray] | None:
 
 def copy_vocabulary(source: Path, target: Path) -> None:
     """Copy vectorizer, names and ids of selected features into another store under construction, in place of what is there."""
-    for name in ("vectorizer", "names", SELECTED):
+    copy_folders(source, target, ("vectorizer", "names", SELECTED))
+
+
+def copy_folders(source: Path, target: Path, names: Sequence[str], copy: Callable[..., Any] = copy_file) -> None:
+    """Copy folders of a store that are there into another one under construction, in place of what is there."""
+    for name in names:
         shutil.rmtree(target / name, ignore_errors=True)
         if (source / name).exists():
-            shutil.copytree(source / name, target / name, copy_function=copy_file)
+            shutil.copytree(source / name, target / name, copy_function=copy)
             fsync_tree(target / name)
 
 

@@ -182,6 +182,18 @@ def link_file(source: str | Path, target: str | Path) -> None:
         os.link(source, target)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> bool:
+    """`link_file`, and a copy where the file system has no hard link to it either; whether it is one file."""
+    try:
+        link_file(source, target)
+        return not is_mirrored(source)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        copy_file(source, target)
+        return False
+
+
 def ask_for(files: Sequence[Path]) -> bool:
     """Begin to fetch files that are not here yet, beside each other and beside the caller; whether there were some."""
     missing = [str(file) for file in files if _announced(str(file)) is not None]

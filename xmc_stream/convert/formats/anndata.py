@@ -23,7 +23,7 @@ from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strin
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
@@ -51,7 +51,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> N
         y, place = label_sides(x, paths, options, like), ""
     else:
         keys = [_label_element(path, options.label_key) for path in paths]
-        y = [_labels(path, key, like, options.drop_unseen) for path, key in zip(paths, keys, strict=True)]
+        y = [_labels(path, key, of_labels(like), options.drop_unseen) for path, key in zip(paths, keys, strict=True)]
         place = keys[0]
     source = _AnnData(x, y, options, like, ("layer", "label_key"))
     source.paths, source.place, source.features = paths, place, features
@@ -99,9 +99,10 @@ class _AnnData(NamedMatrices):
         """Copy the names of the training set, if there is one; False if there is none."""
         from xmc_stream.store.names import new_names, open_names
 
-        if self._like is None:
+        like = of_labels(self._like) if name == "labels" else self._like
+        if like is None:
             return False
-        names = open_names(self._like.path, name)
+        names = open_names(like.path, name)
         if names is not None:
             with new_names(folder) as writer:
                 for window in names.windows():

@@ -18,7 +18,7 @@ import numpy as np
 from xmc_stream.convert.lines.files import HEAD, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, attributes_of
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
@@ -87,7 +87,7 @@ class LibsvmText:
                 "labels, or write the header"
             )
         self.n_features = _size("features", options.n_features, like.n_features if like else None)
-        self.n_labels = _size("labels-count", options.n_labels, like.n_labels if like else None)
+        self.n_labels = _size("labels-count", options.n_labels, kept.n_labels if (kept := of_labels(like)) else None)
         self._like = like
         self._unlabelled = options.unlabelled
         self._files = files = [_Input.of(path) for path in paths]

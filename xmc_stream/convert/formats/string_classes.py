@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.matrices.arrays import Array
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side
-from xmc_stream.convert.options import Like
+from xmc_stream.convert.options import Like, of_labels
 from xmc_stream.errors import InputError
 
 _MOST_CLASSES = 10**6
@@ -129,7 +129,7 @@ def with_names(sides: Sequence[Side], like: Like | None, drop: bool) -> list[Sid
         return list(sides)
     if len(named) < len(sides):
         raise InputError(f"{named[0].name} has classes as texts, and another file of labels has not: save them alike")
-    if like is not None:
+    if (like := of_labels(like)) is not None:
         from xmc_stream.store.names import NamedIds, open_names
 
         names = open_names(like.path, "labels")

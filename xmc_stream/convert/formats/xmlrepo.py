@@ -24,7 +24,7 @@ from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, NoLabels
 from xmc_stream.convert.matrices.source import SidePart
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
@@ -92,7 +92,9 @@ class XMLRepoText:
         elif options.labels:
             raise InputError(f"{first.name} holds its labels itself, by its header of three numbers: leave out labels")
         if like:
-            self.n_features, self.n_labels = like.n_features, like.n_labels
+            self.n_features = like.n_features
+        if kept := of_labels(like):
+            self.n_labels = kept.n_labels
         elif apart and options.unlabelled:
             self.n_labels = options.n_labels
         self._like = like

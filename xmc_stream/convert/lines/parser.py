@@ -273,13 +273,14 @@ class Parser:
             option = "--labels-count" if kind == "label" else "--features"
             return f"{kind} id {digits} is 2^31 or more: if there are so many {kind}s, say how many by {option}"
         base = self._dialect.y_base if of_labels else self._x_base
-        if self._like:
-            origin = f"which comes from --like {self._like.name}"
+        like = self._like if not of_labels or (self._like and self._like.labels) else None
+        if like:
+            origin = f"which comes from --like {like.name}"
         else:
             origin = "as was given" if self._dialect.libsvm else "which comes from the header"
         above = f"not below {size}" if base == 0 else f"above {size}"
         counts = "" if base is None else f": ids count from {base}"
-        advice = "; --unseen=drop leaves out such ids" if self._like else ""
+        advice = "; --unseen=drop leaves out such ids" if like else ""
         return f"{kind} id {digits} is {above} = {bound}, {origin}{counts}{advice}"
 
     def _no_token(self, kind: str, of_labels: bool, token: bytes, said: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
-from xmc_stream.convert.options import Like, Options
+from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
@@ -71,7 +71,9 @@ class Matrices:
         self._like = like
         self.n_samples: int | None = sum(side.n_rows for side in x)
         self.n_features = _columns(x, like.n_features if like else None, options.n_features, "--features")
-        self.n_labels = _columns(y, like.n_labels if like else None, options.n_labels, "--labels-count")
+        self.n_labels = _columns(
+            y, kept.n_labels if (kept := of_labels(like)) else None, options.n_labels, "--labels-count"
+        )
         self.x_entries = _total([side.entries for side in x])
         self.y_entries = _total([side.entries for side in y])
         self.overhead: dict[str, int] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
@@ -213,8 +213,8 @@ class LabelRows:
         self._delimiter = text.label_delimiter
         self._ids_as_text = text.label_ids
         self._options, self._notes = options, notes
-        self._bound = like.n_labels if like else options.n_labels
-        self._like = like
+        self._like = of_labels(like)
+        self._bound = self._like.n_labels if self._like else options.n_labels
         self._part = part
         self._base = label_base(options, like)
         self.kind = kind

@@ -18,7 +18,7 @@ import numpy as np
 
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
-from xmc_stream.convert.options import Like, Options, TextOptions
+from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
@@ -40,7 +40,7 @@ from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.kernels.places import BLANK, HARD, SOUND
-from xmc_stream.store.names import ROW_IDS
+from xmc_stream.store.names import ROW_IDS, NamedIds, ascend, open_names
 
 _TOKENS = 2**17  # of rows that are counted together
 _ROWS = 2**14
@@ -245,8 +245,12 @@ class RecordsSource:
         self.x_entries: int | None = None
         self.y_entries: int | None = None
         self.n_features = like.n_features if like else self.text.hash_features
-        self.n_labels = like.n_labels if like else None
+        kept = of_labels(like)
+        self.n_labels = kept.n_labels if kept else None
         self.overhead = {"decompression": overhead} if overhead else {}
+        known = open_names(kept.path, "labels") if kept and not options.unlabelled else None
+        if known is not None and not ascend(known):
+            self.overhead["labels by name"] = NamedIds.BYTES * len(known)
         self._kind = _kind_of_labels(self.text, first)
         self._dictionary, self._longest = _LEAST_DICTIONARY, _LEAST_LINE
 
@@ -379,9 +383,7 @@ class RecordsSource:
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
     ) -> Generator[Phase, list[Receipt], tuple[int, list[list[str]], list[SortedRun], int, str]]:
         """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
-        from xmc_stream.store.names import open_names
-
-        like = self._like
+        like = of_labels(self._like)
         if kinds != {"names"}:
             most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
             n_labels = like.n_labels if like else max(most, self._options.n_labels or 0, 0)
@@ -404,7 +406,7 @@ class RecordsSource:
             part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
             raise InputError(
                 f"{self._records[part].where(line)}: label {shown(receipt['name'].encode())} does not occur in {like.name}: "
-                "--unseen=drop leaves out such labels"
+                "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
         return receipt["n"], maps, runs, receipt["unknown"], " (names)"

@@ -23,11 +23,11 @@ from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import begin_folder, finish_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.words import PADDING
 from xmc_stream.store.encoding import fsync_tree
-from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
+from xmc_stream.store.names import WRITER_BYTES, NamedIds, Names, ascend, new_names, new_vectorizer, open_vectorizer
 
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
 _WINDOW = 2**13  # words read at a time
@@ -252,9 +252,12 @@ class ChooseLabels:
         work = begin_folder(folder)
         unknown, first, name = 0, np.iinfo(np.int64).max, ""
         with open(work / "ids", "wb") as ids_file, new_names(work / "names") as names:
-            joined = _Joined(Path(self.like) / "names" / "labels") if self.like else None
-            if joined:
-                for window in Names(Path(self.like) / "names" / "labels").windows():
+            joined: _Joined | _Found | None = None
+            if self.like:
+                known = Names(Path(self.like) / "names" / "labels")
+                if self.words.n:
+                    joined = _Joined(known.path) if ascend(known) else _Found(known)
+                for window in known.windows():
                     names.append(window)
             for start, terms in self.words.windows():
                 rows, firsts = (self.words.column(name_, start, start + len(terms)) for name_ in ("rows", "firsts"))
@@ -322,6 +325,20 @@ class _Filtered:
         ids[kept] = np.arange(self._n, self._n + n)
         self._n += n
         return ids
+
+
+class _Found:
+    """Ids of words in stored names of any order, which are in memory."""
+
+    def __init__(self, names: Names) -> None:
+        self._path, self._ids = names.path, NamedIds(names)
+
+    def ids(self, terms: list[bytes], rows: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Ids of the next words, -1 for those without a name. Raises InputError for a name that stands twice."""
+        try:
+            return self._ids.find([term.decode() for term in terms])
+        except LookupError as error:
+            raise InputError(f"{self._path}: {error}: make the names unique first") from None
 
 
 class _Joined:

@@ -27,7 +27,7 @@ from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import LABEL_COUNTS
-from xmc_stream.store.names import WINDOW, NamedIds, Names
+from xmc_stream.store.names import WINDOW, NamedIds, first_difference
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.packing import new_pack
 
@@ -52,7 +52,7 @@ def check_start(model: LinearWeights, dataset: Dataset) -> None:
             "the data with --like the data of the model, so that they have the same features"
         )
     mine, theirs = dataset.feature_names(), model.feature_names()
-    if mine is not None and theirs is not None and (differs := _first_difference(mine, theirs)) is not None:
+    if mine is not None and theirs is not None and (differs := first_difference(mine, theirs)) is not None:
         raise InputError(
             f"feature {differs} of {dataset.path} has another name than that of {model.path}: convert the data with --like "
             "the data of the model, so that they have the same features"
@@ -63,16 +63,6 @@ def check_start(model: LinearWeights, dataset: Dataset) -> None:
             f"{model.path} is a model of {model.n_labels} labels, and {dataset.path} has {dataset.n_labels}: which were taken "
             "out cannot be told without names of labels on both sides: convert the data of both with --label-names"
         )
-
-
-def _first_difference(mine: Names, theirs: Names) -> int | None:
-    """The first name of theirs that mine, which are as many or more, do not begin with."""
-    for start in range(0, len(theirs), WINDOW):
-        stop = min(start + WINDOW, len(theirs))
-        a, b = mine.read_bytes(start, stop), theirs.read_bytes(start, stop)
-        if a != b:
-            return start + next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
-    return None
 
 
 _ROWS = MIB // 16  # of active sets that are written at a time

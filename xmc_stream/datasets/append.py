@@ -1,0 +1,377 @@
+"""A dataset that grows: new rows, and new labels, below those of an older one, whose files are shared and not written again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmc_stream.convert.jobs import ColumnsJob
+from xmc_stream.convert.plan import plan_writing
+from xmc_stream.datasets.append_check import observed_seal, refuse_unfit, total
+from xmc_stream.datasets.append_jobs import (
+    BLOCK_BYTES,
+    CountsJob,
+    EndsJob,
+    JoinJob,
+    LabelsJob,
+    MatchJob,
+    NamesJob,
+    ObservedJob,
+    added_names,
+)
+from xmc_stream.engine.making import COMMAND, MARK, digest_of, made_before, make, stands
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Job, Loop, Phase, Receipt
+from xmc_stream.jobs.warm import loading
+from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.models import Execution, planned
+from xmc_stream.progress import working
+from xmc_stream.store import assembly
+from xmc_stream.store.chunks import plain_arrays
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
+from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
+from xmc_stream.store.inventory import SEAL
+from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
+from xmc_stream.store.remote import link_or_copy, local_path
+from xmc_stream.store.selection import SELECTED
+
+_COMPILING = 5.0  # seconds
+_JOBS = 8  # at a time, at most: each has an array
+_MATCHED, _JOINED, _COLUMNS = 0.05, 0.6, 0.95  # where each step ends
+_SHOWN_ROWS = 1000  # rows left out that are listed
+_FEATURES = ("vectorizer", "names/features", SELECTED)  # what says which features there are
+_SOURCES = ("source", "source_labels")
+_COUNTS = (
+    "skipped", "dropped_features", "dropped_labels", "summed_duplicates", "rows_without_class", "blank_lines",
+    "unknown_words",
+)  # fmt: skip
+APPENDED = "appended"  # attribute: the sets, each with its name, fingerprint and rows
+# attributes not handed on: sizes, and what is true of the rows of the older set alone
+_OWN = (
+    "format", "version", "n_samples", "n_labels", "nnz_features", "nnz_labels", SEAL, MARK, "split", "selection",
+)  # fmt: skip
+
+
+def append(
+    data: str | Path | Dataset,
+    new: str | Path | Dataset | Sequence[str | Path | Dataset],
+    out: str | Path,
+    *,
+    columns: bool = False,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Dataset:
+    """Make a dataset of the rows of an older one and of new ones below them, without writing the older rows again.
+
+    Its full chunk files are hard links to those of `data`, which stays as it is: what is written are new rows, the last
+    chunk of each array, labels by columns and counts. Files are copied where the file system has no hard links to them.
+    The result is what a conversion of all rows at once gives. Features must be the same: convert the new rows with
+    `like=data`, and `new_labels=True` where they have labels that `data` has not.
+
+    Labels are the same that have one name. Names that `data` does not have are new labels behind its own, in the order in
+    which they come. Where no set has names of labels, they are the same that have one number.
+
+    It goes on when it was killed and the same call is made again.
+
+    Parameters
+    ----------
+    data : Dataset, str or Path
+        The dataset that grows, or its path. Its rows come first, and its labels keep their numbers.
+    new : Dataset, str, Path, or list of these
+        The datasets whose rows follow, in this order.
+    out : str or Path
+        The folder of the grown dataset.
+    columns : bool, default False
+        Store X by columns too. Without it, `Dataset.X_columns` makes that when it is first asked for.
+    memory_limit : str, int or None, default None
+        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: three quarters
+        of the memory that is free.
+    threads : int or None, default None
+        Threads of this process, from 1 on. None: as many as it has processors.
+    scheduler : dask client, str or None, default None
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+    overwrite : bool, default False
+        Replace a dataset at `out`.
+    progress : bool, default False
+        Show a bar on stderr, where that is a terminal.
+
+    Returns
+    -------
+    Dataset
+        The grown dataset, opened. Its attribute `appended` names the sets.
+
+    Raises
+    ------
+    InputError
+        Features of two sets are not the same, or their labels cannot be matched; or something stands at `out`.
+    StoreError
+        A dataset cannot be opened or is damaged, or `out` cannot be written.
+    ResumeError
+        Another process makes `out`.
+    MemoryLimitError
+        The memory limit cannot work, or was nearly reached.
+    JobError
+        A job failed on a worker of a cluster.
+
+    See Also
+    --------
+    convert : its parameters `like` and `new_labels` give new rows the features of an older set.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, xmc_stream as xs
+    >>> X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))  # row i has label i // 10
+    >>> first = xs.convert(X[:20], "first.xmc", labels=X[:20, :2])
+    >>> later = xs.convert(X[20:], "later.xmc", labels=X[20:])
+    >>> xs.append(first, later, "grown.xmc")
+    Dataset('grown.xmc': 30 x 3, 3 labels)
+    """
+    return append_report(
+        data, new, out, columns=columns, memory_limit=memory_limit, threads=threads, scheduler=scheduler,
+        overwrite=overwrite, progress=progress,
+    )[0]  # fmt: skip
+
+
+def append_report(
+    data: str | Path | Dataset,
+    new: str | Path | Dataset | Sequence[str | Path | Dataset],
+    out: str | Path,
+    *,
+    columns: bool = False,
+    memory_limit: str | int | None = None,
+    threads: int | None = None,
+    scheduler: Any = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> tuple[Dataset, dict[str, Any]]:
+    """As `append`, with a report of the run.
+
+    Returns
+    -------
+    dataset : Dataset
+        The grown dataset, opened.
+    report : dict
+        dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, new_samples, new_labels, bytes_on_disk,
+        bytes_linked (in files that this call shared with `data`), bytes_copied (of full chunks that it could not share),
+        seconds, peak_rss (bytes), said (a line for people) and resumed.
+    """
+    began = time.perf_counter()
+    several = list(new) if isinstance(new, Sequence) and not isinstance(new, str) else [new]
+    if not several:
+        raise InputError(f"nothing is to be appended to {data}: name one dataset or more")
+    sets = [one if isinstance(one, Dataset) else open_dataset(one) for one in (data, *several)]
+    target = local_path(out).absolute()
+    if target in {dataset.path.absolute() for dataset in sets}:
+        raise InputError(f"{target} is one of the sets that are joined: give another name")
+    threads = available_threads() if threads is None else threads
+    execution = Execution(memory_limit, min(threads, _JOBS), scheduler)
+    limit = execution.limit([dataset.path for dataset in sets], [target.parent])
+    identity = {
+        COMMAND: "append", "columns": columns,
+        "sets": [[dataset.fingerprint, dataset.attributes.get(SEAL), observed_seal(dataset)] for dataset in sets],
+    }  # fmt: skip
+    with working("append", progress):
+        done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
+        if done is None:
+            check_target(target, overwrite)
+            for dataset in sets[1:]:
+                refuse_unfit(sets[0], dataset)
+            n_labels = sum(dataset.n_labels for dataset in sets)  # at most
+            warm = _Warm(total(sets, "n_samples"), n_labels)
+            with planned(execution, limit, warm) as (engine, memory):
+                beside, matching = _beside(sets, memory.threads), _matching(sets)
+                writing = plan_writing(
+                    memory.budget - sum(beside.values()), memory.threads, sets[0].n_features, n_labels, None,
+                    total(sets, "nnz_labels"), 0, columns,
+                )  # fmt: skip
+                memory.refuse_unless(
+                    max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append"
+                )
+                made = _Sets(tuple(sets), columns, writing.max_bytes, digest_of(identity))
+                done = make(target, identity, lambda work, ledger: engine.run(made.loop(work), ledger))
+                peak = max(peak_resident(), engine.peak)
+        else:
+            peak = peak_resident()
+    dataset = open_dataset(target)
+    sizes = {
+        name: int(dataset.attributes[name])
+        for name in ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
+    }
+    return dataset, {
+        "dataset": str(out), **sizes, "new_samples": dataset.n_samples - sets[0].n_samples,
+        "new_labels": dataset.n_labels - sets[0].n_labels, "bytes_on_disk": folder_bytes(target),
+        "bytes_linked": done["linked"], "bytes_copied": done["copied"],
+        "seconds": round(time.perf_counter() - began, 3), "peak_rss": peak, "said": done["said"], "resumed": done["resumed"],
+    }  # fmt: skip
+
+
+def _finished(target: Path, identity: Mapping[str, Any]) -> Receipt | None:
+    """What is said of a dataset that came of the same sets."""
+    if not stands(target, identity):
+        return None
+    return {"said": "appended before, from the same sets", "resumed": True, "linked": 0, "copied": 0}
+
+
+def _beside(sets: Sequence[Dataset], threads: int) -> dict[str, int]:
+    """What jobs hold beside what a conversion's writing does, in bytes by component."""
+    n_labels, named = sum(dataset.n_labels for dataset in sets), sets[0].label_names() is not None
+    counts = 8 * (sets[0].n_features + 2 * n_labels)  # a sum, and what is added to it
+    return {
+        "copies": threads * 2 * COPY_BYTES,
+        "counts": counts,
+        "names": WRITER_BYTES * (named + (sets[0].row_ids() is not None)),
+        "labels by other numbers": 8 * n_labels + BLOCK_BYTES if named else 0,
+    }
+
+
+def _matching(sets: Sequence[Dataset]) -> dict[str, int]:
+    """What a `MatchJob` holds, before all others."""
+    named = sets[0].label_names() is not None
+    return {"labels by name": named * (NamedIds.BYTES + 16) * sum(dataset.n_labels for dataset in sets)}
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Sets that become one, the one that grows first.
+
+    columns: whether X is written by columns too; max_bytes: of the buffers that make columns; mark: see `making`.
+    """
+
+    sets: tuple[Dataset, ...]
+    columns: bool
+    max_bytes: int
+    mark: str
+
+    def loop(self, work: Path) -> Loop:
+        """Yields the phases, is sent their receipts; makes `work / "store"`; returns linked, copied (bytes) and `said`."""
+        old, store = self.sets[0], work / "store"
+        paths, match = tuple(str(dataset.path) for dataset in self.sets), ""
+        n_labels, added = max(dataset.n_labels for dataset in self.sets), [0] * (len(self.sets) - 1)
+        if old.label_names() is not None:
+            match = str(work / "match")
+            (matched,) = yield Phase("match", [MatchJob(paths, match)], "matching labels", (0.0, _MATCHED))
+            n_labels, added = matched["n_labels"], matched["added"]
+        assembly.begin(store)
+        jobs = self._jobs(store, match, n_labels, added)
+        receipts = dict(
+            zip(
+                (job.key for job in jobs),
+                (yield Phase("join", jobs, "joining the rows", (_MATCHED, _JOINED))),
+                strict=True,
+            )
+        )
+        n_samples = total(self.sets, "n_samples")
+        for side, bound, nnz, arrays in (
+            ("X", old.n_features, total(self.sets, "nnz_features"), ("indptr", "indices", "data")),
+            ("Y", n_labels, total(self.sets, "nnz_labels"), ("indptr", "indices")),
+        ):
+            hashes = [receipts[f"join/{side}/rows/{name}"]["sha256"] for name in arrays]
+            assembly.finish_rows(store, "X" if side == "X" else "Y", n_samples, bound, nnz, hashes)
+        sides: list[Job] = [ColumnsJob(str(store), "Y", self.max_bytes)]
+        if self.columns:
+            sides.append(ColumnsJob(str(store), "X", self.max_bytes))
+        yield Phase("columns", sides, "writing columns", (_JOINED, _COLUMNS), kept=False)  # not durable yet
+        for name in _FEATURES:
+            for array in plain_arrays(old.path / name):
+                array.verify()
+        copy_folders(old.path, store, _FEATURES, link_or_copy)
+        sizes = {
+            "n_samples": n_samples, "n_features": old.n_features, "n_labels": n_labels,
+            "nnz_features": total(self.sets, "nnz_features"), "nnz_labels": total(self.sets, "nnz_labels"),
+        }  # fmt: skip
+        assembly.finish(store, {**self._attributes(n_labels), **sizes, MARK: self.mark})
+        if observed_seal(old) is not None:
+            masks = [ObservedJob(str(store), paths, match, n_labels, self.max_bytes)]
+            yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False)
+        linked, copied = (sum(receipt.get(name, 0) for receipt in receipts.values()) for name in ("linked", "copied"))
+        return {"linked": linked, "copied": copied, "said": self._said(n_labels)}
+
+    def _jobs(self, store: Path, match: str, n_labels: int, added: Sequence[int]) -> list[Job]:
+        """What is put one behind the other."""
+        paths = [dataset.path for dataset in self.sets]
+
+        def of(place: str) -> tuple[str, ...]:
+            return tuple(str(path / place) for path in paths)
+
+        jobs: list[Job] = [
+            JoinJob(str(store / "X/rows"), "data", "float32", of("X/rows/data")),
+            JoinJob(str(store / "X/rows"), "indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")),
+            JoinJob(str(store / "statistics"), "row_norms", "float32", of("statistics/row_norms")),
+            *(EndsJob(str(store / side / "rows"), of(f"{side}/rows")) for side in ("X", "Y")),
+            LabelsJob(str(store), of(""), match, n_labels),
+            CountsJob(str(store), of(""), match, n_labels),
+        ]
+        if match:
+            more = (added_names(match, number) for number, n in enumerate(added, 1) if n)
+            jobs.append(NamesJob(str(store / "names/labels"), (str(paths[0] / "names/labels"), *more)))
+        if self.sets[0].row_ids() is not None:
+            jobs.append(NamesJob(str(store / ROW_IDS), of(ROW_IDS)))
+        return jobs
+
+    def _attributes(self, n_labels: int) -> dict[str, Any]:
+        """Those of the older set; counts are added up, and rows left out and sources listed for all."""
+        every = [dataset.attributes for dataset in self.sets]
+        kept = {name: value for name, value in every[0].items() if name not in _OWN}
+        for name in _SOURCES:
+            sources = [source for about in every for source in _listed(about.get(name, ()))]
+            if sources:
+                kept[name] = sources if len(sources) > 1 else sources[0]
+        for name in _COUNTS:
+            if count := sum(int(about.get(name, 0)) for about in every):
+                kept[name] = count
+        if rows := [row for about in every for row in about.get("skipped_rows", ())]:
+            kept["skipped_rows"] = rows[:_SHOWN_ROWS]
+        before = kept.get(APPENDED, list(_entries(self.sets[:1])))
+        return {**kept, "format": FORMAT, "version": VERSION, APPENDED: [*before, *_entries(self.sets[1:])]}
+
+    def _said(self, n_labels: int) -> str:
+        old, by = self.sets[0], "name" if self.sets[0].label_names() is not None else "number"
+        n_new = total(self.sets[1:], "n_samples")
+        said = f"{n_new:,} rows and {n_labels - old.n_labels:,} labels are new, labels matched by {by}"
+        text = open_vectorizer(old.path)
+        return said + (f", words weighed by the idf of {old.path.name}" if text and text[0].get("idf") else "")
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _entries(sets: Sequence[Dataset]) -> Iterator[dict[str, Any]]:
+    """What is noted of each set."""
+    for dataset in sets:
+        yield {"of": dataset.path.name, "fingerprint": dataset.fingerprint, "n_samples": dataset.n_samples}
+
+
+@dataclass(frozen=True)
+class _Warm:
+    """Loads what the jobs call. n_samples, n_labels: at most."""
+
+    n_samples: int
+    n_labels: int
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return "warm"
+
+    def run(self) -> Receipt:
+        """Compile or load."""
+        import numpy as np
+
+        from xmc_stream.kernels.csr import count_indices
+        from xmc_stream.store import transpose
+
+        labels = index_dtype(self.n_labels)
+        with loading("append", _COMPILING):
+            count_indices(np.empty(0, labels), np.zeros(1, np.int64))
+            transpose.load_kernels(self.n_samples, labels)
+        return {}
+
+
+__all__ = ["append", "append_report"]

@@ -1,0 +1,300 @@
+"""The jobs that make a dataset of several: labels are matched, arrays are put one behind the other, names too.
+
+The first dataset of a job's `sets` is the one that grows. Its full chunk files are shared by hard links.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.store.chunks import open_array, read_small
+from xmc_stream.store.dataset import Dataset, write_observed
+from xmc_stream.store.encoding import ArrayWriter, fsync_folder, fsync_tree, index_dtype
+from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.names import WINDOW, NamedIds, Names, new_names
+from xmc_stream.store.nodes import Group
+from xmc_stream.store.packing import new_pack
+
+BLOCK = 2**22  # bytes of labels that are renumbered at a time
+BLOCK_BYTES = 12 * BLOCK  # which with their rows, their order and what sorts them take so many
+_ENDS = 2**17  # lines whose ends are read at a time
+_MAPS = "maps"
+
+
+def _written(writer: ArrayWriter, folder: Path, name: str) -> Receipt:
+    """The receipt of an array that is whole, and durable."""
+    sha256 = writer.close()
+    fsync_tree(folder / name)
+    fsync_folder(folder)
+    return {"sha256": sha256, "linked": writer.linked, "copied": writer.copied}
+
+
+@dataclass(frozen=True)
+class MatchJob:
+    """The labels of each set by their names: those that no set before had get the next numbers.
+
+    In `out`, for each set but the first: the array maps/NUMBER, which label of the grown set each of its labels is, and
+    the store names-NUMBER, the names that it adds.
+    """
+
+    sets: tuple[str, ...]
+    out: str
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "match"
+
+    def run(self) -> Receipt:
+        """Match; the receipt has n_labels and how many each set added. Raises InputError for a name that stands twice."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        known: list[tuple[NamedIds, int]] = []  # names, and the number of the first of them
+        n_labels, added = 0, []
+        with new_pack(Path(self.out) / _MAPS) as pack:
+            for number, path in enumerate(self.sets):
+                dataset = Dataset(path)
+                names = dataset.label_names()
+                before = n_labels
+                for array in names.arrays() if names is not None else ():
+                    array.verify()
+                if names is None:  # it has no positives
+                    ids = np.zeros(dataset.n_labels, np.int64)
+                elif not number:
+                    ids, n_labels = np.arange(len(names)), len(names)
+                    known.append((_unique(names, dataset), 0))
+                else:
+                    _unique(names, dataset)
+                    own = Path(self.out) / f"names-{number}"
+                    ids, n_labels = _matched(names, own, known, n_labels)
+                    known.append((NamedIds(Names(own)), before))
+                if number:
+                    pack.write(str(number), ids)
+                    added.append(n_labels - before)
+        return {"n_labels": n_labels, "added": added}
+
+
+def _unique(names: Names, dataset: Dataset) -> NamedIds:
+    """Names of labels that are all different."""
+    ids = NamedIds(names)
+    if (twice := ids.repeated()) is not None:
+        first, second = twice
+        raise InputError(
+            f"labels {first} and {second} of {dataset.path} have one name, {names.read(first, first + 1)[0]!r:.50}: labels are "
+            "matched by their names: convert it again with names that differ"
+        )
+    return ids
+
+
+def _matched(
+    names: Names, own: Path, known: list[tuple[NamedIds, int]], n_labels: int
+) -> tuple[NDArray[np.int64], int]:
+    """Numbers of the labels that have these names, and how many labels there are then; what is new is written to `own`."""
+    ids = np.empty(len(names), np.int64)
+    with new_names(own) as writer:
+        for start in range(0, len(names), WINDOW):
+            window = names.read(start, min(start + WINDOW, len(names)))
+            found = ids[start : start + len(window)]
+            found[:] = -1
+            for of_set, first in known:
+                there = of_set.find(window)
+                found[there >= 0] = there[there >= 0] + first
+            fresh = np.flatnonzero(found < 0)
+            found[fresh] = n_labels + np.arange(len(fresh))
+            n_labels += len(fresh)
+            writer.append([window[i].encode() for i in fresh])
+    return ids, n_labels
+
+
+def added_names(match: str, number: int) -> str:
+    """Where a `MatchJob` left the names that a set adds."""
+    return str(Path(match) / f"names-{number}")
+
+
+def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Iterator[Block]:
+    """Rows with other numbers for their labels, in ascending order in each."""
+    for block in blocks:
+        if ids is None:
+            yield block
+            continue
+        found = ids[block.indices]
+        rows = np.repeat(np.arange(block.n), np.diff(block.indptr))
+        if len(found) and ((found[1:] < found[:-1]) & (rows[1:] == rows[:-1])).any():
+            found = found[np.lexsort((found, rows))]
+        yield Block(block.start, block.indptr, found, None)
+
+
+@dataclass(frozen=True)
+class JoinJob:
+    """The array `name` in `folder`: these arrays, one behind the other, as they are."""
+
+    folder: str
+    name: str
+    dtype: str
+    arrays: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The array, in the dataset."""
+        return f"join/{'/'.join(Path(self.folder).parts[-2:])}/{self.name}"
+
+    def run(self) -> Receipt:
+        """Join."""
+        folder, bytes_read = Path(self.folder), 0
+        writer = ArrayWriter(Group(folder), self.name, self.dtype)
+        for path in self.arrays:
+            array = open_array(Path(path))
+            writer.extend(array)
+            bytes_read += array.bytes_read
+        return {**_written(writer, folder, self.name), "bytes_read": bytes_read}
+
+
+@dataclass(frozen=True)
+class EndsJob:
+    """Where the rows of these matrices end, one behind the other: the array `indptr` in `folder`."""
+
+    folder: str
+    matrices: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """The matrix, in the dataset."""
+        return f"join/{'/'.join(Path(self.folder).parts[-2:])}/indptr"
+
+    def run(self) -> Receipt:
+        """Join."""
+        folder, nnz = Path(self.folder), 0
+        writer = ArrayWriter(Group(folder), "indptr", np.int64)
+        for number, path in enumerate(self.matrices):
+            matrix = SparseMatrix(path)
+            if not number:
+                writer.extend(matrix.indptr)
+            else:
+                matrix.indptr.verify()
+                for start in range(0, matrix.n_lines, _ENDS):
+                    writer.append(matrix.ends(start, min(start + _ENDS, matrix.n_lines))[1:] + nnz)
+            nnz += matrix.nnz
+        return _written(writer, folder, "indptr")
+
+
+@dataclass(frozen=True)
+class _OfLabels:
+    """What is made of all sets in `store`. match: what a `MatchJob` left, "" where labels keep their numbers."""
+
+    store: str
+    sets: tuple[str, ...]
+    match: str
+    n_labels: int
+
+    def datasets(self) -> Iterator[tuple[Dataset, NDArray[np.int64] | None]]:
+        """Each set, and which label of the grown set each of its labels is, None where its number stays."""
+        for number, path in enumerate(self.sets):
+            dataset = Dataset(path)
+            if not self.match or not number:
+                yield dataset, None
+            else:
+                yield dataset, read_small(Path(self.match) / _MAPS, str(number), dataset.n_labels, np.int64)
+
+
+@dataclass(frozen=True)
+class LabelsJob(_OfLabels):
+    """The labels of all rows."""
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "join/Y/rows/indices"
+
+    def run(self) -> Receipt:
+        """Join."""
+        folder = Path(self.store) / "Y" / "rows"
+        writer = ArrayWriter(Group(folder), "indices", index_dtype(self.n_labels))
+        for dataset, ids in self.datasets():
+            rows = dataset.Y_rows()
+            if ids is None:
+                writer.extend(rows.indices)
+            else:
+                rows.indices.verify()
+                for block in _renumbered(rows.blocks(BLOCK), ids):
+                    writer.append(block.indices)
+        return _written(writer, folder, "indices")
+
+
+@dataclass(frozen=True)
+class CountsJob(_OfLabels):
+    """How often each feature, and each label, occurs in all sets."""
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "join/statistics"
+
+    def run(self) -> Receipt:
+        """Add up."""
+        folder, labels = Path(self.store) / "statistics", np.zeros(self.n_labels, np.int64)
+        features = np.zeros(Dataset(self.sets[0]).n_features, np.int64)
+        for dataset, ids in self.datasets():
+            labels[slice(dataset.n_labels) if ids is None else ids] += dataset.label_counts()
+            features += dataset.feature_counts()
+        for name, counts in (("feature_counts", features), ("label_counts", labels)):
+            writer = ArrayWriter(Group(folder), name, np.int64)
+            writer.append(counts)
+            _written(writer, folder, name)
+        return {}
+
+
+@dataclass(frozen=True)
+class NamesJob:
+    """Stored names, one behind the other."""
+
+    target: str
+    names: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Of what."""
+        return f"join/{Path(self.target).name}"
+
+    def run(self) -> Receipt:
+        """Join."""
+        with new_names(Path(self.target)) as writer:
+            for path in self.names:
+                writer.extend(Names(Path(path)))
+        return {name: sum(getattr(array, name) for array in writer.arrays) for name in ("linked", "copied")}
+
+
+@dataclass(frozen=True)
+class ObservedJob(_OfLabels):
+    """The masks of known pairs, one below the other, beside the labels of a dataset that is finished but for its name.
+
+    max_bytes: of the buffers that make columns.
+    """
+
+    max_bytes: int
+
+    @property
+    def key(self) -> str:
+        """There is one."""
+        return "observed"
+
+    def run(self) -> Receipt:
+        """Write."""
+
+        def blocks() -> Iterator[Block]:
+            for dataset, ids in self.datasets():
+                rows = dataset.observed_rows()
+                for array in rows.arrays():
+                    array.verify()
+                yield from _renumbered(rows.blocks(BLOCK), ids)
+
+        dtype = index_dtype(self.n_labels)
+        of_one_type = (Block(b.start, b.indptr, b.indices.astype(dtype, copy=False), None) for b in blocks())
+        write_observed(Dataset(self.store), of_one_type, self.max_bytes)
+        return {}
