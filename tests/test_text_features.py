@@ -106,7 +106,7 @@ def test_neither_parts_nor_memory_show_in_the_result(
     monkeypatch.setattr(jsonl, "_WINDOW", 2000)
     cut, X_cut, Y_cut = convert(jsonl_file, tmp_path / "cut", text, part_bytes=20_000)
     assert len(cut.x) > 5
-    assert len(list((tmp_path / "cut").glob("part-*/words-*"))) > 2 * len(cut.x)
+    assert len(list((tmp_path / "cut").glob("part-*/*/words"))) > 2 * len(cut.x)
     levels = tmp_path / "cut" / "settled" / "text" / "merged-words"
     assert len(list(levels.glob("2/*-0000"))) == len(list(levels.glob("0/*-0000"))) > 2
     for kind in ("features", "labels"):

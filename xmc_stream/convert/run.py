@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.progress import current
 from xmc_stream.store import assembly
-from xmc_stream.store.encoding import publish
+from xmc_stream.store.encoding import publish, remove_tree
 from xmc_stream.store.names import copy_names
 
 if TYPE_CHECKING:
@@ -191,9 +192,7 @@ def run_conversion(
                 _clear(work, ledger.path)
             try:
                 run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
-                if engine is None or source.alone:
-                    _read_here(run.part_jobs, ledger, source.bytes_in)
-                result = run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
+                result = ledger.get(WHOLE) or _result(run, ledger, engine, source)
             except BaseException as error:
                 if isinstance(error, InputError | DamagedPieceError) or source.alone or not any(ledger.items()):
                     shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
@@ -201,14 +200,16 @@ def run_conversion(
             if ledger.renewed:
                 result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
             ledger.add(WHOLE, result)
-            publish(run.store, target)
+            with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
+                beside.submit(_clear, work, ledger.path, run.store)
+                publish(run.store, target)
             remove_work(ledger)
             return {**result, "resumed": ledger.resumed}
     except (OSError, JobError) as failure:
         cause = failure.__cause__ if isinstance(failure, JobError) else failure
         if isinstance(cause, XmcStreamError) or not isinstance(cause, OSError):
             raise
-        if not (work / "pieces").exists():  # there was no room to begin
+        if not (work / "pieces").exists() and not (work / "store").exists():  # there was no room to begin
             shutil.rmtree(work, ignore_errors=True)
         advice = (
             f"make room there (what is done is in {work.name}, and goes on)" if work.is_dir() else "make room there"
@@ -216,6 +217,13 @@ def run_conversion(
         raise StoreError(
             f"{target} cannot be written ({cause.strerror or cause}): {advice} or name another place"
         ) from None
+
+
+def _result(run: ConversionRun, ledger: Ledger, engine: Engine | None, source: Source) -> dict[str, Any]:
+    """Run what the ledger does not have."""
+    if engine is None or source.alone:
+        _read_here(run.part_jobs, ledger, source.bytes_in)
+    return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
 
 
 def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:
@@ -241,10 +249,12 @@ def remove_work(ledger: Ledger) -> None:
     shutil.rmtree(ledger.path.parent)
 
 
-def _clear(work: Path, ledger: Path) -> None:
-    """Remove what an unfinished conversion of something else left."""
+def _clear(work: Path, *but: Path) -> None:
+    """Remove what is in a work folder: what an unfinished conversion of something else left, or what is of no use any more."""
     for path in work.iterdir():
+        if path in but:
+            continue
         if path.is_dir():
-            shutil.rmtree(path)
-        elif path != ledger:
+            remove_tree(path)
+        else:
             path.unlink()

@@ -19,7 +19,7 @@ import numpy as np
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions
-from xmc_stream.convert.pieces import Piece
+from xmc_stream.convert.pieces import Piece, begin_folder, finish_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
@@ -183,8 +183,11 @@ class RecordsPart:
 
     @staticmethod
     def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
-        """Write what the dictionaries hold as a run, and begin with empty ones."""
-        return rows.write(folder / f"words-{run:04d}"), labels.write(folder / f"labels-{run:04d}")
+        """Write what the dictionaries hold as a run, durably, and begin with empty ones."""
+        work = begin_folder(folder / f"{run:04d}")
+        sizes = rows.write(work / "words"), labels.write(work / "labels")
+        finish_folder(work, folder / f"{run:04d}")
+        return sizes
 
     def _text(self, record: Mapping[str, Any]) -> str:
         texts = []
@@ -415,7 +418,7 @@ class RecordsSource:
 def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[SortedRun]:
     """The runs of all parts in turn."""
     return [
-        SortedRun(f"{note['folder']}/{kind}-{i:04d}", run[column])
+        SortedRun(f"{note['folder']}/{i:04d}/{kind}", run[column])
         for note in notes
         for i, run in enumerate(note["runs"])
     ]

@@ -8,7 +8,6 @@ also has `ids`, its numbers there. What merges them is in `merging`.
 from __future__ import annotations
 
 import itertools
-import shutil
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,6 @@ from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.words import PADDING
-from xmc_stream.store.encoding import fsync_tree
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_vectorizer
 
 WINDOW = 2**13  # words read at a time
@@ -117,14 +115,12 @@ class SortedRunWriter:
 
 
 def write_sorted_run(folder: Path, table: WordTable, **columns: NDArray[np.int64]) -> SortedRun:
-    """The words of a table as a run; columns: of the words by their numbers. The folder is made anew, durable."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """The words of a table as a run in a new folder; columns: of the words by their numbers."""
+    folder.mkdir()
     with ExitStack() as stack:
         writer = SortedRunWriter(folder, stack, "ids")
         order = table.order()
         writer.append(table, order, ids=order, **{name: column[order] for name, column in columns.items()})
-    fsync_tree(folder)
     return SortedRun(str(folder), writer.n)
 
 
