@@ -89,7 +89,9 @@ class Weigh:
             for i, n_rows in enumerate(self.lengths):
                 ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
                 for lengths, numbers, counts in blocks.rows(n_rows):
-                    rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+                    ends = np.cumsum(lengths)
+                    # the row of each entry: how many have ended before (np.repeat would hold the interpreter's lock)
+                    rows = np.cumsum(np.bincount(ends[:-1], minlength=len(numbers))[: len(numbers)])
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
                     data = None if counts is None else weighted(self.text, counts, weights[numbers])
                     if new.min(initial=0) < 0:
