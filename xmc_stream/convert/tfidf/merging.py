@@ -21,7 +21,7 @@ from xmc_stream.jobs.job import Phase, Receipt
 
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
 MERGE_BYTES = MERGED * (3 * WINDOW_BYTES + 160 * WINDOW) + 2**22
-_RANGE = 2**19  # words of all runs in a range
+_RANGE = 2**20  # words of all runs in a range
 
 # of a run, range by range: how many merged words come before, and the files that lead to a place, one a level
 Maps = list[tuple[int, list[str]]]
