@@ -45,6 +45,7 @@ class Workers:
     def __init__(self, folder: Path, n: int, memory_limit: str) -> None:
         self._file, self._memory_limit, self.log = folder / "scheduler.json", memory_limit, folder / "cluster.log"
         self._folder, self._processes, self._n = folder, ExitStack(), 0
+        self._started: list[subprocess.Popen[bytes]] = []
         self._file.unlink(missing_ok=True)
         self._start("distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0")
         for _ in range(n):
@@ -68,6 +69,10 @@ class Workers:
         options = ("--nthreads", "1", "--memory-limit", self._memory_limit, "--local-directory", str(self._folder))
         self._start("distributed.cli.dask_worker", *options)
 
+    def processes(self) -> list[int]:
+        """Numbers of all its processes."""
+        return [*(process.pid for process in self._started), *self.pids().values()]
+
     def pids(self) -> dict[str, int]:
         """Process numbers of those that the scheduler has, by address."""
         return dict(self.client.run(os.getpid, on_error="ignore"))
@@ -76,7 +81,21 @@ class Workers:
         command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, cwd=self._folder, stderr=log)
+        self._started.append(process)
         self._processes.callback(_end, process)
+
+
+@contextmanager
+def standing_still(*clusters: Workers) -> Iterator[None]:
+    """A block in which the processes of some clusters are stopped: those of dask take time while they are idle, too."""
+    processes = [process for cluster in clusters for process in cluster.processes()]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import click
 import numpy as np
-from cluster import Workers
+from cluster import Workers, standing_still
 from commands import machine, run
 
 _WORDS, _LABELS, _ROWS = 400_000, 20_000, 2000
@@ -70,13 +70,16 @@ def main(folder: Path, megabytes: int, as_csv: bool, limit: str, repeats: int) -
     digests = set()
     with ExitStack() as stack:
         ways: dict[str, tuple[Any, ...]] = {f"{n} thread(s)": ("--threads", n) for n in (1, 2)}
+        clusters = {}
         for n in (1, 2):
             place = folder / f"cluster-{n}"
             place.mkdir(exist_ok=True)
-            ways[f"{n} worker(s)"] = ("--scheduler", stack.enter_context(Workers(place, n, limit)).address)
+            clusters[f"{n} worker(s)"] = workers = stack.enter_context(Workers(place, n, limit))
+            ways[f"{n} worker(s)"] = ("--scheduler", workers.address)
         for turn in range(repeats + 1):  # the first loads kernels
             for name, how in ways.items():
-                seconds = run("convert", text, out, *options, *how)["seconds"]
+                with standing_still(*(workers for of, workers in clusters.items() if of != name)):
+                    seconds = run("convert", text, out, *options, *how)["seconds"]
                 if turn:
                     took.setdefault(name, []).append(seconds)
                 else:

@@ -116,8 +116,9 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
     source = text_files.write_jsonl(tmp_path / "in.jsonl", text_files.documents(300))
     whole = xs.convert(source, tmp_path / "whole.xmc", memory_limit="2GB")
     script = (
-        "import os, sys, xmc_stream as xs\n"
-        "from xmc_stream.convert.tfidf.vocabulary import Merge, ChooseFeatures, ChooseLabels\n"
+        "import importlib, os, sys, time, xmc_stream as xs\n"
+        "from xmc_stream.convert.tfidf.merging import Merge\n"
+        "from xmc_stream.convert.tfidf.vocabulary import ChooseFeatures, ChooseLabels\n"
         "from xmc_stream.convert.tfidf.weigh import Weigh\n"
         "def killed(before):\n"
         "    def run(self):\n"
@@ -126,12 +127,18 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
         "    return run\n"
         "job = globals().get(sys.argv[3])\n"
         "if job: job.run = killed(job.run)\n"
+        "def late(store, target):\n"
+        "    end = time.monotonic() + 60\n"
+        "    while (store.parent / 'pieces').exists() and time.monotonic() < end: time.sleep(0.01)\n"
+        "    os._exit(9)\n"
+        "if sys.argv[3] == 'publish': importlib.import_module('xmc_stream.convert.run').publish = late\n"
         "xs.convert(sys.argv[1], sys.argv[2], memory_limit='2GB')\n"
     )
-    for job in ("Merge", "ChooseFeatures", "ChooseLabels", "Weigh", "none"):
+    for job in ("Merge", "ChooseFeatures", "ChooseLabels", "Weigh", "publish", "none"):
         command = [sys.executable, "-c", script, str(source), str(tmp_path / "cut.xmc"), job]
         assert subprocess.run(command, check=False).returncode == (0 if job == "none" else 9)
         assert (tmp_path / "cut.xmc").exists() == (job == "none")
+        assert (tmp_path / "cut.xmc.partial" / "pieces").exists() == (job not in ("publish", "none"))
     assert xs.open_dataset(tmp_path / "cut.xmc").fingerprint == whole.fingerprint
 
 

@@ -17,7 +17,7 @@ from xmc_stream.convert.formats import jsonl
 from xmc_stream.convert.lines import files as texts
 from xmc_stream.convert.options import Like, Options, TextOptions
 from xmc_stream.convert.source import Settled
-from xmc_stream.convert.tfidf import records, vocabulary
+from xmc_stream.convert.tfidf import merging, records, vocabulary
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import Names, copy_vocabulary, open_vectorizer
 
@@ -94,20 +94,21 @@ def test_the_most_frequent_words_are_kept_and_ties_go_to_the_first(jsonl_file: P
 def test_neither_parts_nor_memory_show_in_the_result(
     jsonl_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many parts, several dictionaries in each and several levels of merges give the bits of a single one."""
+    """Many parts, several dictionaries in each, ranges and levels of merges give the bits of a single one."""
     text = TextOptions(min_df=2, ngrams=(1, 2))
     whole, X, Y = convert(jsonl_file, tmp_path / "whole", text)
-    monkeypatch.setattr(vocabulary, "MERGED", 3)
-    monkeypatch.setattr(records, "MERGED", 3)
-    monkeypatch.setattr(vocabulary, "_WINDOW", 50)
+    monkeypatch.setattr(merging, "MERGED", 3)
+    monkeypatch.setattr(merging, "_RANGE", 2000)
+    monkeypatch.setattr(vocabulary, "WINDOW", 50)
     monkeypatch.setattr(records, "_LEAST_DICTIONARY", 10**5)
     monkeypatch.setattr(records, "_MOST_DICTIONARY", 10**5)
     monkeypatch.setattr(records, "_TOKENS", 500)
     monkeypatch.setattr(jsonl, "_WINDOW", 2000)
     cut, X_cut, Y_cut = convert(jsonl_file, tmp_path / "cut", text, part_bytes=20_000)
     assert len(cut.x) > 5
-    assert len(list((tmp_path / "cut").glob("part-*/words-*"))) > 2 * len(cut.x)
-    assert len(list((tmp_path / "cut" / "settled" / "text").glob("merged-words-2-*"))) > 0
+    assert len(list((tmp_path / "cut").glob("part-*/*/words"))) > 2 * len(cut.x)
+    levels = tmp_path / "cut" / "settled" / "text" / "merged-words"
+    assert len(list(levels.glob("2/*-0000"))) == len(list(levels.glob("0/*-0000"))) > 2
     for kind in ("features", "labels"):
         assert names(cut, kind) == names(whole, kind)
     for one, other in ((X, X_cut), (Y, Y_cut)):

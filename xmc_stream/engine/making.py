@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, JobError, ResumeError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import publish
+from xmc_stream.store.encoding import publish, remove_tree
 
 MARK = "conversion"  # the attribute of a dataset that tells which work it came of: `digest_of` its identity
 COMMAND = "command"  # in an identity: which command it is of, where that is not convert
@@ -55,7 +56,7 @@ def make(
             if not ledger.resumed:
                 _clear(work, ledger.path)
             try:
-                result = run(work, ledger)
+                result = ledger.get(WHOLE) or run(work, ledger)
             except BaseException as error:
                 if isinstance(error, spoilt) or anew or not any(ledger.items()):
                     shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
@@ -63,7 +64,9 @@ def make(
             if ledger.renewed:
                 result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
             ledger.add(WHOLE, result)
-            publish(work / "store", target)
+            with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
+                beside.submit(_clear, work, ledger.path, work / "store")
+                publish(work / "store", target)
             remove_work(ledger)
             return {**result, "resumed": ledger.resumed}
     except (OSError, JobError) as failure:
@@ -115,10 +118,12 @@ def remove_work(ledger: Ledger) -> None:
     shutil.rmtree(ledger.path.parent)
 
 
-def _clear(work: Path, ledger: Path) -> None:
-    """Remove what unfinished work of something else left."""
+def _clear(work: Path, *but: Path) -> None:
+    """Remove what is in a work folder: what unfinished work of something else left, or what is of no use any more."""
     for path in work.iterdir():
+        if path in but:
+            continue
         if path.is_dir():
-            shutil.rmtree(path)
-        elif path != ledger:
+            remove_tree(path)
+        else:
             path.unlink()

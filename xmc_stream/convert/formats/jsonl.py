@@ -22,7 +22,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.kernels.jsonlines import read_objects
 
 _NEWLINE = 10
-_WINDOW = 2**19  # bytes of lines at hand
+_WINDOW = 2**20  # bytes of lines at hand
 _LONGEST_FIRST = 2**24  # bytes of the line that shows the fields
 
 

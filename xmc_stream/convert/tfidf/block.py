@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.kernels.fields import join_texts, read_label_ids, read_label_names
-from xmc_stream.kernels.places import DOUBLED, ESCAPED, HARD, KIND, PLAIN, SOUND, START, STOP, WHOLE
+from xmc_stream.kernels.places import DOUBLED, ESCAPED, HARD, KIND, OTHER, PLAIN, SOUND, START, STOP, WHOLE
 from xmc_stream.kernels.words import PADDING
 
 # what stands in a line: a record, or in words what is wrong with it; None for a blank line
@@ -37,8 +37,9 @@ class Block:
 
     def require(self, column: int, kinds: Sequence[int]) -> None:
         """Leave lines to Python whose field is of another kind."""
-        other = ~np.isin(self.places[:, column, KIND], kinds)
-        self.status[other & (self.status == SOUND)] = HARD
+        other = np.ones(OTHER + 1, np.bool_)
+        other[list(kinds)] = False
+        self.status[other[self.places[:, column, KIND]] & (self.status == SOUND)] = HARD
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Lines of one status that stand together: the status, the first, and the one behind the last."""

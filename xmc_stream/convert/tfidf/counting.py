@@ -174,7 +174,7 @@ class HashedRows:
         return rows
 
     def write(self, folder: Path) -> int:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
         self._rows.tofile(folder / "rows")
         return len(self._rows)
 

@@ -19,21 +19,19 @@ import numpy as np
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
-from xmc_stream.convert.pieces import Piece
+from xmc_stream.convert.pieces import Piece, begin_folder, finish_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
 from xmc_stream.convert.tfidf.counting import BadRowError, HashedRows, LabelRows, WordRows, kind_of, label_base, sound
+from xmc_stream.convert.tfidf.merging import MERGE_BYTES, Maps, merged
 from xmc_stream.convert.tfidf.rowids import IDS_BYTES, JoinIds, RowIds
 from xmc_stream.convert.tfidf.vectorizer import bytes_per_byte, like_options, stored_options
 from xmc_stream.convert.tfidf.vocabulary import (
     CHOICE_BYTES,
     LINE_BITS,
-    MERGE_BYTES,
-    MERGED,
     ChooseFeatures,
     ChooseLabels,
-    Merge,
     SortedRun,
 )
 from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
@@ -185,8 +183,11 @@ class RecordsPart:
 
     @staticmethod
     def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
-        """Write what the dictionaries hold as a run, and begin with empty ones."""
-        return rows.write(folder / f"words-{run:04d}"), labels.write(folder / f"labels-{run:04d}")
+        """Write what the dictionaries hold as a run, durably, and begin with empty ones."""
+        work = begin_folder(folder / f"{run:04d}")
+        sizes = rows.write(work / "words"), labels.write(work / "labels")
+        finish_folder(work, folder / f"{run:04d}")
+        return sizes
 
     def _text(self, record: Mapping[str, Any]) -> str:
         texts = []
@@ -305,7 +306,7 @@ class RecordsSource:
         attributes: dict[str, Any] = {"text_fields": list(self.text.text_fields), "label_field": self.text.label_field}
         if self.text.id_field:
             attributes["id_field"] = self.text.id_field
-        word_maps: list[list[str]] = []
+        word_maps: list[Maps] = []
         words = _sorted_runs(notes, "words", 1)
         features = work / "features"
         if self.text.hash_features:
@@ -315,9 +316,9 @@ class RecordsSource:
             n_features = self.text.hash_features
             said = f"words hashed to {n_features:,} features"
         else:
-            merged, word_maps = yield from _merged(work, "words", words)
+            vocabulary, word_maps = yield from merged(work, "words", words)
             n_like = self._like.n_features if self._like else 0
-            choose = ChooseFeatures("features", merged, n_rows, self.text, str(features), like, n_like)
+            choose = ChooseFeatures("features", vocabulary, n_rows, self.text, str(features), like, n_like)
             (receipt,) = yield Phase("choose words", [choose])
             n_features = receipt["n"]
             folders["names/features"] = features / "names"
@@ -326,8 +327,8 @@ class RecordsSource:
                 attributes["dropped_features"] = receipt["unknown"]
                 said = f"{receipt['unknown']:,} words that {self._like.name} does not have left out"
             else:
-                attributes["different_words"] = merged.n
-                said = f"{n_features:,} of {merged.n:,} words"
+                attributes["different_words"] = sum(run.n for run in vocabulary)
+                said = f"{n_features:,} of {attributes['different_words']:,} words"
         if not n_features and n_rows:
             raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
         folders["vectorizer"] = features / "vectorizer"
@@ -381,7 +382,7 @@ class RecordsSource:
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
-    ) -> Generator[Phase, list[Receipt], tuple[int, list[list[str]], list[SortedRun], int, str]]:
+    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str]]:
         """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
         like = of_labels(self._like)
         if kinds != {"names"}:
@@ -389,7 +390,7 @@ class RecordsSource:
             n_labels = like.n_labels if like else max(most, self._options.n_labels or 0, 0)
             if like and open_names(like.path, "labels") is not None:
                 copied = ChooseLabels(
-                    "labels", (yield from _merged(work, "labels", []))[0], str(work / "labels"), str(like.path)
+                    "labels", (yield from merged(work, "labels", []))[0], str(work / "labels"), str(like.path)
                 )
                 yield Phase("copy names", [copied])
                 folders["names/labels"] = work / "labels" / "names"
@@ -399,8 +400,8 @@ class RecordsSource:
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
             )
         runs = _sorted_runs(notes, "labels", 2)
-        merged, maps = yield from _merged(work, "labels", runs)
-        choose = ChooseLabels("labels", merged, str(work / "labels"), str(like.path) if like else "")
+        names, maps = yield from merged(work, "labels", runs)
+        choose = ChooseLabels("labels", names, str(work / "labels"), str(like.path) if like else "")
         (receipt,) = yield Phase("choose labels", [choose])
         if like and receipt["unknown"] and not self._options.drop_unseen:
             part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
@@ -419,34 +420,10 @@ class RecordsSource:
 def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[SortedRun]:
     """The runs of all parts in turn."""
     return [
-        SortedRun(f"{note['folder']}/{kind}-{i:04d}", run[column])
+        SortedRun(f"{note['folder']}/{i:04d}/{kind}", run[column])
         for note in notes
         for i, run in enumerate(note["runs"])
     ]
-
-
-def _merged(
-    work: Path, kind: str, runs: list[SortedRun]
-) -> Generator[Phase, list[Receipt], tuple[SortedRun, list[list[str]]]]:
-    """All runs in one, in as many levels as there must be; of each run, the maps of the levels."""
-    maps: list[list[str]] = [[] for _ in runs]
-    members = [[i] for i in range(len(runs))]
-    current, level = runs, 0
-    while not level or len(current) > 1:
-        jobs: list[Merge] = []
-        joined = []
-        for first in range(0, max(len(current), 1), MERGED):
-            folder = work / f"merged-{kind}-{level}-{len(jobs):04d}"
-            jobs.append(
-                Merge(f"merge/{kind}/{level}/{len(jobs):04d}", tuple(current[first : first + MERGED]), str(folder))
-            )
-            joined.append([i for group in members[first : first + MERGED] for i in group])
-            for place, group in enumerate(members[first : first + MERGED]):
-                for i in group:
-                    maps[i].append(f"{folder}/map-{place}")
-        receipts = yield Phase(f"merge {kind}", jobs)
-        current, members, level = [SortedRun(**receipt) for receipt in receipts], joined, level + 1
-    return current[0], maps
 
 
 def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: bool) -> tuple[TextOptions, str]:

@@ -64,10 +64,10 @@ def characters(lowercase: bool) -> NDArray[np.uint32]:
 
     That is where lower case is several characters, or depends on the neighbours: a Greek sigma that ends a word.
     """
-    table = np.arange(0x110000, dtype=np.uint32)
+    table = np.arange(0x110000, dtype="<u4")
     for start in range(0, len(table), _PAGE):
-        page = "".join(map(chr, range(start, start + _PAGE)))
         here = table[start : start + _PAGE]
+        page = here.tobytes().decode("utf-32-le", "surrogatepass")
         if page.isalnum() and page.lower() == page:
             here |= WORD
         elif _OF_WORDS.search(page):

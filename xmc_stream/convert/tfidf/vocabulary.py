@@ -1,17 +1,16 @@
-"""Sorted words on disk: written by the parts as runs, merged, chosen from; all in windows, whatever their number.
+"""Sorted words on disk: written by the parts as runs, chosen from when they are merged; in windows, whatever their number.
 
 A sorted run is a folder of plain files: `bytes` and `ends` (the words in UTF-8, sorted, hence by code point), and for each
 word `rows` (that it occurs in), `times` (that it occurs) and `firsts` (the first line it occurs in). That of a part
-also has `ids`, its numbers there. A merge writes for each of its runs `map-I`, the places of its words in the merged.
+also has `ids`, its numbers there. What merges them is in `merging`.
 """
 
 from __future__ import annotations
 
 import itertools
-import shutil
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,14 +25,11 @@ from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.words import PADDING
-from xmc_stream.store.encoding import fsync_tree
 from xmc_stream.store.names import WRITER_BYTES, NamedIds, Names, ascend, new_names, new_vectorizer, open_vectorizer
 
-MERGED = 24  # runs merged at a time, which bounds the open files and the memory
-_WINDOW = 2**13  # words read at a time
-_WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
-_COLUMNS = ("rows", "times", "firsts")
-MERGE_BYTES = MERGED * (3 * _WINDOW_BYTES + 160 * _WINDOW) + 2**22
+WINDOW = 2**13  # words read at a time
+WINDOW_BYTES = 2**19  # of which at most so many bytes, or one word
+COLUMNS = ("rows", "times", "firsts")
 CHOICE_BYTES = 2 * WRITER_BYTES + 2**23
 LINE_BITS = 40  # bits of a line's number in `firsts`, the number of its part above them
 
@@ -47,44 +43,68 @@ class SortedRun:
 
     def column(self, name: str, start: int, stop: int) -> NDArray[np.int64]:
         """Entries [start, stop) of a column."""
-        return _read(Path(self.folder) / name, start, stop)
+        return read_items(Path(self.folder) / name, start, stop)
 
-    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int64]]]:
-        """The words in turn, some at a time: number of the first, bytes (and PADDING), where each begins and the last ends."""
-        end = start = 0
-        with open(Path(self.folder) / "bytes", "rb", buffering=0) as file:
-            while start < self.n:
-                ends = self.column("ends", start, min(start + _WINDOW, self.n))
-                ends = ends[: max(1, int(np.searchsorted(ends, end + _WINDOW_BYTES, side="right")))]
-                size = int(ends[-1]) - end
-                blob = np.frombuffer(file.read(size) + bytes(PADDING), np.uint8)
-                if len(blob) != size + PADDING:
-                    raise StoreError(f"{file.name} ends early: convert again with --overwrite")
-                yield start, blob, np.concatenate([[0], ends - end])
-                start, end = start + len(ends), int(ends[-1])
+    def block(self, start: int, stop: int) -> Terms:
+        """Words from `start` on, as many before `stop` as are read at a time: bytes (and PADDING), where each begins and the
+        last ends."""
+        ends = self.column("ends", start - 1, min(start + WINDOW, stop)) if start else self._first_ends(stop)
+        ends = ends[: 1 + max(1, int(np.searchsorted(ends[1:], ends[0] + WINDOW_BYTES, side="right")))]
+        blob = read_items(Path(self.folder) / "bytes", int(ends[0]), int(ends[-1]), np.uint8)
+        return np.concatenate([blob, np.zeros(PADDING, np.uint8)]), ends - ends[0]
+
+    def _first_ends(self, stop: int) -> NDArray[np.int64]:
+        return np.concatenate([np.zeros(1, np.int64), self.column("ends", 0, min(WINDOW, stop))])
 
     def windows(self) -> Iterator[tuple[int, list[bytes]]]:
         """The words in turn, some at a time, with the number of the first."""
-        for start, blob, ends in self.blocks():
+        start = 0
+        while start < self.n:
+            blob, ends = self.block(start, self.n)
             words = blob.tobytes()
             yield start, [words[a:b] for a, b in itertools.pairwise(ends.tolist())]
+            start += len(ends) - 1
+
+    def word(self, i: int) -> bytes:
+        """A word."""
+        with self._looked_up() as word:
+            return word(i)
+
+    def place(self, word: bytes) -> int:
+        """How many words come before a word."""
+        with self._looked_up() as key:
+            return bisect_left(range(self.n), word, key=key)
+
+    @contextmanager
+    def _looked_up(self) -> Iterator[Callable[[int], bytes]]:
+        """What gives a word by its place."""
+        folder = Path(self.folder)
+        with open(folder / "ends", "rb", buffering=0) as ends_file, open(folder / "bytes", "rb", buffering=0) as file:
+
+            def word(i: int) -> bytes:
+                ends_file.seek(8 * max(i - 1, 0))
+                ends = np.frombuffer(ends_file.read(16 if i else 8), np.int64).tolist()
+                file.seek(ends[0] if i else 0)
+                return file.read(ends[-1] - ends[0] if i else ends[0])
+
+            yield word
 
 
-class _SortedRunWriter:
+class SortedRunWriter:
     """Appends words to a folder under construction."""
 
     def __init__(self, folder: Path, stack: ExitStack, *more: str) -> None:
         self._files: dict[str, BinaryIO] = {
             name: stack.enter_context(open(folder / name, "wb"))  # noqa: SIM115 (closed by the stack)
-            for name in ("bytes", "ends", *_COLUMNS, *more)
+            for name in ("bytes", "ends", *COLUMNS, *more)
         }
         self._end = 0
         self.n = 0
 
     def append(self, table: WordTable, order: NDArray[np.int64], **columns: NDArray[np.int64]) -> None:
         """Add the words of a table, in an order, and their columns."""
-        for start in range(0, len(order), _WINDOW):
-            words, lengths = table.gather(order[start : start + _WINDOW])
+        for start in range(0, len(order), WINDOW):
+            words, lengths = table.gather(order[start : start + WINDOW])
             self._files["bytes"].write(words.data)
             ends = self._end + np.cumsum(lengths)
             self._files["ends"].write(ends.data)
@@ -95,85 +115,13 @@ class _SortedRunWriter:
 
 
 def write_sorted_run(folder: Path, table: WordTable, **columns: NDArray[np.int64]) -> SortedRun:
-    """The words of a table as a run; columns: of the words by their numbers. The folder is made anew, durable."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """The words of a table as a run in a new folder; columns: of the words by their numbers."""
+    folder.mkdir()
     with ExitStack() as stack:
-        writer = _SortedRunWriter(folder, stack, "ids")
+        writer = SortedRunWriter(folder, stack, "ids")
         order = table.order()
         writer.append(table, order, ids=order, **{name: column[order] for name, column in columns.items()})
-    fsync_tree(folder)
     return SortedRun(str(folder), writer.n)
-
-
-@dataclass(frozen=True)
-class Merge:
-    """A job: runs into one, in `folder`."""
-
-    key: str
-    runs: tuple[SortedRun, ...]
-    folder: str
-
-    def run(self) -> Receipt:
-        """Merge windows: words up to the least of the windows' last ones are all at hand."""
-        folder = Path(self.folder)
-        work = begin_folder(folder)
-        with ExitStack() as stack:
-            writer = _SortedRunWriter(work, stack)
-            maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
-            readers = [_Reader(run) for run in self.runs]
-            while any(reader.n for reader in readers):
-                bound = min((r.last() for r in readers if r.more), default=None)
-                cut = [reader.take(bound) for reader in readers]
-                table = WordTable(sum(len(ends) for (_, ends), _ in cut), sum(len(blob) for (blob, _), _ in cut))
-                taken = [(table.numbers(terms, between=0), columns) for terms, columns in cut]
-                order = table.order()
-                ranks = np.empty(len(order), np.int64)
-                ranks[order] = np.arange(len(order))
-                sums = {name: np.zeros(len(order), np.int64) for name in _COLUMNS}
-                sums["firsts"][:] = np.iinfo(np.int64).max
-                for file, (numbers, columns) in zip(maps, taken, strict=True):
-                    places = ranks[numbers]
-                    file.write((places + writer.n).data)
-                    sums["rows"][places] += columns["rows"]
-                    sums["times"][places] += columns["times"]
-                    sums["firsts"][places] = np.minimum(sums["firsts"][places], columns["firsts"])
-                writer.append(table, order, **sums)
-        finish_folder(work, folder)
-        return {"folder": str(folder), "n": writer.n}
-
-
-class _Reader:
-    """A run in a merge: `n` words are at hand, and whether there are `more` behind them."""
-
-    def __init__(self, run: SortedRun) -> None:
-        self._run = run
-        self._blocks = run.blocks()
-        self._next()
-
-    def _next(self) -> None:
-        self._start, self._blob, self._ends = next(
-            self._blocks, (self._run.n, np.empty(0, np.uint8), np.zeros(1, np.int64))
-        )
-        self.n = len(self._ends) - 1
-        self.more = self._start + self.n < self._run.n
-
-    def _word(self, i: int) -> bytes:
-        return self._blob[self._ends[i] : self._ends[i + 1]].tobytes()
-
-    def last(self) -> bytes:
-        """The last word at hand."""
-        return self._word(self.n - 1)
-
-    def take(self, bound: bytes | None) -> tuple[Terms, dict[str, NDArray[np.int64]]]:
-        """Take the words up to `bound` off those at hand, with their columns."""
-        n = self.n if bound is None else bisect_right(range(self.n), bound, key=self._word)
-        terms = self._blob, self._ends[: n + 1]
-        columns = {name: self._run.column(name, self._start, self._start + n) for name in _COLUMNS}
-        self._start, self._ends, self.n = self._start + n, self._ends[n:], self.n - n
-        if not self.n:
-            self._next()
-        return terms, columns
 
 
 @dataclass(frozen=True)
@@ -181,11 +129,11 @@ class ChooseFeatures:
     """A job: which words are features, their names and idf.
 
     In `folder`: `ids` (of each merged word, -1 for those left out), `weights` (idf of each), and the stores `names` and
-    `vectorizer`. like: the store whose first `n_like` features these are, "" for none.
+    `vectorizer`. words: in ranges one after another; like: the store whose first `n_like` features these are, "" for none.
     """
 
     key: str
-    words: SortedRun
+    words: tuple[SortedRun, ...]
     n_rows: int
     text: TextOptions
     folder: str
@@ -205,12 +153,11 @@ class ChooseFeatures:
             idf = stack.enter_context(new_vectorizer(work / "vectorizer", self.text.attributes()))
             if opened:  # kept with what is made from it too, so that it can be a training set itself
                 known = Names(Path(self.like) / "names" / "features")
-                for start in range(0, self.n_like, _WINDOW):
-                    idf.append(opened[1].read(start, min(start + _WINDOW, self.n_like)))
+                for start in range(0, self.n_like, WINDOW):
+                    idf.append(opened[1].read(start, min(start + WINDOW, self.n_like)))
                 for window in known.windows():
                     names.append(window[: self.n_like - names.n])
-            for start, terms in self.words.windows():
-                rows, repeated = (self.words.column(name, start, start + len(terms)) for name in ("rows", "times"))
+            for terms, rows, repeated in _windows(self.words, "rows", "times"):
                 ids = chosen.ids(terms, rows, repeated)
                 kept = ids >= 0
                 weights = np.zeros(len(terms))
@@ -238,11 +185,11 @@ class ChooseFeatures:
 class ChooseLabels:
     """A job: the ids of label names. In `folder`: `ids` of each merged name, -1 for unknown ones, and the store `names`.
 
-    like: the store whose labels these are, "" for none.
+    words: in ranges one after another; like: the store whose labels these are, "" for none.
     """
 
     key: str
-    words: SortedRun
+    words: tuple[SortedRun, ...]
     folder: str
     like: str
 
@@ -259,8 +206,7 @@ class ChooseLabels:
                     joined = _Joined(known.path) if ascend(known) else _Found(known)
                 for window in known.windows():
                     names.append(window)
-            for start, terms in self.words.windows():
-                rows, firsts = (self.words.column(name_, start, start + len(terms)) for name_ in ("rows", "firsts"))
+            for terms, rows, firsts in _windows(self.words, "rows", "firsts"):
                 if joined:
                     ids = joined.ids(terms, rows, rows)
                 else:
@@ -277,10 +223,17 @@ class ChooseLabels:
         return {"n": names.n, "unknown": unknown, "first": int(first), "name": name}
 
 
+def _windows(runs: Iterable[SortedRun], *columns: str) -> Iterator[tuple[Any, ...]]:
+    """The words of runs in turn, some at a time, and their columns."""
+    for run in runs:
+        for start, terms in run.windows():
+            yield terms, *(run.column(name, start, start + len(terms)) for name in columns)
+
+
 class _Filtered:
     """Ids of the words between two numbers of rows, the most frequent ones if there is a bound on how many."""
 
-    def __init__(self, words: SortedRun, low: float, high: float, most: int | None) -> None:
+    def __init__(self, words: Sequence[SortedRun], low: float, high: float, most: int | None) -> None:
         self._low, self._high = low, high
         self._n = 0
         self._least, self._ties = 0, 0  # times that a word must occur; of those that occur just so often, how many
@@ -291,15 +244,15 @@ class _Filtered:
     def _fits(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return np.asarray((rows >= self._low) & (rows <= self._high))
 
-    def _threshold(self, words: SortedRun, most: int) -> tuple[int, int]:
-        """The `most`-th largest number of times, by bisection over the file, and how many of that number are kept."""
+    def _threshold(self, words: Sequence[SortedRun], most: int) -> tuple[int, int]:
+        """The `most`-th largest number of times, by bisection over the files, and how many of that number are kept."""
 
         def above(bound: int) -> int:
             n = 0
-            for start in range(0, words.n, 2**18):
-                stop = min(start + 2**18, words.n)
-                times = words.column("times", start, stop)
-                n += int(((times >= bound) & self._fits(words.column("rows", start, stop))).sum())
+            for run, start in ((one, start) for one in words for start in range(0, one.n, 2**18)):
+                stop = min(start + 2**18, run.n)
+                times = run.column("times", start, stop)
+                n += int(((times >= bound) & self._fits(run.column("rows", start, stop))).sum())
             return n
 
         if above(1) <= most:
@@ -361,19 +314,6 @@ class _Joined:
         return np.array(ids, np.int64)
 
 
-def chosen(run: SortedRun, maps: Sequence[str], folder: Path) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Id and weight by the number that a part gave: of its run, through the maps of the merges, to what was chosen."""
-    places: NDArray[Any] = np.arange(run.n, dtype=np.int64)
-    for path in maps:
-        places = look_up(Path(path), places)
-    numbers = run.column("ids", 0, run.n)
-    ids, weights = np.empty(run.n, np.int64), np.ones(run.n)
-    ids[numbers] = look_up(folder / "ids", places)
-    if (folder / "weights").exists():
-        weights[numbers] = look_up(folder / "weights", places, np.float64)
-    return ids, weights
-
-
 def look_up(path: Path, places: NDArray[np.int64], dtype: Any = np.int64) -> NDArray[Any]:
     """The entries of a file at ascending places, read in windows."""
     out = np.empty(len(places), dtype)
@@ -382,7 +322,7 @@ def look_up(path: Path, places: NDArray[np.int64], dtype: Any = np.int64) -> NDA
         low = int(places[start])
         stop = int(np.searchsorted(places, low + 2**16))
         out[start:stop] = _gather(
-            lambda a, b: _read(path, a, b, dtype), places[start:stop], low, int(places[stop - 1])
+            lambda a, b: read_items(path, a, b, dtype), places[start:stop], low, int(places[stop - 1])
         )  # fmt: skip
         start = stop
     return out
@@ -399,7 +339,7 @@ def _gather(read: Any, places: NDArray[np.int64], low: int, high: int) -> NDArra
     return np.concatenate(out)
 
 
-def _read(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[Any]:
+def read_items(path: Path, start: int, stop: int, dtype: Any = np.int64) -> NDArray[Any]:
     itemsize = np.dtype(dtype).itemsize
     values = np.fromfile(path, dtype, stop - start, offset=start * itemsize)
     if len(values) != stop - start:

@@ -10,8 +10,9 @@ import numpy as np
 
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, begin_folder, finish_folder
+from xmc_stream.convert.tfidf.merging import Maps, chosen
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
-from xmc_stream.convert.tfidf.vocabulary import SortedRun, chosen
+from xmc_stream.convert.tfidf.vocabulary import SortedRun
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
@@ -60,8 +61,8 @@ class Weigh:
     key: str
     pieces: dict[str, dict[str, Any]]
     lengths: list[int]
-    words: list[tuple[SortedRun, list[str]]]
-    labels: list[tuple[SortedRun, list[str]]]
+    words: list[tuple[SortedRun, Maps]]
+    labels: list[tuple[SortedRun, Maps]]
     text: TextOptions
     n_features: int
     n_labels: int
@@ -80,7 +81,7 @@ class Weigh:
         return receipt
 
     def _write(
-        self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, list[str]]], source: Path, bound: int
+        self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, Maps]], source: Path, bound: int
     ) -> dict[str, Any]:
         dtype = index_dtype(bound)
         blocks = PieceRows(piece)
@@ -88,7 +89,9 @@ class Weigh:
             for i, n_rows in enumerate(self.lengths):
                 ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
                 for lengths, numbers, counts in blocks.rows(n_rows):
-                    rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
+                    ends = np.cumsum(lengths)
+                    # the row of each entry: how many have ended before (np.repeat would hold the interpreter's lock)
+                    rows = np.cumsum(np.bincount(ends[:-1], minlength=len(numbers))[: len(numbers)])
                     new = numbers.astype(np.int64) if ids is None else ids[numbers]
                     data = None if counts is None else weighted(self.text, counts, weights[numbers])
                     if new.min(initial=0) < 0:
