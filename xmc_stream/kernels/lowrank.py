@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
-from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.kernels.prefetch import prefetch_near
 from xmc_stream.kernels.ranking import bar, insert_all
 
-AHEAD = 12  # entries, by which lines of a dense matrix are asked for before they are used
+AHEAD = 24  # entries, by which lines of a dense matrix are asked for before they are used
 
 
 @inner_kernel
@@ -22,7 +22,7 @@ def ahead(indices: NDArray[Any], p: int, end: int, flat: NDArray[Any], c: int) -
     if p + AHEAD < end:
         first = np.int64(indices[p + AHEAD]) * c
         for at in range(first, first + c, CACHE_LINE):
-            prefetch(flat, at)
+            prefetch_near(flat, at)
 
 
 @kernel
