@@ -106,8 +106,7 @@ def descend(
     w: NDArray[Any], residual: NDArray[Any], direction: NDArray[Any], image: NDArray[Any], alpha: NDArray[Any],
     square: NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """A step in each column c: w += alpha_c direction, residual -= alpha_c image; square = ||residual_c||^2."""
-    square[:] = 0
+    """A step in each column c: w += alpha_c direction, residual -= alpha_c image; square += ||residual_c||^2."""
     for i in range(len(w)):
         w_i, r_i, d_i, q_i = w[i], residual[i], direction[i], image[i]
         for c in range(len(alpha)):

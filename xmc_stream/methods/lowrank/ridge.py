@@ -11,7 +11,7 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,8 @@ import numpy as np
 from xmc_stream.jobs.job import Ledger, Phase, Receipt
 from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.methods.lowrank.solver import Array, Descent, solve_columns
+from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
+from xmc_stream.methods.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.models.lowrank.factors import LINES, Cut, Dense, Factor, Panels, new_factors
 from xmc_stream.models.lowrank.products import (
     BLOCK,
@@ -259,7 +260,7 @@ _VECTORS = ("w", "residual", "direction")
 class StepJob:
     """A step of conjugate gradients of a range of columns, from the sums of all parts.
 
-    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Descent`. old, before, after: folders
+    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Progress`. old, before, after: folders
     of vectors; nothing is made from those of `old` any more. A job that runs twice reads what no job changes.
     """
 
@@ -280,35 +281,59 @@ class StepJob:
         return f"{self.name}/{self.number}/step-{self.ridges.cut[0]}"
 
     def run(self) -> Receipt:
-        """Write; the receipt has what the next step needs to know."""
-        total, cut = self._total(), self.ridges.cut
-        if self.number:
-            w, residual, direction = (self._vector(self.before, name).take(cut) for name in _VECTORS)
-            padding = (0.0,) * (total.shape[1] - self.ridges.width)
-            found = Descent(w, residual, direction, np.array(self.square + padding), np.array(self.enough + padding))
-            found.step(total)
-        else:
-            found = Descent.begin(self.ridges.start(total.shape[1]), total, self.tol)
-        width = self.ridges.width
-        for name in _VECTORS:
-            self._vector(self.old, name).forget(cut)  # now: its memory goes to what is written next
-            lines, out = getattr(found, name), self._vector(self.after, name)
-            for first in range(0, len(lines), LINES):
-                out.write(cut, first, lines[first : first + LINES, :width])
-        square, enough = found.square[:width].tolist(), found.enough[:width].tolist()
-        return {"square": square, "enough": enough, "going": bool(found.going.any())}
+        """Write, some lines at a time; the receipt has what the next step needs to know."""
+        for name in _VECTORS:  # now: its memory goes to what is written next
+            self._vector(self.old, name).forget(self.ridges.cut)
+        progress = self._step() if self.number else self._begin()
+        square, enough = progress.square.tolist(), progress.enough.tolist()
+        return {"square": square, "enough": enough, "going": bool(progress.going.any())}
+
+    def _begin(self) -> Progress:
+        """From the W to begin from."""
+        ridges, cut = self.ridges, self.ridges.cut
+        w, residual, direction = (self._vector(self.after, name) for name in _VECTORS)
+        square = np.zeros(ridges.width)
+        for first, last in self._lines():
+            total = self._total(first, last)
+            add_column_dots(total, total, square)
+            before = np.zeros(total.shape, np.float32) if ridges.before is None else ridges.before.read(first, last)
+            w.write(cut, first, before if before.shape == total.shape else before[:, slice(*cut)])
+            residual.write(cut, first, total)
+            direction.write(cut, first, total)
+        return Progress.begin(square, self.tol, np.float32)
+
+    def _step(self) -> Progress:
+        """A step: the curvature, w and the residual, the direction, as `Descent` has them."""
+        cut, progress = self.ridges.cut, Progress(np.array(self.square), np.array(self.enough))
+        before, after = (tuple(self._vector(folder, name) for name in _VECTORS) for folder in (self.before, self.after))
+        curvature, square = np.zeros(self.ridges.width), np.zeros(self.ridges.width)
+        for first, last in self._lines():
+            add_column_dots(before[2].read(first, last), self._total(first, last), curvature)
+        alpha = progress.alpha(curvature).astype(np.float32)
+        for first, last in self._lines():
+            w, residual, direction = (vector.read(first, last) for vector in before)
+            descend(w, residual, direction, self._total(first, last), alpha, square)
+            after[0].write(cut, first, w)
+            after[1].write(cut, first, residual)
+        beta = progress.beta(square).astype(np.float32)
+        for first, last in self._lines():
+            direction = before[2].read(first, last)
+            turn(direction, after[1].read(first, last), beta)
+            after[2].write(cut, first, direction)
+        return progress.stepped(square)
+
+    def _lines(self) -> Iterator[Rows]:
+        n = self.ridges.learned.n_inputs()
+        return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
 
     def _vector(self, folder: str, name: str) -> Panels:
         return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cut,))
 
-    def _total(self) -> Array:
-        """The sums of the parts, added in their order."""
-        first, *others = (replace(panels, cuts=(self.ridges.cut,)) for panels in self.sums)
-        total = first.take(self.ridges.cut)
-        for panels in others:
-            for low in range(0, len(total), LINES):
-                high = min(low + LINES, len(total))
-                total[low:high, : self.ridges.width] += panels.read(low, high)
+    def _total(self, first: int, last: int) -> Array:
+        """Lines of the sums of the parts, added in their order."""
+        total, *others = (replace(panels, cuts=(self.ridges.cut,)).read(first, last) for panels in self.sums)
+        for other in others:
+            total += other
         return total
 
 
