@@ -20,6 +20,7 @@ from xmc_stream.kernels.lowrank import (
     pair_dots,
     take_positives,
 )
+from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 
 
 def triple(M: Any) -> tuple[Any, Any, Any]:
@@ -52,6 +53,32 @@ def test_products_are_numpys_and_do_not_depend_on_the_other_columns(width: int) 
     add_transposed(*triple(M), np.ascontiguousarray(U[:, -1:]), alone)
     np.testing.assert_array_equal(one[:, 0], out[:, -1])
     np.testing.assert_array_equal(alone[:, 0], total[:, -1])
+
+
+@pytest.mark.parametrize(("bits", "width"), [(1, 1), (3, 16), (4, 33), (5, 8)])
+def test_products_by_ranges_of_features_have_the_bits_of_those_by_rows(bits: int, width: int) -> None:
+    rng = np.random.default_rng(bits)
+    dense = sp.random(200, 30, 0.3, dtype=np.float32, random_state=3).toarray()
+    dense[:, 16:24] = 0  # a range without entries
+    dense[7] = 0
+    M = sp.csr_matrix(dense)
+    S, U = rng.random((30, width)).astype(np.float32), rng.random((200, width)).astype(np.float32)
+    starts = np.full((29 >> bits) + 2, -1, np.int64)
+    entries = Ranges(bits, starts, np.empty(M.nnz, np.uint32), np.empty(M.nnz, np.float32))
+    into_ranges(*triple(M), entries)
+    order = np.argsort(M.indices >> bits, kind="stable")
+    np.testing.assert_array_equal(starts, np.searchsorted(M.indices[order] >> bits, np.arange(len(starts))))
+    rows = np.repeat(np.arange(200), np.diff(M.indptr))
+    np.testing.assert_array_equal(entries.places, ((rows << bits) | (M.indices & ((1 << bits) - 1)))[order])
+    np.testing.assert_array_equal(entries.values, M.data[order])
+    out, want = np.full((200, width), 7, np.float32), np.empty((200, width), np.float32)
+    multiply_ranges(entries, S, out)
+    multiply(*triple(M), S, want)
+    np.testing.assert_array_equal(out.view(np.int32), want.view(np.int32))
+    total, sums = np.ones((30, width), np.float32), np.ones((30, width), np.float32)
+    add_transposed_ranges(entries, U, total)
+    add_transposed(*triple(M), U, sums)
+    np.testing.assert_array_equal(total.view(np.int32), sums.view(np.int32))
 
 
 def test_pairs() -> None:

@@ -23,8 +23,9 @@ from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.methods.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
-from xmc_stream.models.lowrank.factors import Cut, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.models.lowrank import products as of_products
+from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
+from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
@@ -110,10 +111,10 @@ def test_the_sums_of_the_parts_are_the_product(problem: Any, tmp_path: Path, num
         source.write((a, b), 0, S[:, a:b])
     total, passes = np.zeros(W.shape), 0.0
     for part in range(len(PARTS)):
-        out = Panels(str(tmp_path / f"out-{part}"), D + 1, CUTS)
+        old, out = (Panels(str(tmp_path / f"{name}-{part}"), D + 1, CUTS) for name in ("old", "out"))
         for cut in PRODUCTS:
             mine = replace(ridges, cut=cut, values=ridges.values[slice(*cut)])
-            passes += PartJob(mine, "w/1", number, part, source, out).run()["passes"]
+            passes += PartJob(mine, "w/1", number, part, source, old, out).run()["passes"]
         total += out.read(0, D + 1)
     assert passes == pytest.approx(1.0)
     v = np.array(ridges.values)
@@ -135,6 +136,34 @@ def test_both_ways_give_the_same_bits(problem: Any, tmp_path: Path, cg: int, fro
         np.testing.assert_array_equal(w.view(np.int32), by_columns.view(np.int32), err_msg=name)
     whole = w_of(replace(ridges, parts=((0, N),)), tmp_path / "whole", (), cg=cg)
     np.testing.assert_allclose(by_columns, whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("products", [(), PRODUCTS])
+def test_ranges_of_features_and_sizes_of_row_blocks_change_no_bit(
+    problem: Any, tmp_path: Path, products: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ridges = problem[0]
+    by_rows = w_of(ridges, tmp_path / "rows", products, cg=4)
+    monkeypatch.setattr(of_products, "_RANGE_BITS", 3)
+    assert range_bits(D) == 3
+    for lines, kept in ((64, 0), (701, 0), (64, 2**30)):
+        monkeypatch.setattr(of_products, "_LINE_BYTES", ROW_BYTES // lines)
+        folder = tmp_path / f"{lines}-{kept}"
+        w = w_of(ridges, folder, products, cg=4, kept=kept)
+        np.testing.assert_array_equal(w.view(np.int32), by_rows.view(np.int32))
+
+
+def test_places_of_entries_have_room_for_all_rows_of_a_block() -> None:
+    assert [range_bits(n) for n in (1, 2**15, 2**15 + 1, 370_000, 2**22, 2**22 + 1, 2**30)] == [
+        0,
+        0,
+        14,
+        14,
+        15,
+        15,
+        18,
+    ]
+    assert range_bits(2**62) + (lines_of(LARGE_ROW_BYTES) - 1).bit_length() <= 32
 
 
 class CutError(Exception):
@@ -211,22 +240,6 @@ def test_parts_follow_from_the_data_and_ways_from_the_plan(data: Path, monkeypat
         assert [of for cut in products for of in cut if of not in {0, 7, *dict(sizes.cuts)}] == []
     given = LEMLParameters(rank=RANK, loss="logistic")
     assert plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, given).products == ()
-
-
-def test_wide_columns_whose_vectors_no_cache_holds_are_not_cut_by_rows(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leml, "row_parts", lambda _: PARTS)
-    dataset, p = Dataset(data), LEMLParameters(rank=100)
-
-    def products(threads: int) -> tuple[Cut, ...]:
-        return plan_lowrank(MemoryPlan(2**40, 2**30, threads), dataset, p).products
-
-    assert products(2) == products(4) == ((0, 100),)
-    assert len(products(5)) == 2
-    monkeypatch.setattr(leml, "_CACHED", 8 * 48 * D - 1)
-    assert products(2) == ()
-    assert products(4) == ((0, 50), (50, 100))
 
 
 def test_a_limit_that_holds_no_whole_factor_leaves_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.lines import CACHE_LINE
-from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.kernels.prefetch import prefetch_near
 from xmc_stream.kernels.ranking import bar, insert_all
 
-AHEAD = 12  # entries, by which lines of a dense matrix are asked for before they are used
+AHEAD = 24  # entries, by which lines of a dense matrix are asked for before they are used
 
 
 @inner_kernel
@@ -22,7 +22,7 @@ def ahead(indices: NDArray[Any], p: int, end: int, flat: NDArray[Any], c: int) -
     if p + AHEAD < end:
         first = np.int64(indices[p + AHEAD]) * c
         for at in range(first, first + c, CACHE_LINE):
-            prefetch(flat, at)
+            prefetch_near(flat, at)
 
 
 @kernel
@@ -106,8 +106,7 @@ def descend(
     w: NDArray[Any], residual: NDArray[Any], direction: NDArray[Any], image: NDArray[Any], alpha: NDArray[Any],
     square: NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """A step in each column c: w += alpha_c direction, residual -= alpha_c image; square = ||residual_c||^2."""
-    square[:] = 0
+    """A step in each column c: w += alpha_c direction, residual -= alpha_c image; square += ||residual_c||^2."""
     for i in range(len(w)):
         w_i, r_i, d_i, q_i = w[i], residual[i], direction[i], image[i]
         for c in range(len(alpha)):

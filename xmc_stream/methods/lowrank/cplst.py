@@ -99,7 +99,7 @@ class CPLSTRun:
         for number in range(1, p.iterations + 1):
             before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q, d.n_labels)
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
-            whole = Ridges(learned, p.lam, (0, q), (1.0,) * q, before, None, self._sizes.parts)
+            whole = Ridges(learned, p.lam, (0, q), (1.0,) * q, before, None, self._sizes.parts, self._sizes.row_bytes)
             solves = self._sizes.ridges(whole, f"w/{number}", inner, state / f"w-{number}")
             w = SideBySide(tuple(job.found for job in solves))
             name = f"iteration {number}"

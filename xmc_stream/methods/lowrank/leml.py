@@ -28,14 +28,17 @@ from xmc_stream.metrics import average_auc
 from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.products import (
     BLOCK,
+    LARGE_ROW_BYTES,
     LINES,
     ROW_BYTES,
     ROW_LINES,
     Learned,
     ProjectJob,
     csr,
+    held_bytes,
+    lines_of,
+    range_bits,
     times,
-    x_bytes,
 )
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
@@ -46,8 +49,6 @@ _GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
-_WIDE = 48  # columns of a job: with fewer, an entry's two lines of memory take as long, with more, longer
-_CACHED = 1 << 26  # bytes of a direction and its image, D x c each, that a cache may hold
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class LowRankPlan:
     """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
 
     pairs; small: whether a W step is one job. parts: of the rows, which sums over all pairs are taken in; products: see
-    `solve_ridges`.
+    `solve_ridges`; row_bytes: of X in a row block of a W step.
     """
 
     cuts: tuple[Cut, ...]
@@ -65,6 +66,7 @@ class LowRankPlan:
     small: bool
     parts: tuple[Rows, ...]
     products: tuple[Cut, ...]
+    row_bytes: int = ROW_BYTES
 
     def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
         """The jobs of a W step."""
@@ -77,9 +79,9 @@ class LowRankPlan:
         ]  # fmt: skip
 
     @property
-    def widest(self) -> tuple[int, int]:
-        """Columns of a job at most, and of one by rows."""
-        return _widest(self.cuts), _widest(self.products)
+    def widest(self) -> tuple[int, int, int]:
+        """Columns of a job at most, and of one by rows; bytes of a row block."""
+        return _widest(self.cuts), _widest(self.products), self.row_bytes
 
 
 def _widest(cuts: Sequence[Cut]) -> int:
@@ -87,13 +89,16 @@ def _widest(cuts: Sequence[Cut]) -> int:
 
 
 def lowrank_needs(
-    plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int, by_rows: int = 0
+    plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, columns: int, by_rows: int = 0, row_bytes: int = ROW_BYTES
 ) -> dict[str, int]:
-    """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows."""
+    """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows. row_bytes: of
+
+    X in a row block of a W step.
+    """
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
     wide = lanes(by_rows) if by_rows else 0
     needs = {
-        "row blocks": t * (3 * ROW_BYTES + 3 * 4 * ROW_LINES * max(width, wide) + 2 * MIB),
+        "row blocks": t * (ROW_BYTES + _row_block(dataset, max(width, wide), row_bytes) + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
@@ -105,7 +110,7 @@ def lowrank_needs(
             "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
             "columns of H": t * 4 * k * max(width, wide),
         }
-        kept = x_bytes(dataset)
+        kept = held_bytes(dataset)
         return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
     given = p.observed == "given"
     return {
@@ -115,6 +120,21 @@ def lowrank_needs(
         "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
         "pairs": t * (8 * ROW_BYTES if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
     }
+
+
+def _row_block(dataset: Dataset, width: int, row_bytes: int) -> int:
+    """Bytes of a row block of X, of the same by ranges of features, and of lines of a dense matrix for it."""
+    sorted_bytes = 8 * row_bytes // dataset.X_rows().entry_bytes
+    return row_bytes + sorted_bytes + 3 * 4 * lines_of(row_bytes) * width
+
+
+def _row_bytes(plan: MemoryPlan, dataset: Dataset, width: int, needs: dict[str, int]) -> int:
+    """Of X in a row block of a W step: more than ROW_BYTES where X has many features and the plan leaves room."""
+    if not range_bits(dataset.n_features):
+        return ROW_BYTES
+    each = (plan.budget - sum(needs.values())) // plan.threads
+    more = each * ROW_BYTES // _row_block(dataset, width, ROW_BYTES)
+    return min(LARGE_ROW_BYTES, ROW_BYTES + max(0, more))
 
 
 def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
@@ -141,24 +161,23 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     width = _widest(cuts)
     kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
     of_rows = row_parts(dataset)
-    products = _products(dataset, cuts, at_once, len(of_rows)) if p.closed else ()
+    products = _products(cuts, at_once, len(of_rows)) if p.closed else ()
     if sum(lowrank_needs(plan, dataset, p, width, _widest(products)).values()) > plan.budget:
         products = ()
-    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products)
+    wide = _widest(products)
+    needs = lowrank_needs(plan, dataset, p, width, wide)
+    row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes)
 
 
-def _products(dataset: Dataset, cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
+def _products(cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
     """Columns of a job of a W step's product by rows (see `solve_ridges`): as few ranges as leave no thread without a job.
 
-    None where the step is better done by columns: on one thread, on small data, or where each thread has wide columns whose
-    vectors no cache holds: more of them would not make a product cheaper.
+    None where the step is better done by columns: on one thread, or on small data.
     """
     if parts == 1 or at_once == 1:
         return ()
-    wide = max(1, cuts[-1][1] // _WIDE) if 8 * _WIDE * dataset.n_features > _CACHED else 1
-    if at_once <= wide:
-        return ()
-    runs = even_ranges(len(cuts), max(wide, -(-at_once // parts)))
+    runs = even_ranges(len(cuts), -(-at_once // parts))
     return tuple((cuts[first][0], cuts[last - 1][1]) for first, last in runs)
 
 
@@ -357,7 +376,9 @@ class LEMLRun:
         p, d, number, name, learned = self.parameters, self.dataset, step.number, step.name, step.learned
         h, w = self._factor(step.start, "H"), self._state("w", number)
         previous = self._factor(step.start, "W") if step.start else None
-        whole = Ridges(learned, step.lam, (0, p.rank), tuple(before["values"]), h, previous, self._sizes.parts)
+        whole = Ridges(learned, step.lam, (0, p.rank), tuple(before["values"]), h, previous, self._sizes.parts,
+            self._sizes.row_bytes,
+        )  # fmt: skip
         solves = self._sizes.ridges(whole, f"w/{number}", p, w)
         out = self._state("factors", number) / "all"
         phase = Phase(

@@ -11,7 +11,7 @@ Sums over rows are taken in parts that the data decide (`row_parts`) and added i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +20,20 @@ import numpy as np
 from xmc_stream.jobs.job import Ledger, Phase, Receipt
 from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.kernels.lines import aligned_zeros
-from xmc_stream.methods.lowrank.solver import Array, Descent, solve_columns
+from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
+from xmc_stream.methods.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.models.lowrank.factors import LINES, Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.products import BLOCK, ROW_LINES, Learned, blocks, times, x_bytes
+from xmc_stream.models.lowrank.products import (
+    BLOCK,
+    ROW_BYTES,
+    Learned,
+    RangedBlock,
+    held_bytes,
+    lines_of,
+    ranged,
+    ranged_blocks,
+    times,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -56,7 +67,7 @@ def add_in_parts(parts: Sequence[Rows], add: Callable[[Rows, Array], None], out:
 class Ridges:
     """Ridge regressions of a range of columns. values: v_c of each; labels: H; before: the W to begin from, None for 0;
 
-    parts: see `row_parts`.
+    parts: see `row_parts`. row_bytes: of X in a row block.
     """
 
     learned: Learned
@@ -66,6 +77,7 @@ class Ridges:
     labels: Factor
     before: Dense | None
     parts: tuple[Rows, ...]
+    row_bytes: int = ROW_BYTES
 
     @property
     def width(self) -> int:
@@ -78,29 +90,35 @@ class Ridges:
             return np.zeros((self.learned.n_inputs(), columns), np.float32)
         return self.before.take(self.cut)
 
+    def room(self, lines: Array) -> Array:
+        """For X S of a row block, S having such lines."""
+        return aligned_zeros((lines_of(self.row_bytes), lines.shape[1]))
+
     def _scale(self, lines: Array) -> None:
         values = np.zeros(lines.shape[1], np.float32)
         values[: self.width] = self.values
         lines *= values
 
-    def add_residual(self, x: Block, y: Block, h: Array, w: Array, out: Array) -> None:
-        """out += X^T (Y H - X W v) of a block of X and Y."""
-        targets = times(y, h)
+    def add_residual(
+        self, x: Block | RangedBlock, y: Block, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
+    ) -> None:
+        """out += X^T (Y H - X W v) of a block of X and Y. rooms: for Y H and X W."""
+        targets = times(y, h, rooms[0])
         if self.before is not None:
-            scores = self.learned.times(x, w)
+            scores = self.learned.times(x, w, rooms[1])
             self._scale(scores)
             targets -= scores
         self._leave_out(x, targets)
         self.learned.add_transposed(x, targets, out)
 
-    def add_product(self, x: Block, direction: Array, room: Array, out: Array) -> None:
+    def add_product(self, x: Block | RangedBlock, direction: Array, room: Array, out: Array) -> None:
         """out += X^T (X S v) of a block of X. room: for X S."""
         scores = self.learned.times(x, direction, room)
         self._scale(scores)
         self._leave_out(x, scores)
         self.learned.add_transposed(x, scores, out)
 
-    def _leave_out(self, x: Block, lines: Array) -> None:
+    def _leave_out(self, x: Block | RangedBlock, lines: Array) -> None:
         held_out = self.learned.kept_out(x.start, x.n)
         if held_out is not None:
             lines[held_out] = 0
@@ -140,23 +158,28 @@ class RidgeJob:
         residual = aligned_zeros(w.shape)
         np.multiply(w, np.float32(-ridges.lam), out=residual)
 
+        room, other = ridges.room(w), ridges.room(w)
+
         def add_first(rows: Rows, out: Array) -> None:
-            for x, y in blocks(X, Y, rows=rows):
-                ridges.add_residual(x, y, h, w, out)
+            for x, y in ranged_blocks(X, Y, rows=rows, row_bytes=ridges.row_bytes):
+                ridges.add_residual(x, y, h, w, (room, other), out)
 
         add_in_parts(ridges.parts, add_first, residual)
-        image, room = aligned_zeros(w.shape), aligned_zeros((ROW_LINES, w.shape[1]))
+        image = aligned_zeros(w.shape)
         passes, in_memory = 1, {}
-        if x_bytes(dataset) <= self.kept:
+        if held_bytes(dataset) <= self.kept:
             for first, last in ridges.parts:
-                cuts = range(first, last, ROW_LINES)
-                in_memory[first, last] = [(X.block(low, min(low + ROW_LINES, last)),) for low in cuts]
+                cuts = range(first, last, lines_of(ridges.row_bytes))
+                highs = (min(low + lines_of(ridges.row_bytes), last) for low in cuts)
+                in_memory[first, last] = [
+                    (ranged(X.block(low, high), X.shape[1]),) for low, high in zip(cuts, highs, strict=True)
+                ]
 
         def product(direction: Array) -> Array:
             nonlocal passes
 
             def add(rows: Rows, out: Array) -> None:
-                for (x,) in in_memory[rows] if in_memory else blocks(X, rows=rows):
+                for (x,) in in_memory.get(rows) or ranged_blocks(X, rows=rows, row_bytes=ridges.row_bytes):
                     ridges.add_product(x, direction, room, out)
 
             np.multiply(direction, np.float32(ridges.lam), out=image)
@@ -176,8 +199,8 @@ class RidgeJob:
 class PartJob:
     """The sum of a part of the rows, of a product with the Hessians, lam S included in the first part.
 
-    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. source: S. cuts: the
-    ranges of columns that it is written in.
+    number: of the product, from 1 on; 0: of X^T (Y H - X W v) - lam W, W being the one to begin from. source: S. old: the
+    sum of the product before, whose place it takes.
     """
 
     ridges: Ridges
@@ -185,6 +208,7 @@ class PartJob:
     number: int
     part: int
     source: Panels
+    old: Panels
     out: Panels
 
     @property
@@ -197,6 +221,7 @@ class PartJob:
         ridges, dataset = self.ridges, self.ridges.learned.dataset()
         X, Y = dataset.X_rows(), dataset.Y_rows()
         total = self._sum(X, Y)
+        self.old.forget(ridges.cut)
         first_column, last_column = ridges.cut
         for first, last in self.out.cuts:
             if first_column <= first and last <= last_column:
@@ -210,15 +235,15 @@ class PartJob:
         ridges, rows = self.ridges, self.ridges.parts[self.part]
         if self.number:
             direction = self.source.take(ridges.cut)
-            total, room = self._begun(direction, ridges.lam), aligned_zeros((ROW_LINES, direction.shape[1]))
-            for (x,) in blocks(X, rows=rows):
+            total, room = self._begun(direction, ridges.lam), ridges.room(direction)
+            for (x,) in ranged_blocks(X, rows=rows, row_bytes=ridges.row_bytes):
                 ridges.add_product(x, direction, room, total)
             return total
         h = ridges.labels.take(ridges.cut)
         w = ridges.start(h.shape[1])
-        total = self._begun(w, -ridges.lam)
-        for x, y in blocks(X, Y, rows=rows):
-            ridges.add_residual(x, y, h, w, total)
+        total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
+        for x, y in ranged_blocks(X, Y, rows=rows, row_bytes=ridges.row_bytes):
+            ridges.add_residual(x, y, h, w, rooms, total)
         return total
 
     def _begun(self, lines: Array, lam: float) -> Array:
@@ -235,8 +260,8 @@ _VECTORS = ("w", "residual", "direction")
 class StepJob:
     """A step of conjugate gradients of a range of columns, from the sums of all parts.
 
-    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Descent`. before, after: folders of
-    vectors; a job that runs twice reads what no job changes.
+    number: of the step; 0: the residual is the sum. square, enough: of the columns, see `Progress`. old, before, after: folders
+    of vectors; nothing is made from those of `old` any more. A job that runs twice reads what no job changes.
     """
 
     ridges: Ridges
@@ -246,6 +271,7 @@ class StepJob:
     sums: tuple[Panels, ...]
     square: tuple[float, ...]
     enough: tuple[float, ...]
+    old: str
     before: str
     after: str
 
@@ -255,34 +281,59 @@ class StepJob:
         return f"{self.name}/{self.number}/step-{self.ridges.cut[0]}"
 
     def run(self) -> Receipt:
-        """Write; the receipt has what the next step needs to know."""
-        total, cut = self._total(), self.ridges.cut
-        if self.number:
-            w, residual, direction = (self._vector(self.before, name).take(cut) for name in _VECTORS)
-            padding = (0.0,) * (total.shape[1] - self.ridges.width)
-            found = Descent(w, residual, direction, np.array(self.square + padding), np.array(self.enough + padding))
-            found.step(total)
-        else:
-            found = Descent.begin(self.ridges.start(total.shape[1]), total, self.tol)
-        width = self.ridges.width
-        for name in _VECTORS:
-            lines, out = getattr(found, name), self._vector(self.after, name)
-            for first in range(0, len(lines), LINES):
-                out.write(cut, first, lines[first : first + LINES, :width])
-        square, enough = found.square[:width].tolist(), found.enough[:width].tolist()
-        return {"square": square, "enough": enough, "going": bool(found.going.any())}
+        """Write, some lines at a time; the receipt has what the next step needs to know."""
+        for name in _VECTORS:  # now: its memory goes to what is written next
+            self._vector(self.old, name).forget(self.ridges.cut)
+        progress = self._step() if self.number else self._begin()
+        square, enough = progress.square.tolist(), progress.enough.tolist()
+        return {"square": square, "enough": enough, "going": bool(progress.going.any())}
+
+    def _begin(self) -> Progress:
+        """From the W to begin from."""
+        ridges, cut = self.ridges, self.ridges.cut
+        w, residual, direction = (self._vector(self.after, name) for name in _VECTORS)
+        square = np.zeros(ridges.width)
+        for first, last in self._lines():
+            total = self._total(first, last)
+            add_column_dots(total, total, square)
+            before = np.zeros(total.shape, np.float32) if ridges.before is None else ridges.before.read(first, last)
+            w.write(cut, first, before if before.shape == total.shape else before[:, slice(*cut)])
+            residual.write(cut, first, total)
+            direction.write(cut, first, total)
+        return Progress.begin(square, self.tol, np.float32)
+
+    def _step(self) -> Progress:
+        """A step: the curvature, w and the residual, the direction, as `Descent` has them."""
+        cut, progress = self.ridges.cut, Progress(np.array(self.square), np.array(self.enough))
+        before, after = (tuple(self._vector(folder, name) for name in _VECTORS) for folder in (self.before, self.after))
+        curvature, square = np.zeros(self.ridges.width), np.zeros(self.ridges.width)
+        for first, last in self._lines():
+            add_column_dots(before[2].read(first, last), self._total(first, last), curvature)
+        alpha = progress.alpha(curvature).astype(np.float32)
+        for first, last in self._lines():
+            w, residual, direction = (vector.read(first, last) for vector in before)
+            descend(w, residual, direction, self._total(first, last), alpha, square)
+            after[0].write(cut, first, w)
+            after[1].write(cut, first, residual)
+        beta = progress.beta(square).astype(np.float32)
+        for first, last in self._lines():
+            direction = before[2].read(first, last)
+            turn(direction, after[1].read(first, last), beta)
+            after[2].write(cut, first, direction)
+        return progress.stepped(square)
+
+    def _lines(self) -> Iterator[Rows]:
+        n = self.ridges.learned.n_inputs()
+        return ((first, min(first + LINES, n)) for first in range(0, n, LINES))
 
     def _vector(self, folder: str, name: str) -> Panels:
         return Panels(f"{folder}/{name}", self.ridges.learned.n_inputs(), (self.ridges.cut,))
 
-    def _total(self) -> Array:
-        """The sums of the parts, added in their order."""
-        first, *others = (replace(panels, cuts=(self.ridges.cut,)) for panels in self.sums)
-        total = first.take(self.ridges.cut)
-        for panels in others:
-            for low in range(0, len(total), LINES):
-                high = min(low + LINES, len(total))
-                total[low:high, : self.ridges.width] += panels.read(low, high)
+    def _total(self, first: int, last: int) -> Array:
+        """Lines of the sums of the parts, added in their order."""
+        total, *others = (replace(panels, cuts=(self.ridges.cut,)).read(first, last) for panels in self.sums)
+        for other in others:
+            total += other
         return total
 
 
@@ -336,7 +387,15 @@ class _ByRows:
             values = tuple(v for job in self.jobs if cut[0] <= job.ridges.cut[0] < cut[1] for v in job.ridges.values)
             ridges = replace(self.jobs[0].ridges, cut=cut, values=values)
             out += [
-                PartJob(ridges, self.jobs[0].name, number, part, source, self._sums(number, part))
+                PartJob(
+                    ridges,
+                    self.jobs[0].name,
+                    number,
+                    part,
+                    source,
+                    self._sums(number - 1, part),
+                    self._sums(number, part),
+                )
                 for part in range(len(ridges.parts))
             ]
         return out
@@ -344,7 +403,7 @@ class _ByRows:
     def steps(self, number: int, before: Sequence[Receipt]) -> list[StepJob]:
         """Jobs of the step behind it. before: receipts of the step before."""
         sums = tuple(self._sums(number, part) for part in range(len(self.jobs[0].ridges.parts)))
-        folders = tuple(str(self.folder / f"vectors-{of}") for of in (number - 1, number))
+        folders = tuple(str(self.folder / f"vectors-{of}") for of in (number - 2, number - 1, number))
         return [
             StepJob(
                 job.ridges, job.name, number, job.cg_tol, sums, tuple(receipt.get("square", ())),
@@ -352,11 +411,6 @@ class _ByRows:
             )
             for job, receipt in zip(self.jobs, before, strict=True)
         ]  # fmt: skip
-
-    def forget(self, number: int) -> None:
-        """Remove what this step was made from."""
-        remove(self.folder / f"sums-{number}")
-        remove(self.folder / f"vectors-{number - 1}")
 
 
 def solve_ridges(
@@ -379,7 +433,6 @@ def solve_ridges(
         yield replace(phase, jobs=by_rows.parts(number), kept=False, span=_within(phase.span, ends[0], ends[1]))
         steps = by_rows.steps(number, receipts)
         receipts = yield replace(phase, jobs=steps, kept=False, span=_within(phase.span, ends[1], ends[2]))
-        by_rows.forget(number)
         number += 1
     stores = [
         StoreJob(job, replace(by_rows.vector(number - 1, "w"), cuts=(job.ridges.cut,)), number - 1) for job in jobs

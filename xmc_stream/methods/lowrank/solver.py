@@ -68,45 +68,70 @@ def column_dots(left: Array, right: Array) -> NDArray[np.float64]:
     return out
 
 
-@dataclass
-class Descent:
-    """Conjugate gradients for Hessian_c w_c = b_c, each column c by itself, a step at a time.
+@dataclass(frozen=True)
+class Progress:
+    """How far conjugate gradients are in each column. square: ||residual_c||^2; enough: where a column ends."""
 
-    w, residual (b - Hessian w), direction: D x c; square: ||residual_c||^2; enough: where a column ends. Each column takes
-    its own steps, so it comes out the same whatever columns are beside it.
-    """
-
-    w: Array
-    residual: Array
-    direction: Array
     square: NDArray[np.float64]
     enough: NDArray[np.float64]
 
     @classmethod
-    def begin(cls, w: Array, residual: Array, tol: float) -> Descent:
-        """From w. A column ends where its residual is `tol` of what it is now, or the type's precision."""
-        square = column_dots(residual, residual)
-        tol = max(tol, float(np.finfo(residual.dtype).eps))  # beyond that lie denormal numbers, which are slow
-        direction = aligned_zeros(residual.shape, residual.dtype)
-        direction[:] = residual
-        return cls(w, residual, direction, square, tol * tol * square)
+    def begin(cls, square: NDArray[np.float64], tol: float, dtype: Any) -> Progress:
+        """A column ends where its residual is `tol` of what it is now, or the type's precision."""
+        tol = max(tol, float(np.finfo(dtype).eps))  # beyond that lie denormal numbers, which are slow
+        return cls(square, tol * tol * square)
 
     @property
     def going(self) -> NDArray[np.bool_]:
         """Columns that have not ended."""
         return (self.square > self.enough) & (self.square > 0)
 
+    def alpha(self, curvature: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Lengths of the steps. curvature: direction_c . Hessian_c direction_c."""
+        some = self.going & (curvature > 0)
+        return np.asarray(np.where(some, self.square / np.where(curvature > 0, curvature, 1.0), 0.0))
+
+    def beta(self, after: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the next directions have of those before. after: ||residual_c||^2 behind the step."""
+        return np.asarray(np.where(self.going, after / np.where(self.square > 0, self.square, 1.0), 0.0))
+
+    def stepped(self, after: NDArray[np.float64]) -> Progress:
+        """Behind the step."""
+        return Progress(np.where(self.going, after, self.square), self.enough)
+
+
+@dataclass
+class Descent:
+    """Conjugate gradients for Hessian_c w_c = b_c, each column c by itself, a step at a time.
+
+    w, residual (b - Hessian w), direction: D x c. Each column takes its own steps, so it comes out the same whatever columns
+    are beside it.
+    """
+
+    w: Array
+    residual: Array
+    direction: Array
+    progress: Progress
+
+    @classmethod
+    def begin(cls, w: Array, residual: Array, tol: float) -> Descent:
+        """From w."""
+        direction = aligned_zeros(residual.shape, residual.dtype)
+        direction[:] = residual
+        return cls(w, residual, direction, Progress.begin(column_dots(residual, residual), tol, residual.dtype))
+
+    @property
+    def going(self) -> NDArray[np.bool_]:
+        """Columns that have not ended."""
+        return self.progress.going
+
     def step(self, image: Array) -> None:
         """A step of the columns that have not ended. image: Hessian direction. Overwrites w, residual and direction."""
-        going, square = self.going, self.square
-        curvature = column_dots(self.direction, image)
-        alpha = np.where(going & (curvature > 0), square / np.where(curvature > 0, curvature, 1.0), 0.0)
-        alpha = alpha.astype(self.w.dtype)
-        after = np.empty_like(square)
+        alpha = self.progress.alpha(column_dots(self.direction, image)).astype(self.w.dtype)
+        after = np.zeros(len(alpha))
         descend(self.w, self.residual, self.direction, image, alpha, after)
-        beta = np.where(going, after / np.where(square > 0, square, 1.0), 0.0)
-        turn(self.direction, self.residual, beta.astype(self.w.dtype))
-        self.square = np.where(going, after, square)
+        turn(self.direction, self.residual, self.progress.beta(after).astype(self.w.dtype))
+        self.progress = self.progress.stepped(after)
 
 
 def solve_columns(w: Array, residual: Array, product: Callable[[Array], Array], most: int, tol: float) -> int:

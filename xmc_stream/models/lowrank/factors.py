@@ -120,6 +120,12 @@ class Panels:
         Path(to.folder).mkdir(parents=True, exist_ok=True)
         os.replace(self._file(cut), to._file(cut))
 
+    def forget(self, within: Cut) -> None:
+        """Remove the ranges of columns that lie within one, as far as they are there."""
+        for cut in self.cuts:
+            if within[0] <= cut[0] and cut[1] <= within[1]:
+                Path(self._file(cut)).unlink(missing_ok=True)
+
     def _fill(self, cut: Cut, first: int, out: NDArray[np.float32]) -> NDArray[np.float32]:
         """Lines of one range of columns, from `first` on, into an array of its own."""
         stop_if_unwanted()

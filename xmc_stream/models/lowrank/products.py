@@ -20,6 +20,7 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
+from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import auc_units
 from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
@@ -31,6 +32,10 @@ from xmc_stream.store.matrix import Block, SparseMatrix, stream
 BLOCK, LINES = 1024, 4096
 ROW_BYTES = 4 * MIB  # of X in a row block, and of Y
 ROW_LINES = 2048  # rows of a row block, at most
+LARGE_ROW_BYTES = 32 * MIB  # of X in a row block by ranges of features, at most
+_LINE_BYTES = ROW_BYTES // ROW_LINES
+_RANGE_BITS = 14  # features of a range: 4 MB of a line of 64 columns each
+_RANGES = 256  # about, at most: more are slow to fill
 _HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
 _LEAST_HELD = 1000  # rows, about, whatever that takes
 PLACES = 5  # of the ranking of a held-out row that are looked at
@@ -42,6 +47,58 @@ def blocks(*matrices: SparseMatrix, rows: tuple[int, int] | None = None) -> Iter
     """Rows [first, last) of matrices, or all, by row blocks."""
     first, last = rows or (0, matrices[0].n_lines)
     return stream(matrices, ROW_BYTES, first, last, ROW_LINES)
+
+
+@dataclass(frozen=True)
+class RangedBlock:
+    """Rows [start, start + n) of X, by ranges of features."""
+
+    start: int
+    n: int
+    entries: Ranges
+
+
+Rows = Block | RangedBlock
+
+
+def range_bits(n_features: int) -> int:
+    """2^bits features are a range; 0 where X has so few that rows are as good as they stand."""
+    if n_features <= 2 << _RANGE_BITS:
+        return 0
+    # a place has 32 bits: a row's number needs these of the most lines of a block
+    return min(
+        max(_RANGE_BITS, (n_features // _RANGES).bit_length()), 32 - (lines_of(LARGE_ROW_BYTES) - 1).bit_length()
+    )
+
+
+def lines_of(row_bytes: int) -> int:
+    """Rows of a row block, at most."""
+    return row_bytes // _LINE_BYTES
+
+
+def ranged(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> Rows:
+    """A block of X by ranges of features, where X has many. places, values: to fill, in the place of new arrays."""
+    bits, nnz = range_bits(n_features), len(block.indices)
+    if not bits:
+        return block
+    places = np.empty(nnz, np.uint32) if places is None else places
+    values = np.empty(nnz, np.float32) if values is None else values
+    starts = np.empty(((n_features - 1) >> bits) + 2, np.int64)
+    entries = Ranges(bits, starts, places[:nnz], values[:nnz])
+    into_ranges(*csr(block), entries)
+    return RangedBlock(block.start, block.n, entries)
+
+
+def ranged_blocks(
+    X: SparseMatrix, *others: SparseMatrix, rows: tuple[int, int], row_bytes: int
+) -> Iterator[tuple[Any, ...]]:
+    """Rows [first, last) of X by ranges of features, of other matrices as they stand; row_bytes: of X in a block."""
+    bits = range_bits(X.shape[1])
+    most = min(X.nnz, row_bytes // X.entry_bytes) if bits else 0
+    places, values = np.empty(most, np.uint32), np.empty(most, np.float32)
+    sizes = (row_bytes, *[ROW_BYTES] * len(others))
+    for x, *beside in stream((X, *others), sizes, *rows, lines_of(row_bytes)):
+        yield (ranged(x, X.shape[1], places, values), *beside)
 
 
 @dataclass(frozen=True)
@@ -70,16 +127,19 @@ class Learned:
         """Rows of W: features, and the bias."""
         return self.dataset().n_features + self.bias
 
-    def times(self, x: Block, dense: Array, room: Array | None = None) -> Array:
+    def times(self, x: Rows, dense: Array, room: Array | None = None) -> Array:
         """A block of X, with the bias, times a dense matrix."""
         out = times(x, dense, room)
         if self.bias:
             out += dense[-1]
         return out
 
-    def add_transposed(self, x: Block, lines: Array, out: Array) -> None:
+    def add_transposed(self, x: Rows, lines: Array, out: Array) -> None:
         """out += the transpose of a block of X, with the bias, times a dense matrix."""
-        add_transposed(*csr(x), lines, out)
+        if isinstance(x, RangedBlock):
+            add_transposed_ranges(x.entries, lines, out)
+        else:
+            add_transposed(*csr(x), lines, out)
         if self.bias:
             add_lines(lines, out[-1])
 
@@ -98,10 +158,13 @@ def csr(block: Block) -> tuple[Array, Array, Array]:
     return block.indptr, block.indices, data
 
 
-def times(block: Block, dense: Array, room: Array | None = None) -> Array:
+def times(block: Rows, dense: Array, room: Array | None = None) -> Array:
     """A block's rows times a dense matrix, in the first lines of `room` if there is one."""
     out = np.empty((block.n, dense.shape[1]), dense.dtype) if room is None else room[: block.n]
-    multiply(*csr(block), dense, out)
+    if isinstance(block, RangedBlock):
+        multiply_ranges(block.entries, dense, out)
+    else:
+        multiply(*csr(block), dense, out)
     return out
 
 
@@ -109,6 +172,12 @@ def x_bytes(dataset: Dataset) -> int:
     """Of X in memory."""
     X = dataset.X_rows()
     return int(X.nnz * X.entry_bytes + 8 * (X.n_lines + 1))
+
+
+def held_bytes(dataset: Dataset) -> int:
+    """Of X in memory, as products take it: with its values, or by ranges of features."""
+    X = dataset.X_rows()
+    return 8 * int(X.nnz + X.n_lines + 1)
 
 
 @dataclass(frozen=True)
