@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -29,6 +30,7 @@ class _OneLine(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
+        atexit.register(gc.freeze)  # nor when Python ends: 0.08 s
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
             with Signals(f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"):
