@@ -30,7 +30,6 @@ class _OneLine(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
-        atexit.register(gc.freeze)  # nor when Python ends: 0.08 s
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
             with Signals(f"xmc-stream: {arguments[0]} was interrupted by {{}}: {_AGAIN.get(arguments[0], _ANEW)}"):
@@ -62,3 +61,25 @@ for _command in (
     learn.plan, learn.train, tuning.tune, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)
+
+
+def program() -> None:
+    """The command `xmc-stream`, in a process that is nobody else's.
+
+    Where it ends well, all that was registered for the end is called, and Python then does not put away a million objects
+    one by one: 0.12 s.
+    """
+    ended_well = False
+
+    def leave() -> None:
+        if ended_well:
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            except OSError:  # Python says it
+                return
+            os._exit(0)
+
+    atexit.register(leave)  # the first one is called last
+    main()
+    ended_well = True

@@ -49,7 +49,9 @@ def note_loaded(name: str) -> None:
     note = _note(name)
     if note is not None:
         listed = [
-            (kernel.py_func.__module__, kernel.py_func.__name__, types) for kernel in KERNELS for types in kernel.overloads
+            (kernel.py_func.__module__, kernel.py_func.__name__, types)
+            for kernel in KERNELS
+            for types in kernel.overloads
         ]
         with suppress(OSError):
             note.write_bytes(pickle.dumps(listed))

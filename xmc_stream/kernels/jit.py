@@ -92,7 +92,7 @@ def _kept(compiled: Any) -> Any:
 def _without_compiler(cache: Any) -> Callable[..., Any]:
     """Load kept code with no more than it needs: memory from numba's runtime.
 
-    Numba would first load all that a compiler needs, in 0.1 s and 20 MB. Where nothing is kept it compiles, and loads that then.
+    Numba would first load all that a compiler needs, in 0.1 s and 20 MB. Where nothing is kept it compiles, and does that then.
     """
 
     def load(signature: Any, context: Any) -> Any:

@@ -28,7 +28,8 @@ from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
 
 _ENTRIES = 1 << 21  # of active rows solved at most: 16 MiB, a fraction of a second
-_SHARE, _FEW_ENTRIES = 16, 1 << 17  # of all that the first round solves, one in so many, or so many where those are fewer
+_SHARE = 16  # of what the first round solves, one entry in so many at most,
+_FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
