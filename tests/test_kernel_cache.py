@@ -132,16 +132,23 @@ def test_what_is_compiled_is_loaded_from_a_list_and_without_the_compiler(tmp_pat
 
 PROGRAM = """
 import atexit
-from xmc_stream.cli import program
-atexit.register(lambda: print("put away"))
+from xmc_stream.cli import main, program
+
+@main.command()
+def late():
+    atexit.register(lambda: print("put away"))
+    print("done")
+
+@main.command()
+def failing():
+    late.callback()
+    raise OSError("no")
+
 program()
 """
 
 
-def test_a_program_calls_what_is_registered_for_the_end() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "put away"
-    failed = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
-    assert failed.returncode == 1
-    assert failed.stdout.splitlines()[-1] == "put away"
+@pytest.mark.parametrize(("command", "code"), [("late", 0), ("failing", 1)])
+def test_a_program_calls_what_a_command_registered_for_the_end(command: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")) == (code, ["done", "put away", ""]), done.stderr

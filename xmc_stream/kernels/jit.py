@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import njit
 from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 try:
     import fcntl
@@ -84,7 +84,7 @@ def _kept(compiled: Any) -> Any:
         file._source_stamp = file._source_stamp, sources()
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
-    if hasattr(cache, "_load_overload"):
+    if cache is not None and hasattr(cache, "_load_overload"):
         cache.load_overload = _without_compiler(cache)
     return compiled
 
