@@ -81,3 +81,74 @@ def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> Non
     first = peak("first")
     assert len(list(tmp_path.rglob("*.compiled"))) == 1
     assert first < peak("again") + 20e6
+
+
+WARM_UP = """
+import os
+import numpy as np
+from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.kernels.csr import count_indices
+
+class Counting(WarmUp):
+    loads = "counting"
+
+    def load(self) -> None:
+        assert "LISTED" not in os.environ
+        count("int32")
+
+def count(kind):
+    counts = np.zeros(4, np.int64)
+    count_indices(np.array([1, 1, 2], kind), counts)
+    assert counts.tolist() == [0, 2, 1, 0]
+"""
+RUN = """
+import sys
+from counting import Counting, count, count_indices
+Counting().run()
+assert len(count_indices.signatures) == 1
+if sys.argv[1] == "again":
+    count("int32")
+    assert not {"numba.np.arraymath", "scipy.linalg"} & set(sys.modules)
+    count("int64")  # which compiles
+    assert len(count_indices.signatures) == 2
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_is_loaded_from_a_list_and_without_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(WARM_UP)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    environment = {
+        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
+    }  # fmt: skip
+
+    def run(which: str, **more: str) -> None:
+        subprocess.run([sys.executable, "-c", RUN, which], env={**environment, **more}, check=True)
+
+    run("first")
+    assert len(list(tmp_path.rglob("*.compiled"))) == 1
+    run("again", LISTED="yes")
+
+
+PROGRAM = """
+import atexit
+from xmc_stream.cli import main, program
+
+@main.command()
+def late():
+    atexit.register(lambda: print("put away"))
+    print("done")
+
+@main.command()
+def failing():
+    late.callback()
+    raise OSError("no")
+
+program()
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("late", 0), ("failing", 1)])
+def test_a_program_calls_what_a_command_registered_for_the_end(command: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")) == (code, ["done", "put away", ""]), done.stderr

@@ -9,16 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert import opened_source, taken_over, without_labels
-from xmc_stream.convert.jobs import LoadJob
-from xmc_stream.convert.plan import ConversionPlan, plan_memory
-from xmc_stream.convert.run import threads_for
-from xmc_stream.convert.source import Part
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.evaluation import comparing_needs
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
 from xmc_stream.methods.contract import Task
@@ -28,6 +23,10 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, memory_plan
 from xmc_stream.progress import current, duration
 from xmc_stream.store.dataset import Dataset
+
+if TYPE_CHECKING:
+    from xmc_stream.convert.plan import ConversionPlan
+    from xmc_stream.convert.source import Part
 
 _EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's own objects, pages from run to run
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
@@ -114,6 +113,8 @@ def plan_prediction(
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
         forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine, workers)
     if evaluate and forecast["fits"]:
+        from xmc_stream.evaluation import comparing_needs  # `train` starts in less time without
+
         forecast["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
         forecast["peak_rss"] = min(sum(forecast["peak_parts"].values()), limit.limit)
     return {"command": name, "peak_phase": name, **forecast}
@@ -180,6 +181,10 @@ def plan_conversion(
     format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
+    from xmc_stream.convert.jobs import LoadJob  # as above
+    from xmc_stream.convert.plan import plan_memory
+    from xmc_stream.convert.run import threads_for
+
     limit = Execution(memory_limit).limit()
     train = None if like is None else taken_over(like)
     opened = opened_source(source, labels, without_labels(train, options) if new_labels else train, format, options)

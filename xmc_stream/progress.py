@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from tqdm import tqdm
-
 LOG = logging.getLogger("xmc_stream")
 LOG.addHandler(logging.NullHandler())
 STEPS = logging.getLogger("xmc_stream.progress")
@@ -167,6 +165,8 @@ class Progress:
     def _draw(self) -> None:
         with self._lock:
             if self._bar is None:
+                from tqdm import tqdm  # who sees no bar starts in less time without
+
                 self._bar = tqdm(
                     total=1.0, leave=False, delay=1e-9, file=sys.stderr, bar_format="{desc}|{bar:20}| {unit}"
                 )

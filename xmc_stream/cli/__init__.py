@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -62,3 +63,25 @@ for _command in (
     learn.plan, learn.train, tuning.tune, learn.calibrate, learn.predict, learn.evaluate, learn.demo,
 ):  # fmt: skip
     main.add_command(_command)
+
+
+def program() -> None:
+    """The command `xmc-stream`, in a process that is nobody else's.
+
+    Where it ends well, all that was registered for the end is called, and Python then does not put away a million objects
+    one by one: 0.12 s.
+    """
+    ended_well = False
+
+    def leave() -> None:
+        if ended_well:
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            except OSError:  # Python says it
+                return
+            os._exit(0)
+
+    atexit.register(leave)  # the first one is called last
+    main()
+    ended_well = True

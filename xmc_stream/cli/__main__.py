@@ -1,5 +1,5 @@
 """`python -m xmc_stream.cli`."""
 
-from xmc_stream.cli import main
+from xmc_stream.cli import program
 
-main()
+program()

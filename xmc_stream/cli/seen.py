@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 from xmc_stream.progress import LOG, STEPS, working
 
 
@@ -22,7 +20,12 @@ class _Lines(logging.Handler):
             if bar and record.levelno >= logging.INFO:
                 return
             line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {line}"
-        tqdm.write(line, file=sys.stderr)
+        if bar:
+            from tqdm import tqdm  # see `progress`
+
+            tqdm.write(line, file=sys.stderr)
+        else:
+            sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
 

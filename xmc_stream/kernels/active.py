@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.bits import sort_numbers
+from xmc_stream.kernels.bits import place_of, sort_numbers
 from xmc_stream.kernels.domains import FIRST_NEGATIVES
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.permutation import key_of, permuted, word_bits
@@ -46,7 +46,7 @@ def start_sets(
         while filled < wanted:
             row = permuted(t, n_samples, bits, key)
             t += 1
-            q = np.searchsorted(mine, row)
+            q = place_of(mine, 0, len(mine), row)
             if q == len(mine) or mine[q] != row:
                 rows[filled] = row
                 filled += 1
@@ -210,5 +210,5 @@ def count_below(
     for c in range(len(ptr) - 1):
         q = ptr[c]
         for b in range(len(bounds)):
-            q += np.searchsorted(rows[q : ptr[c + 1]], bounds[b])
+            q = place_of(rows, q, ptr[c + 1], bounds[b])
             counts[c, b] += q - ptr[c]

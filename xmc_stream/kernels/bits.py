@@ -1,4 +1,4 @@
-"""Sorting small numbers by the bits that they set."""
+"""Sorting small numbers by the bits that they set, and finding one among sorted ones."""
 
 from __future__ import annotations
 
@@ -35,3 +35,15 @@ def sort_numbers(numbers: NDArray[Any], n_all: int) -> None:
             numbers[filled] = w * 64 + popcount((word ^ rest) - one)
             filled += 1
             word = rest
+
+
+@kernel
+def place_of(numbers: NDArray[Any], low: int, high: int, number: int) -> int:
+    """The first place in [low, high) of ascending numbers that holds `number` or a larger one; high where none does."""
+    while low < high:
+        middle = (low + high) >> 1
+        if numbers[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low

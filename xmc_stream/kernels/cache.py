@@ -1,16 +1,21 @@
-"""Whether kernels were compiled before: a note beside numba's cache, for the very sources, numba and processor."""
+"""Which kernels were compiled before: notes beside numba's cache, for the very sources, numba and processor.
+
+A note may list kernels with the types of their arguments: then they are loaded without being called.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import pickle
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.registry import cpu_target
 
-from xmc_stream.kernels.jit import sources
+from xmc_stream.kernels.jit import KERNELS, sources
 from xmc_stream.kernels.permutation import mix
 
 
@@ -37,3 +42,28 @@ def note_compiled(name: str) -> None:
     if note is not None:
         with suppress(OSError):
             note.touch()
+
+
+def note_loaded(name: str) -> None:
+    """Say so, and list the kernels that this process has loaded: of those that it compiled also what they call."""
+    note = _note(name)
+    if note is not None:
+        listed = [
+            (kernel.py_func.__module__, kernel.py_func.__name__, types)
+            for kernel in KERNELS
+            for types in kernel.overloads
+        ]
+        with suppress(OSError):
+            note.write_bytes(pickle.dumps(listed))
+
+
+def load_listed(name: str) -> bool:
+    """Load what a note lists; False where it lists nothing."""
+    note = _note(name)
+    try:
+        listed = pickle.loads(b"" if note is None else note.read_bytes())
+    except (EOFError, OSError):
+        return False
+    for module, kernel, types in listed:
+        getattr(import_module(module), kernel).compile(types)
+    return True

@@ -440,6 +440,16 @@ def awake_in_order(
 
 
 @kernel
+def wake(asleep: NDArray[np.bool_], n: int) -> bool:
+    """Have the first n rows awake; returns whether one of them was asleep."""
+    woken = False
+    for q in range(n):
+        woken |= asleep[q]
+        asleep[q] = False
+    return woken
+
+
+@kernel
 def solve_classes(
     first: int,
     sets: ActiveSets,
@@ -487,9 +497,8 @@ def solve_classes(
             v0, worst = descend(visit, visit, mine, squares, signs, alphas, asleep, bar, v, v0, own, of_rows)
             bar = worst
             if worst <= tol:
-                if not asleep[:n].any():
+                if not wake(asleep, n):
                     break
-                asleep[:n] = False
                 bar = np.inf
         for q in range(n):
             order[q] = q

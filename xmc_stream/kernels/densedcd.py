@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, ActiveSets
-from xmc_stream.kernels.dcd import Scratch, Steps, awake_in_order, dual_terms
+from xmc_stream.kernels.dcd import Scratch, Steps, awake_in_order, dual_terms, wake
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.penalty import Penalty, Times, of_class, of_lines, of_row
@@ -186,9 +186,8 @@ def solve_dense_classes(
                 order[:n_awake], mine, lines, squares, signs, alphas, asleep, bar, v, v0, own, weights.rows
             )
             if bar <= steps.tol:
-                if not asleep[:n].any():
+                if not wake(asleep, n):
                     break
-                asleep[:n] = False
                 bar = np.inf
         statistics[c, 3] = _violation(mine, lines, signs, alphas, v, v0, own, weights.rows, steps.enough)
         count, square, kept, bias = _take_weights(

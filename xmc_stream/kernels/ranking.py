@@ -168,7 +168,9 @@ def top_k(x: CSR, classes: TileClasses, terms: NDArray[np.float32], best: Rankin
         for c in range(width):
             unmet[c] = sureness(unmet[c])
     calibrate_row(unmet, by)
-    highest = unmet.max() if width else np.float32(0.0)
+    highest = unmet[0] if width else np.float32(0.0)
+    for c in range(1, width):
+        highest = max(highest, unmet[c])
     n_dense = dense_rows(indptr, len(start) - 1)
     if n_dense:
         _top_k_dense(n_dense, x, classes, terms, best, barred)

@@ -213,14 +213,17 @@ def search(
     bias_loss = of_bias.copy()  # of the row at hand, if rows have weights
     width = len(scores)
     one, zero = np.float32(1.0), np.float32(0.0)
-    at, next_row = best.begin + best.size, np.full(width, _NO_ROW)
+    at, next_row = np.empty(width, np.int64), np.full(width, _NO_ROW)
     for s in range(width):
+        at[s] = best.begin[s] + best.size[s]
         if ahead.next[s] < ahead.end[s]:
             next_row[s] = ahead.rows[ahead.next[s]]
     marks, touched = np.zeros(width, np.int32), np.empty(width, np.uint16)
     hits = np.empty(width + 1, np.uint16)  # slots that a row scores above the threshold of
-    waiting = np.flatnonzero(bias > threshold)  # slots that take any row
-    n_waiting = len(waiting)
+    waiting, n_waiting = np.empty(width, np.uint16), 0  # slots that take any row
+    for c in range(width):
+        waiting[n_waiting] = c
+        n_waiting += int(bias[c] > threshold[c])
     for i in range(len(indptr) - 1):
         row, mark = first_row + i, i + 1
         most = width // FEW - n_waiting
@@ -229,7 +232,8 @@ def search(
         if i < n_dense:
             if i % TOGETHER == 0:
                 score_four(x, i, tile, four, of_four)
-            scores[:] = of_four[i % TOGETHER]
+            for c in range(width):
+                scores[c] = of_four[i % TOGETHER, c]
         elif few:
             n_touched = score_few(
                 indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, mark, marks, touched

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.bits import place_of
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.dcd import add_rows, descend, violation
 from xmc_stream.kernels.jit import kernel
@@ -75,8 +76,8 @@ class GroupScratch(NamedTuple):
 @kernel
 def _bounds(rows: NDArray[Any], begin: int, end: int, low: int, high: int) -> tuple[int, int]:
     """The entries of [begin, end) whose rows are in [low, high)."""
-    mine = rows[begin:end]
-    return begin + int(np.searchsorted(mine, low)), begin + int(np.searchsorted(mine, high))
+    first = place_of(rows, begin, end, low)
+    return first, place_of(rows, first, end, high)
 
 
 @kernel

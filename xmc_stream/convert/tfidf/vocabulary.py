@@ -202,7 +202,7 @@ class ChooseLabels:
             joined: _Joined | _Found | None = None
             if self.like:
                 known = Names(Path(self.like) / "names" / "labels")
-                if self.words.n:
+                if any(run.n for run in self.words):
                     joined = _Joined(known.path) if ascend(known) else _Found(known)
                 for window in known.windows():
                     names.append(window)

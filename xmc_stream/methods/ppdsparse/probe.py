@@ -28,6 +28,8 @@ from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT
 
 _ENTRIES = 1 << 21  # of active rows solved at most: 16 MiB, a fraction of a second
+_SHARE = 16  # of what the first round solves, one entry in so many at most,
+_FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
@@ -140,6 +142,7 @@ class ProbeJob:
             return classes
         classes = classes[np.argsort(active, kind="stable")]
         entries = np.sort(active) * max(row_length, 1.0)
+        most = min(most, max(float(entries.sum()) / _SHARE, _FEW_ENTRIES))
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
         n = min(max(n, _FEWEST), len(classes), UNIT)
         chosen = np.unique((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
