@@ -21,6 +21,8 @@ from xmc_stream.kernels.search import BINS, SPARE
 from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS
 from xmc_stream.models.linear.tiles import TileRange, widest
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import stream_bytes
 
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
@@ -317,8 +319,24 @@ def _cut_blocks(
     return blocks
 
 
-def search_ranges(plan: MemoryPlan, n_samples: int) -> list[tuple[int, int]]:
-    """The rows of each search job of a class block."""
-    at_once = plan.threads * plan.processes
-    parts = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
-    return even_ranges(n_samples, max(parts, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes
+def search_parts(plan: MemoryPlan, dataset: Dataset, n_spans: int, interval: int) -> int:
+    """How many jobs share the spans of a search's only class block, for each range of rows.
+
+    Jobs that share rows each find as many rows a class as one alone would, and other processes make the same tiles; jobs
+    that share classes only read the same rows. So where a job would have few rows, and all are read from memory. Parts
+    differ by a span: they are as many as leave a tenth of the time idle at most. interval: of the block.
+    """
+    n, at_once = dataset.n_samples, plan.threads * plan.processes
+    if n >= at_once * _SEARCH_ROWS or interval < _most_rows(plan, n):
+        return 1
+    if stream_bytes((dataset.X_rows(), dataset.Y_rows()), [(0, n)]) > plan.limit:
+        return 1
+    parts = (k for k in range(1, min(at_once, n_spans) + 1) if at_once % k == 0)
+    return max(k for k in parts if 10 * k * -(-n_spans // k) <= 11 * n_spans)
+
+
+def search_ranges(plan: MemoryPlan, n_samples: int, parts: int = 1) -> list[tuple[int, int]]:
+    """The rows of each search job of a class block, whose spans so many jobs share."""
+    at_once = plan.threads * plan.processes // parts
+    ranges = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
+    return even_ranges(n_samples, max(ranges, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
@@ -38,6 +38,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     class_blocks,
     plan_solve,
     search_interval,
+    search_parts,
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.scale import settled
@@ -491,7 +492,11 @@ class PPDSparseRun:
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
         blocks = self._cut_classes(round_, check, kind, solves)
-        phases = [self._search_jobs(round_, check, kind, *block) for block in blocks]
+        parts = 1
+        if len(blocks) == 1:
+            spans, _, interval = blocks[0]
+            parts = search_parts(self.plan, self.dataset, len(spans), interval)
+        phases = [self._search_jobs(round_, check, kind, parts, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [CandidateFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -517,21 +522,29 @@ class PPDSparseRun:
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
-    ) -> list[SearchJob]:
+        self, round_: int, check: bool, kind: str, parts: int, spans: tuple[UnitSpan, ...], cache_bytes: int,
+        interval: int,
+    ) -> list[SearchJob]:  # fmt: skip
+        """The jobs of a class block, whose spans so many share for each range of rows."""
         d, p = self.dataset, self.parameters
         near = p.near if kind == EXACT else -p.tol
         if self.warm_start and round_ == 0:
             near = p.warm_near(self._of_start)
-        name = f"{kind + '.' if kind else ''}{spans[0].first}-{spans[-1].last}"
-        return [
-            SearchJob(
-                str(d.path), p, self.seed, round_, check, kind, start, stop, spans,
-                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval, near,
-                self.weights,
-            )
-            for start, stop in search_ranges(self.plan, d.n_samples)
-        ]  # fmt: skip
+        if parts > 1:
+            interval = d.n_samples
+        jobs: list[SearchJob] = []
+        for low, high in even_ranges(len(spans), parts):
+            mine = spans[low:high]
+            name = f"{kind + '.' if kind else ''}{mine[0].first}-{mine[-1].last}"
+            jobs += [
+                SearchJob(
+                    str(d.path), p, self.seed, round_, check, kind, start, stop, mine, parts,
+                    str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval, near,
+                    self.weights,
+                )
+                for start, stop in search_ranges(self.plan, d.n_samples, parts)
+            ]  # fmt: skip
+        return jobs
 
     def _cut_classes(
         self, round_: int, check: bool, kind: str, solves: list[Receipt]
