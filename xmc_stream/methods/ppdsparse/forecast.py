@@ -26,7 +26,6 @@ from xmc_stream.methods.ppdsparse.plan import (
     choose_streamed,
     class_blocks,
     held_rows,
-    search_interval,
     search_needs,
     search_parts,
     search_ranges,
@@ -52,11 +51,12 @@ Needs = dict[str, int]
 
 
 class _Cut(NamedTuple):
-    """Of a search: its class blocks, the parts that jobs take of a block, and the ranges of rows of each."""
+    """Of a search: its class blocks, the parts that jobs take of a block, the ranges of rows of each, bytes by component."""
 
     blocks: int
     parts: int
-    ranges: int
+    ranges: list[tuple[int, int]]
+    needs: Needs
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,10 @@ class PPDSparseForecaster(Forecaster):
         if self.warm_start is not None:
             known = self.warm_start.shape == (d.n_features, d.n_labels)
             units = self._start_units(self.warm_start) if known else self._units(0, False)
-            cut = class_blocks(plan, units, d.n_features, d.n_samples)
-            cuts.append(self._cut(plan, cut))
-            phases["warm start: search"] = self._most(plan, cut)
+            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
+            phases["warm start: search"] = cuts[-1].needs
         for round_ in range(self.rounds):
-            needs = self._solve_needs(plan, solve, round_, cuts[-1].ranges if cuts else 1)
+            needs = self._solve_needs(plan, solve, round_, len(cuts[-1].ranges) if cuts else 1)
             if (
                 self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
             ):  # beside the solves of other threads
@@ -192,34 +191,27 @@ class PPDSparseForecaster(Forecaster):
             phases[f"round {round_ + 1}: solve"] = needs
             if self.carried and round_ + 1 == self.rounds:
                 break
-            cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
-            cuts.append(self._cut(plan, cut))
+            units = self._units(round_, round_ + 1 == self.rounds)
+            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
-            phases[name] = self._most(plan, cut)
-        streamed = sum(
-            stream_bytes((self.X, self.Y), search_ranges(plan, d.n_samples, cut.parts)) * cut.blocks * cut.parts
-            for cut in cuts
-        )
+            phases[name] = cuts[-1].needs
+        streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         gathered = self._gathered(plan, solve)
         row_bytes = max(
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )
-        row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * cut.ranges for cut in cuts)])
+        row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         return Forecast(
             tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)),
             streamed, gathered, phases, self._seconds(plan, streamed, gathered, cuts), p.max_rounds is not None,
         )  # fmt: skip
 
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
-        """How a search with such class blocks is cut into jobs."""
-        d, parts = self.dataset, 1
-        if len(blocks) == 1:
-            parts = search_parts(plan, d, len(blocks[0]), search_interval(plan, blocks[0], d.n_features, d.n_samples))
-        return _Cut(len(blocks), parts, len(search_ranges(plan, d.n_samples, parts)))
-
-    def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
-        """Of the class block that needs most."""
-        return max((self._search_needs(plan, sizes) for sizes in cut), key=lambda of: sum(of.values()), default={})
+        """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
+        parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
+        ranges = search_ranges(plan, self.dataset.n_samples, parts)
+        needs = (self._search_needs(plan, sizes, parts) for sizes in blocks)
+        return _Cut(len(blocks), parts, ranges, max(needs, key=lambda of: sum(of.values()), default={}))
 
     def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
@@ -277,16 +269,18 @@ class PPDSparseForecaster(Forecaster):
         starts = np.concatenate([_eighths_of(unit) for unit in self.units])
         return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
-    def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize]) -> Needs:
+    def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize], parts: int) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
-        needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples)
-        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
+        needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples, parts)
+        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples, parts))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
         y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / max(1, self.X.nnz * self.X.entry_bytes) * 2))
         needs["row blocks"] = plan.threads * (x + y + 3 * MIB)
-        # the threads come to the tiles in the same order, and all tiles of a block stay: one is made at a time
-        needs["making tiles"] //= plan.threads
+        if (
+            parts == 1
+        ):  # the threads come to the tiles in the same order, and all of a block stay: one is made at a time
+            needs["making tiles"] //= plan.threads
         return needs
 
     def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int, ranges: int) -> Needs:
@@ -384,7 +378,7 @@ class PPDSparseForecaster(Forecaster):
         )
         for round_, active in enumerate(self.active):
             if round_ or warm:
-                sifted = _SIFTING * float(self.found[round_].sum()) * cuts[round_ - (not warm)].ranges
+                sifted = _SIFTING * float(self.found[round_].sum()) * len(cuts[round_ - (not warm)].ranges)
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
             seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving

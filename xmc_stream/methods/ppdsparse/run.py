@@ -492,11 +492,7 @@ class PPDSparseRun:
                 return files, sum(receipt["found"] for receipt in known)
         check = round_ in (self.parameters.common_rounds, self.parameters.max_rounds) and round_ > 0
         blocks = self._cut_classes(round_, check, kind, solves)
-        parts = 1
-        if len(blocks) == 1:
-            spans, _, interval = blocks[0]
-            parts = search_parts(self.plan, self.dataset, len(spans), interval)
-        phases = [self._search_jobs(round_, check, kind, parts, *block) for block in blocks]
+        phases = [self._search_jobs(round_, check, kind, *block) for block in blocks]
         jobs = [job for phase in phases for job in phase]
         files = [CandidateFile(job.first, job.last, job.out) for job in jobs]
         cut = {
@@ -522,16 +518,13 @@ class PPDSparseRun:
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, kind: str, parts: int, spans: tuple[UnitSpan, ...], cache_bytes: int,
-        interval: int,
+        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int, parts: int
     ) -> list[SearchJob]:  # fmt: skip
         """The jobs of a class block, whose spans so many share for each range of rows."""
         d, p = self.dataset, self.parameters
         near = p.near if kind == EXACT else -p.tol
         if self.warm_start and round_ == 0:
             near = p.warm_near(self._of_start)
-        if parts > 1:
-            interval = d.n_samples
         jobs: list[SearchJob] = []
         for low, high in even_ranges(len(spans), parts):
             mine = spans[low:high]
@@ -548,8 +541,8 @@ class PPDSparseRun:
 
     def _cut_classes(
         self, round_: int, check: bool, kind: str, solves: list[Receipt]
-    ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
-        """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
+    ) -> list[tuple[tuple[UnitSpan, ...], int, int, int]]:
+        """Class blocks, of open classes: spans, bytes of their tiles, rows of an interval, parts that jobs take."""
         ranges = "approximate_ranges" if kind == APPROXIMATE and self.parameters.fewer_weights else "tile_ranges"
         units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[ranges]] for receipt in solves]
         if check:
@@ -561,17 +554,19 @@ class PPDSparseRun:
         at = round_ if self.warm_start else round_ - 1
         promised = self.blocks[at] if at < len(self.blocks) else 1
         d = self.dataset
-        for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
+        cut = class_blocks(self.plan, units, d.n_features, d.n_samples, promised)
+        for block in cut:
             spans = tuple(
                 UnitSpan(tile.first, tile.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), tile.tile)
                 for tile, unit in ((size.span, unit_of(self.units, size.span.first)) for size in block)
             )
-            interval = search_interval(self.plan, block, d.n_features, d.n_samples)
-            blocks.append((spans, sum(span.tile_bytes for span in spans), interval))
+            parts = search_parts(self.plan, d, block) if len(cut) == 1 else 1
+            interval = search_interval(self.plan, block, d.n_features, d.n_samples) if parts == 1 else d.n_samples
+            blocks.append((spans, sum(span.tile_bytes for span in spans), interval, parts))
         if self.plan.cuts.classes:
             blocks = [
-                ((small,), small.tile_bytes, interval)
-                for spans, _, interval in blocks
+                ((small,), small.tile_bytes, interval, 1)
+                for spans, _, interval, _ in blocks
                 for span in spans
                 for small in self._split(span, self.plan.cuts.classes)
             ]
