@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -132,24 +132,22 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int)
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
     print(f"{machine()}; {memory_limit}")
-    with _both(folder, memory_limit) as clusters:
-        ways: dict[str, dict[str, Any]] = {f"{n} threads": {"threads": n} for n in (1, 2)}
-        ways |= {f"{n} workers": {"scheduler": workers.client} for n, workers in clusters.items()}
+    for way, how in _ways(folder, memory_limit):
         for _ in range(repeats + 1):  # the first loads kernels
-            for way, how in ways.items():
-                clean(model)
-                commands: dict[str, Callable[[], Any]] = {
-                    "train": partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model),
-                    "predict": partial(
-                        xs.predict, model, test, predictions, overwrite=True, memory_limit=memory_limit, **how
-                    ),
-                    "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
-                }
-                for name, command in commands.items():
-                    began = time.perf_counter()
-                    command()
-                    took.setdefault((name, way), []).append(time.perf_counter() - began)
-                digests.add(xs.load_model(model).digest())
+            clean(model)
+            commands: dict[str, Callable[[], Any]] = {
+                "train": partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model),
+                "predict": partial(
+                    xs.predict, model, test, predictions, overwrite=True, memory_limit=memory_limit, **how
+                ),
+                "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
+            }
+            for name, command in commands.items():
+                began = time.perf_counter()
+                command()
+                took.setdefault((name, way), []).append(time.perf_counter() - began)
+            digests.add(xs.load_model(model).digest())
+    ways = dict.fromkeys(way for _, way in took)
     print("| | " + " | ".join(f"{way}, s" for way in ways) + " | ratio of threads | of workers |\n" + "|---" * 7 + "|")
     for name in commands:
         seconds = [median(took[name, way][1:]) for way in ways]
@@ -158,16 +156,15 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int)
     sys.exit(len(digests) > 1)
 
 
-@contextmanager
-def _both(folder: Path, memory_limit: str) -> Iterator[dict[int, Workers]]:
-    """A cluster of one worker and one of two."""
-    with ExitStack() as stack:
-        clusters = {}
-        for n in (1, 2):
-            place = folder / f"cluster-{n}"
-            place.mkdir(exist_ok=True)
-            clusters[n] = stack.enter_context(Workers(place, n, memory_limit))
-        yield clusters
+def _ways(folder: Path, memory_limit: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One thread and two, one worker and two. Nothing else is there meanwhile: idle workers take time from others."""
+    yield "1 thread", {"threads": 1}
+    yield "2 threads", {"threads": 2}
+    for n in (1, 2):
+        place = folder / f"cluster-{n}"
+        place.mkdir(exist_ok=True)
+        with Workers(place, n, memory_limit) as workers:
+            yield f"{n} workers", {"scheduler": workers.client}
 
 
 @main.command()

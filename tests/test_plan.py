@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse
 
 import xmc_stream as xs
+from xmc_stream.engine.ledger import read_ledger
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, _spread
@@ -57,6 +58,35 @@ def test_what_is_foreseen_of_training_and_prediction_comes_true(
     assert foreseen["bytes_read"] == done["bytes_read"]
     assert done["peak_rss"] <= foreseen["peak_rss"] <= 1.3 * done["peak_rss"]
     assert not {path.name for path in tmp_path.iterdir()} - {"m", "p"}  # a plan leaves nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [2, 3])
+def test_jobs_share_the_classes_of_a_search_where_rows_are_few(threads: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = scipy.sparse.random(400, 60, 0.2, "csr", np.float32, rng)
+    Y = scipy.sparse.random(400, 4096, 12 / 4096, "csr", np.float32, rng, lambda n: np.ones(n, np.float32))
+    data = xs.convert(X, tmp_path / "data.xmc", labels=Y)
+    clf = xs.PPDSparse(threads=threads, memory_limit="1GB")
+    foreseen = clf.plan(data)
+    model = clf.fit(data, model=tmp_path / "m").model_
+    keys = read_ledger(tmp_path / "m" / "ledger.jsonl")[0]
+    cuts = [receipt["keys"] for key, receipt in keys.items() if key.startswith("cut/")]
+    assert cuts
+    for jobs in cuts:
+        classes, rows = zip(*(key.split("/")[-2:] for key in jobs), strict=True)
+        ends = [tuple(map(int, of.split("-"))) for of in classes]
+        if threads < 3:  # one of four units is more than a tenth beyond its share of three
+            assert set(rows) == {"0-400"}
+            assert [begin for begin, _ in ends] + [Y.shape[1]] == [0] + [end for _, end in ends]
+            assert len(ends) == threads
+        else:
+            assert set(classes) == {f"0-{Y.shape[1]}"}
+            assert len(set(rows)) == threads
+    assert clf.report_["passes"] == foreseen["passes"] == len(cuts)
+    assert clf.report_["bytes_streamed"] == foreseen["bytes_streamed"]
+    alone = xs.PPDSparse(threads=1, memory_limit="2GB").fit(data, model=tmp_path / "alone").model_
+    assert model.digest() == alone.digest()
 
 
 @pytest.mark.slow

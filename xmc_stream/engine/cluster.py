@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from threading import Event
 from typing import Any
 
 import distributed
@@ -32,7 +33,9 @@ _SECONDS = 5  # that a scheduler has to answer
 _ANSWER = 20.0  # seconds that a worker has to answer
 _LOOK = 5.0  # seconds from one look for workers to the next, while a run waits for a job
 _ALONE = 60.0  # seconds that a run without workers waits for one
-_PAUSE = 0.02  # seconds from one look for an outcome to the next, at most
+_PAUSE = (
+    0.1  # seconds from one look for an outcome to the next, at most: the first comes when dask says that one is there
+)
 _LATE = 10.0  # seconds that a job must have taken, and so many times what others of its phase take, to be a straggler
 _TIMES = 3.0
 _SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
@@ -148,6 +151,7 @@ class Cluster:
         self._tasks: list[_Task] = []  # under way, by `submit`
         self._took: list[float] = []  # seconds, of those of the phase that have ended
         self._looked = 0.0  # for stragglers
+        self._news = Event()  # a job has ended
         try:
             self._meet_workers()
         except BaseException:
@@ -241,8 +245,11 @@ class Cluster:
     def _begin(self, job: Job, **where: Any) -> Any:
         # dask's dashboard groups jobs by what comes before the first number: "solve", "search"
         key = f"{job.key.partition('/')[0]}-{job.key}-{uuid.uuid4().hex[:8]}"
+        news = self._news
         with self._asking():
-            return self._client.submit(_on_worker, job, self._run, self._limit, key=key, pure=False, **where)
+            future = self._client.submit(_on_worker, job, self._run, self._limit, key=key, pure=False, **where)
+            future.add_done_callback(lambda _: news.set())
+        return future
 
     def submit(self, job: Job, twice: bool, **where: Any) -> _Task:
         """Have a job run: `next_ended` gives what is returned, when it has. twice: whether two copies of it do no harm."""
@@ -298,10 +305,10 @@ class Cluster:
 
     def _wait_until(self, holds: Callable[[], Any]) -> Any:
         """Wait for something that workers bring about, and return it. Raises JobError where none is left, and none comes."""
-        pause, looked, left = 0.001, time.monotonic(), time.monotonic()  # when there were workers at last
+        looked, left = time.monotonic(), time.monotonic()  # when there were workers at last
         while not (found := holds()):
-            time.sleep(pause)
-            pause = min(2 * pause, _PAUSE)
+            self._news.wait(_PAUSE)
+            self._news.clear()
             if time.monotonic() < looked + _LOOK:
                 continue
             some = bool(self._workers())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     class_blocks,
     held_rows,
     search_needs,
+    search_parts,
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.run import solve_plan
@@ -47,6 +48,15 @@ _CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
 
 Needs = dict[str, int]
+
+
+class _Cut(NamedTuple):
+    """Of a search: its class blocks, the parts that jobs take of a block, the ranges of rows of each, bytes by component."""
+
+    blocks: int
+    parts: int
+    ranges: list[tuple[int, int]]
+    needs: Needs
 
 
 @dataclass(frozen=True)
@@ -161,18 +171,18 @@ class PPDSparseForecaster(Forecaster):
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
         solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
-        phases, blocks = {}, []
+        phases: dict[str, Needs] = {}
+        cuts: list[_Cut] = []  # of each search
         if self.guided:
             phases["groups of labels"] = group_needs(plan, d)
             plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
         if self.warm_start is not None:
             known = self.warm_start.shape == (d.n_features, d.n_labels)
             units = self._start_units(self.warm_start) if known else self._units(0, False)
-            cut = class_blocks(plan, units, d.n_features, d.n_samples)
-            blocks.append(len(cut))
-            phases["warm start: search"] = self._most(plan, cut)
+            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
+            phases["warm start: search"] = cuts[-1].needs
         for round_ in range(self.rounds):
-            needs = self._solve_needs(plan, solve, round_)
+            needs = self._solve_needs(plan, solve, round_, len(cuts[-1].ranges) if cuts else 1)
             if (
                 self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
             ):  # beside the solves of other threads
@@ -181,26 +191,27 @@ class PPDSparseForecaster(Forecaster):
             phases[f"round {round_ + 1}: solve"] = needs
             if self.carried and round_ + 1 == self.rounds:
                 break
-            cut = class_blocks(plan, self._units(round_, round_ + 1 == self.rounds), d.n_features, d.n_samples)
-            blocks.append(len(cut))
+            units = self._units(round_, round_ + 1 == self.rounds)
+            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
-            phases[name] = self._most(plan, cut)
-        ranges = search_ranges(plan, d.n_samples)
-        per_pass = stream_bytes((self.X, self.Y), ranges)
-        streamed = per_pass * sum(blocks)
+            phases[name] = cuts[-1].needs
+        streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         gathered = self._gathered(plan, solve)
         row_bytes = max(
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )
-        row_blocks = max(len(ranges), -(-row_bytes // plan.row_block_bytes))
+        row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         return Forecast(
-            tuple(blocks), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)), streamed, gathered, phases,
-            self._seconds(plan, streamed, gathered), p.max_rounds is not None,
+            tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)),
+            streamed, gathered, phases, self._seconds(plan, streamed, gathered, cuts), p.max_rounds is not None,
         )  # fmt: skip
 
-    def _most(self, plan: MemoryPlan, cut: Sequence[Sequence[SearchSize]]) -> Needs:
-        """Of the class block that needs most."""
-        return max((self._search_needs(plan, sizes) for sizes in cut), key=lambda of: sum(of.values()), default={})
+    def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
+        """How a search with such class blocks is cut into jobs, and what the one that needs most holds."""
+        parts = search_parts(plan, self.dataset, blocks[0]) if len(blocks) == 1 else 1
+        ranges = search_ranges(plan, self.dataset.n_samples, parts)
+        needs = (self._search_needs(plan, sizes, parts) for sizes in blocks)
+        return _Cut(len(blocks), parts, ranges, max(needs, key=lambda of: sum(of.values()), default={}))
 
     def _start_units(self, model: LinearWeights) -> list[list[SearchSize]]:
         """What the jobs of a warm start will say of the model's tiles."""
@@ -258,27 +269,31 @@ class PPDSparseForecaster(Forecaster):
         starts = np.concatenate([_eighths_of(unit) for unit in self.units])
         return np.array([np.add.reduceat(of, starts, dtype=np.float64) for of in of_classes])
 
-    def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize]) -> Needs:
+    def _search_needs(self, plan: MemoryPlan, sizes: Sequence[SearchSize], parts: int) -> Needs:
         """As `search_needs`, with what stays untouched left out."""
-        needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples)
-        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples))
+        needs = search_needs(plan, sizes, self.dataset.n_features, self.dataset.n_samples, parts)
+        rows = max(stop - start for start, stop in search_ranges(plan, self.dataset.n_samples, parts))
         x, y = (int(matrix.nnz / matrix.n_lines * matrix.entry_bytes * rows) for matrix in (self.X, self.Y))
         x = min(x, plan.row_block_bytes)
         y = min(y, int(x * self.Y.nnz * self.Y.entry_bytes / max(1, self.X.nnz * self.X.entry_bytes) * 2))
         needs["row blocks"] = plan.threads * (x + y + 3 * MIB)
-        # the threads come to the tiles in the same order, and all tiles of a block stay: one is made at a time
-        needs["making tiles"] //= plan.threads
+        if (
+            parts == 1
+        ):  # the threads come to the tiles in the same order, and all of a block stay: one is made at a time
+            needs["making tiles"] //= plan.threads
         return needs
 
-    def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int) -> Needs:
+    def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int, ranges: int) -> Needs:
         """Of the units with most active rows, one a thread: of their large classes that stream, or of their batches.
+
+        ranges: of the rows, in each of which the search before looked by itself.
 
         Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
         """
         d, t = self.dataset, min(plan.threads, len(self.units))
         streamed, _, largest_run = self._streamed(sizes, round_)
         active = np.where(streamed, 0.0, self.active[round_])
-        found = np.where(streamed, 0.0, self.found[round_] * len(search_ranges(plan, d.n_samples)))
+        found = np.where(streamed, 0.0, self.found[round_] * ranges)
         of_unit = np.add.reduceat(active, self.starts)
         found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), self.starts)
         bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
@@ -352,19 +367,18 @@ class PPDSparseForecaster(Forecaster):
             total += self.Y.nnz * self.Y.entry_bytes
         return int(total)
 
-    def _seconds(self, plan: MemoryPlan, streamed: int, gathered: int) -> dict[str, float]:
+    def _seconds(self, plan: MemoryPlan, streamed: int, gathered: int, cuts: Sequence[_Cut]) -> dict[str, float]:
         """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
         solving = min(threads, len(self.units))  # a unit is a job
         seconds: dict[str, float] = {}
-        ranges = len(search_ranges(plan, d.n_samples))
         scored = (
             float(d.n_samples) * int(self.learned.sum()) * probe["score"] + streamed / self.searches * probe["read"]
         )
         for round_, active in enumerate(self.active):
             if round_ or warm:
-                sifted = _SIFTING * float(self.found[round_].sum()) * ranges
+                sifted = _SIFTING * float(self.found[round_].sum()) * len(cuts[round_ - (not warm)].ranges)
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
             seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving

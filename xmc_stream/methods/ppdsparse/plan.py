@@ -21,6 +21,8 @@ from xmc_stream.kernels.search import BINS, SPARE
 from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS
 from xmc_stream.models.linear.tiles import TileRange, widest
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import stream_bytes
 
 ACTIVE_BYTES = 15  # of a large class's active row: its number, sign, alpha, whether it is asleep, and new
 _WEIGHT_BYTES = 24  # of an active row's weight: of its line in the block, by itself, and while it is read
@@ -229,10 +231,19 @@ class _Load:
         }
 
 
-def search_needs(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> dict[str, int]:
-    """Bytes by component that a search of spans of these sizes takes in a process, by intervals of `search_interval`."""
-    load, rows = reduce(_Load.plus, sizes, _Load()), _most_rows(plan, n_samples)
-    return load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows))
+def search_needs(
+    plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int, parts: int = 1
+) -> dict[str, int]:
+    """Bytes by component that a search of spans of these sizes takes in a process, by intervals of `search_interval`.
+
+    parts: that jobs take of the spans, then without intervals.
+    """
+    load, rows = reduce(_Load.plus, sizes, _Load()), _most_rows(plan, n_samples, parts)
+    if parts == 1:
+        return load.needs(plan, n_features, rows, _interval(plan, load, n_features, rows))
+    loads = (reduce(_Load.plus, sizes[low:high], _Load()) for low, high in even_ranges(len(sizes), parts))
+    needs = [{**of.needs(plan, n_features, rows, rows), "tiles": load.tiles} for of in loads]
+    return max(needs, key=lambda of: sum(of.values()))
 
 
 def search_interval(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: int, n_samples: int) -> int:
@@ -240,8 +251,8 @@ def search_interval(plan: MemoryPlan, sizes: Sequence[SearchSize], n_features: i
     return _interval(plan, reduce(_Load.plus, sizes, _Load()), n_features, _most_rows(plan, n_samples))
 
 
-def _most_rows(plan: MemoryPlan, n_samples: int) -> int:
-    return max(stop - start for start, stop in search_ranges(plan, n_samples))
+def _most_rows(plan: MemoryPlan, n_samples: int, parts: int = 1) -> int:
+    return max(stop - start for start, stop in search_ranges(plan, n_samples, parts))
 
 
 def _interval(plan: MemoryPlan, load: _Load, n_features: int, rows: int) -> int:
@@ -317,8 +328,25 @@ def _cut_blocks(
     return blocks
 
 
-def search_ranges(plan: MemoryPlan, n_samples: int) -> list[tuple[int, int]]:
-    """The rows of each search job of a class block."""
-    at_once = plan.threads * plan.processes
-    parts = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
-    return even_ranges(n_samples, max(parts, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes
+def search_parts(plan: MemoryPlan, dataset: Dataset, sizes: Sequence[SearchSize]) -> int:
+    """How many jobs share the spans of a search's only class block, for each range of rows.
+
+    Jobs that share rows each find as many rows a class as one alone would, and other processes make the same tiles; jobs
+    that share classes only read the same rows. So where a job would have few rows, and all are read from memory. Parts
+    differ by a span: they are as many as fit and leave a tenth of the time idle at most.
+    """
+    n, at_once, spans = dataset.n_samples, plan.threads * plan.processes, len(sizes)
+    if at_once == 1 or n >= at_once * _SEARCH_ROWS:
+        return 1
+    if stream_bytes((dataset.X_rows(), dataset.Y_rows()), [(0, n)]) > plan.limit:
+        return 1
+    parts = [k for k in range(2, min(at_once, spans) + 1) if at_once % k == 0 and 10 * k * -(-spans // k) <= 11 * spans]
+    fit = (k for k in parts if sum(search_needs(plan, sizes, dataset.n_features, n, k).values()) <= plan.budget)
+    return max(fit, default=1)
+
+
+def search_ranges(plan: MemoryPlan, n_samples: int, parts: int = 1) -> list[tuple[int, int]]:
+    """The rows of each search job of a class block, whose spans so many jobs share."""
+    at_once = plan.threads * plan.processes // parts
+    ranges = min(max(at_once, n_samples // _SEARCH_ROWS), _MAX_SEARCH_JOBS * at_once)
+    return even_ranges(n_samples, max(ranges, -(-n_samples // 2**31)))  # a job numbers its rows in four bytes

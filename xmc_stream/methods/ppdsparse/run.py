@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
@@ -38,6 +38,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     class_blocks,
     plan_solve,
     search_interval,
+    search_parts,
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.scale import settled
@@ -517,26 +518,31 @@ class PPDSparseRun:
         return files, n_found
 
     def _search_jobs(
-        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int
-    ) -> list[SearchJob]:
+        self, round_: int, check: bool, kind: str, spans: tuple[UnitSpan, ...], cache_bytes: int, interval: int, parts: int
+    ) -> list[SearchJob]:  # fmt: skip
+        """The jobs of a class block, whose spans so many share for each range of rows."""
         d, p = self.dataset, self.parameters
         near = p.near if kind == EXACT else -p.tol
         if self.warm_start and round_ == 0:
             near = p.warm_near(self._of_start)
-        name = f"{kind + '.' if kind else ''}{spans[0].first}-{spans[-1].last}"
-        return [
-            SearchJob(
-                str(d.path), p, self.seed, round_, check, kind, start, stop, spans,
-                str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval, near,
-                self.weights,
-            )
-            for start, stop in search_ranges(self.plan, d.n_samples)
-        ]  # fmt: skip
+        jobs: list[SearchJob] = []
+        for low, high in even_ranges(len(spans), parts):
+            mine = spans[low:high]
+            name = f"{kind + '.' if kind else ''}{mine[0].first}-{mine[-1].last}"
+            jobs += [
+                SearchJob(
+                    str(d.path), p, self.seed, round_, check, kind, start, stop, mine, parts,
+                    str(self._state(f"search-{round_}", f"{name}.{start}-{stop}")), self.plan, cache_bytes, interval, near,
+                    self.weights,
+                )
+                for start, stop in search_ranges(self.plan, d.n_samples, parts)
+            ]  # fmt: skip
+        return jobs
 
     def _cut_classes(
         self, round_: int, check: bool, kind: str, solves: list[Receipt]
-    ) -> list[tuple[tuple[UnitSpan, ...], int, int]]:
-        """Class blocks: the spans of each, the bytes of its tiles, rows of an interval. Only open classes are in them."""
+    ) -> list[tuple[tuple[UnitSpan, ...], int, int, int]]:
+        """Class blocks, of open classes: spans, bytes of their tiles, rows of an interval, parts that jobs take."""
         ranges = "approximate_ranges" if kind == APPROXIMATE and self.parameters.fewer_weights else "tile_ranges"
         units = [[SearchSize(TileRange(*span[:4]), *span[4:]) for span in receipt[ranges]] for receipt in solves]
         if check:
@@ -548,17 +554,19 @@ class PPDSparseRun:
         at = round_ if self.warm_start else round_ - 1
         promised = self.blocks[at] if at < len(self.blocks) else 1
         d = self.dataset
-        for block in class_blocks(self.plan, units, d.n_features, d.n_samples, promised):
+        cut = class_blocks(self.plan, units, d.n_features, d.n_samples, promised)
+        for block in cut:
             spans = tuple(
                 UnitSpan(tile.first, tile.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), tile.tile)
                 for tile, unit in ((size.span, unit_of(self.units, size.span.first)) for size in block)
             )
-            interval = search_interval(self.plan, block, d.n_features, d.n_samples)
-            blocks.append((spans, sum(span.tile_bytes for span in spans), interval))
+            parts = search_parts(self.plan, d, block) if len(cut) == 1 else 1
+            interval = search_interval(self.plan, block, d.n_features, d.n_samples) if parts == 1 else d.n_samples
+            blocks.append((spans, sum(span.tile_bytes for span in spans), interval, parts))
         if self.plan.cuts.classes:
             blocks = [
-                ((small,), small.tile_bytes, interval)
-                for spans, _, interval in blocks
+                ((small,), small.tile_bytes, interval, 1)
+                for spans, _, interval, _ in blocks
                 for span in spans
                 for small in self._split(span, self.plan.cuts.classes)
             ]

@@ -236,7 +236,7 @@ class _SpanSearch:
 
 @dataclass(frozen=True)
 class SearchJob:
-    """Rows [start, stop) for the classes of a block, from the weights of the round before.
+    """Rows [start, stop) for the classes of a block, or of one of its parts, from the weights of the round before.
 
     Writes, for each class [first, last) of the block, the rows outside its active set that score highest above
     -1 - near, at most as many as the next round may add, and the loss summed over the rows. check: no round follows, so the
@@ -254,6 +254,7 @@ class SearchJob:
     start: int
     stop: int
     spans: tuple[UnitSpan, ...]
+    parts: int
     out: str
     plan: MemoryPlan
     cache_bytes: int
@@ -328,7 +329,7 @@ class SearchJob:
         return {
             "found": int(p.violates(writer.best).sum()),
             "row_blocks": n_blocks,
-            "passes": (self.stop - self.start) / dataset.n_samples,
+            "passes": (self.stop - self.start) / dataset.n_samples / self.parts,
             "bytes_read": X.bytes_read + Y.bytes_read,
             **work,
         }
