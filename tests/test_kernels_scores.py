@@ -483,6 +483,20 @@ def test_search_of_rows_that_have_most_features(share: float, loss: str) -> None
     assert searched(p, loss, 0, [0, 60]) == searched(p, loss, 0, list(range(61)))  # each row by itself
 
 
+@pytest.mark.parametrize("loss", KINDS)
+@pytest.mark.parametrize("features", [2, 9])
+def test_weighted_rows_that_meet_nothing_lose_the_same_by_any_cut(features: int, loss: str) -> None:
+    n, k = 7, 40
+    X, W = np.ones((n, features), np.float32), np.zeros((features, k), np.float32)
+    bias = np.random.default_rng(3).uniform(-0.9, -0.1, k).astype(np.float32)  # below the threshold, and yet they lose
+    none = np.zeros((n, k), np.bool_)
+    rows = np.array([7.5, 7.5, 7.5, 1.0, 0.3, 0.0, 1.0])
+    p = Problem(X, W, bias, none, none, np.full(k, 2), np.ones(k, np.bool_), 0, 0.0, 1.0, rows)
+    at_once = searched(p, loss, 0, [0, n])
+    assert searched(p, loss, 0, [0, 2, 3, n]) == at_once
+    assert searched(p, loss, 0, list(range(n + 1))) == at_once
+
+
 @given(problems(ANY), st.data())
 @settings(deadline=None)
 def test_a_narrow_search_is_one_of_rounded_weights(p: Problem, data: st.DataObject) -> None:

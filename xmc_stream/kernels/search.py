@@ -247,7 +247,9 @@ def search(
                 continue
             if loss != NO_LOSS:
                 for c in range(width):
-                    bias_loss[c] = (counts * of_bias[c] + grid) - grid
+                    m = np.float64(max(one + bias[c], zero))  # rounded once, as where the class is met
+                    lost = 0.5 * m * m if loss == SQUARED_HINGE else m
+                    bias_loss[c] = (counts * lost + grid) - grid
                     loss_sums[c] += bias_loss[c]
         for p in range(y_indptr[i], y_indptr[i + 1] if loss != NO_LOSS else y_indptr[i]):
             c = y_indices[p] - first_class
