@@ -6,6 +6,7 @@ A note may list kernels with the types of their arguments: then they are loaded 
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from contextlib import suppress
 from importlib import import_module
@@ -53,8 +54,10 @@ def note_loaded(name: str) -> None:
             for kernel in KERNELS
             for types in kernel.overloads
         ]
+        work = note.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            note.write_bytes(pickle.dumps(listed))
+            work.write_bytes(pickle.dumps(listed))
+            work.replace(note)  # whoever looks meanwhile finds it whole
 
 
 def load_listed(name: str) -> bool:
@@ -62,7 +65,7 @@ def load_listed(name: str) -> bool:
     note = _note(name)
     try:
         listed = pickle.loads(b"" if note is None else note.read_bytes())
-    except (EOFError, OSError):
+    except (EOFError, OSError, pickle.UnpicklingError):
         return False
     for module, kernel, types in listed:
         getattr(import_module(module), kernel).compile(types)
