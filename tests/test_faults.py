@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,15 @@ def many(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def open_files(pid: int) -> list[str]:
+    """What a process has open, as long as it is there."""
+    names = []
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with suppress(OSError):
+            names.append(os.readlink(link))
+    return names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["predict", "evaluate"])
 def test_interrupted_prediction_leaves_nothing(trained: Path, many: Path, tmp_path: Path, what: str) -> None:
@@ -290,7 +300,7 @@ def test_interrupted_prediction_leaves_nothing(trained: Path, many: Path, tmp_pa
     temporary.mkdir()
     out = [tmp_path / "p.npz"] if what == "predict" else []
     with start(what, trained, many, *out, "-k", 100, env={**os.environ, "TMPDIR": str(temporary)}) as run:
-        wait_until(run, lambda: any(tmp_path.glob("*.partial")) or any(temporary.glob("xmc_stream-*/*")))
+        wait_until(run, lambda: any(f"{many.name}/X/" in name for name in open_files(run.pid)))
         assert "begins anew" in interrupt(run, signal.SIGINT)
     assert [path for path in tmp_path.iterdir() if path != temporary] == []
 

@@ -75,7 +75,8 @@ def search_jobs(dataset: Dataset, work: Path) -> Iterator[SearchJob]:
     """The search jobs of a run of two rounds, when what they read is there."""
     begin_model(work)
     parameters, notes = PPDSparseParameters(max_rounds=2), Notes()
-    loop = PPDSparseRun(dataset, work, parameters, 0, PLAN, notes).loop()
+    plan = replace(PLAN, limit=2**16)  # less than X takes: so jobs share the rows, not the classes
+    loop = PPDSparseRun(dataset, work, parameters, 0, plan, notes).loop()
     receipts = None
     while True:
         try:
