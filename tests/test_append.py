@@ -25,6 +25,7 @@ from xmc_stream.datasets.append import append_report
 from xmc_stream.store import names as stored_names
 from xmc_stream.store.encoding import ArrayWriter
 from xmc_stream.store.names import open_vectorizer
+from xmc_stream.store.remote import link_or_copy
 
 LIMIT = {"memory_limit": "2GB"}
 CHUNK = 64
@@ -343,6 +344,19 @@ def test_labels_that_cannot_be_matched_are_refused(tmp_path: Path) -> None:
     refused(twice, named, out, "labels 1 and 3 of")
     new_twice = converted(tmp_path / "u.xmc", X, Y, "pzzq")
     refused(named, new_twice, out, "labels 1 and 2 of")
+    # known pairs are of labels too, and these have no names
+    known = named.with_observed(sp.csr_matrix(Y.astype(np.bool_)))
+    nothing = converted(tmp_path / "z.xmc", X, 0 * Y).with_observed(sp.csr_matrix(np.ones(Y.shape, np.bool_)))
+    refused(known, nothing, out, "n.xmc has names of labels and")
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    old, twin = tmp_path / "old", tmp_path / "twin"
+    old.write_bytes(b"what is finished")
+    assert link_or_copy(old, twin)
+    with pytest.raises(FileExistsError):  # another copy of the job was first
+        link_or_copy(old, twin)
+    assert old.read_bytes() == twin.read_bytes() == b"what is finished"
 
 
 def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -375,8 +389,12 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     X, Y = some()
     a, b = (converted(tmp_path / f"{name}.xmc", X, Y) for name in "ab")
     for out in (a.path, b.path):
-        with pytest.raises(xs.InputError, match="is one of the sets that are joined"):
-            xs.append(a, b, out, overwrite=True, **LIMIT)
+        link = tmp_path / f"link-{out.name}"
+        link.symlink_to(out)
+        for name in (out, link):
+            with pytest.raises(xs.InputError, match="is one of the sets that are joined"):
+                xs.append(a, b, name, overwrite=True, **LIMIT)
+        link.unlink()
     other = converted(tmp_path / "c.xmc", X, Y)
     with pytest.raises(xs.InputError, match="exists: give another name, or overwrite=True"):
         xs.append(a, b, other.path, **LIMIT)

@@ -226,6 +226,16 @@ def test_an_existing_dataset_is_replaced_only_when_told_and_when_all_is_well(tmp
     assert open_dataset(target).n_samples == 1
 
 
+def test_what_a_link_leads_to_is_never_replaced(tmp_path: Path) -> None:
+    there, link = tmp_path / "there.xmc", tmp_path / "d.xmc"
+    first = convert(write(tmp_path / "a.txt", TEXT), there).fingerprint
+    link.symlink_to(there)
+    assert convert(write(tmp_path / "b.txt", b"1 4 3\n0 3:1\n"), link, overwrite=True).n_samples == 1
+    assert not link.is_symlink()
+    assert open_dataset(there).fingerprint == first
+    assert dense(open_dataset(there))[0].any()
+
+
 def test_sizes_of_a_header_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"1 100000000000000 5\n0 1:1\n")
     message = refused(tmp_path / "d.xmc", path, kind=MemoryLimitError)

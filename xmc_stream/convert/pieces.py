@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.encoding import fsync_folder, fsync_tree
+from xmc_stream.store.encoding import fsync_folder, fsync_tree, make_folder
 
 WINDOW = 2**19  # items read at a time
 _FILES = ("lengths", "indices", "data")
@@ -124,7 +124,8 @@ def begin_folder(folder: Path) -> Path:
     work = folder.with_name(folder.name + ".partial")
     for path in (work, folder):
         shutil.rmtree(path, ignore_errors=True)
-    work.mkdir(parents=True)
+    make_folder(folder.parent)
+    work.mkdir()
     return work
 
 

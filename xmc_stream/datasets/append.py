@@ -167,7 +167,7 @@ def append_report(
         raise InputError(f"nothing is to be appended to {data}: name one dataset or more")
     sets = [one if isinstance(one, Dataset) else open_dataset(one) for one in (data, *several)]
     target = local_path(out).absolute()
-    if target in {dataset.path.absolute() for dataset in sets}:
+    if target.resolve() in {dataset.path.resolve() for dataset in sets}:
         raise InputError(f"{target} is one of the sets that are joined: give another name")
     threads = available_threads() if threads is None else threads
     execution = Execution(memory_limit, min(threads, _JOBS), scheduler)

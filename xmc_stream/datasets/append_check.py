@@ -29,7 +29,8 @@ def refuse_unfit(old: Dataset, new: Dataset) -> None:
         ("names of labels", "with names of labels, by --label-names, or ids", *map(_label_names, (old, new))),
     ):
         lacking = "" if (in_old is None) == (in_new is None) else f"{old.path} has {what} and {new.path} has none"
-        if lacking and not (what == "names of labels" and not new.attributes["nnz_labels"]):
+        no_labels = not new.attributes["nnz_labels"] and observed_seal(new) is None  # nor known ones
+        if lacking and not (what == "names of labels" and no_labels):
             if in_old is None:
                 lacking = f"{new.path} has {what} and {old.path} has none"
             raise InputError(f"{lacking}: convert one of them again, {option}")

@@ -19,7 +19,7 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, JobError, ResumeError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import publish, remove_tree
+from xmc_stream.store.encoding import fsync_tree, publish, remove_tree
 
 MARK = "conversion"  # the attribute of a dataset that tells which work it came of: `digest_of` its identity
 COMMAND = "command"  # in an identity: which command it is of, where that is not convert
@@ -63,6 +63,7 @@ def make(
                 raise
             if ledger.renewed:
                 result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
+            fsync_tree(work / "store")  # before anything says that it is whole, and what it was made of goes
             ledger.add(WHOLE, result)
             with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
                 beside.submit(_clear, work, ledger.path, work / "store")

@@ -63,8 +63,8 @@ class WarmUp(ABC):
         if not compiled:
             LOG.info(_compiling(self.seconds))
             current().phase(_compiling(self.seconds), (0.0, 0.0))
-            if self._elsewhere("load") == 0:
-                self._elsewhere("load_and_list")
+            if self._elsewhere("load") == 0 and self._elsewhere("load_and_list") != 0:
+                note_compiled(name)  # at least that
             current().phase("loading kernels", (0.0, 0.0))
         between = time.perf_counter()
         try:

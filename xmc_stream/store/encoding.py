@@ -330,9 +330,20 @@ def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, if it is there: files some at a time, as the system frees their cached pages one after another."""
-    _beside(os.unlink, [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files])
+    """Remove a folder, if it is there: files some at a time, as the system frees their cached pages one after another.
+
+    Of a link to a folder the link alone.
+    """
+    if path.is_symlink():
+        path.unlink()
+        return
+    _beside(_unlink, [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files])
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):  # a job that was stopped clears up behind itself
+        os.unlink(path)
 
 
 def _beside(do: Callable[[str], None], paths: list[str]) -> None:

@@ -12,6 +12,7 @@ becomes a link again, and who has it open or mapped keeps it. Credentials are th
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -42,6 +43,7 @@ _MIRROR = re.compile(rf"(.*/{MIRRORS})/([a-z][a-z0-9+.-]*):/(.+?)@([0-9a-f]{{12}
 _CHUNK = re.compile(r"(?:.*/)?c(?:/\d+)+")
 _LINK = re.compile(r"(\d+) bytes behind .*", re.DOTALL)
 _SECRETS = ("secret", "token", "password", "key")
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 COPYING = "xmc_stream-copy.json"  # in a store that is being copied: of what
 
 # of files that are fetched ahead, by process: a fork has no threads of its parent
@@ -188,7 +190,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> bool:
         link_file(source, target)
         return not is_mirrored(source)
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno not in _NO_LINKS:  # above all where `target` is there: it may be the very file
             raise
         copy_file(source, target)
         return False

@@ -28,9 +28,9 @@ from xmc_stream.models.lowrank.products import (
     ROW_BYTES,
     Learned,
     RangedBlock,
+    held_blocks,
     held_bytes,
     lines_of,
-    ranged,
     ranged_blocks,
     times,
 )
@@ -168,12 +168,7 @@ class RidgeJob:
         image = aligned_zeros(w.shape)
         passes, in_memory = 1, {}
         if held_bytes(dataset) <= self.kept:
-            for first, last in ridges.parts:
-                cuts = range(first, last, lines_of(ridges.row_bytes))
-                highs = (min(low + lines_of(ridges.row_bytes), last) for low in cuts)
-                in_memory[first, last] = [
-                    (ranged(X.block(low, high), X.shape[1]),) for low, high in zip(cuts, highs, strict=True)
-                ]
+            in_memory = {rows: held_blocks(X, rows, ridges.row_bytes) for rows in ridges.parts}
 
         def product(direction: Array) -> Array:
             nonlocal passes

@@ -64,7 +64,7 @@ class Forecast:
     """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
 
     passes: searches over the data, a class block each. solve_passes: how often X streams by for large classes, at most.
-    bytes_streamed: by the searches, exact; bytes_gathered: by the solves,
+    bytes_streamed: by the searches, exact where jobs do not share classes; bytes_gathered: by the solves,
     estimated. seconds: of each phase, estimated; capped: whether the number of rounds is known.
     """
 

@@ -560,7 +560,7 @@ class PPDSparseRun:
                 UnitSpan(tile.first, tile.last, unit, str(self._state(f"solve-{round_ - 1}", unit.name)), tile.tile)
                 for tile, unit in ((size.span, unit_of(self.units, size.span.first)) for size in block)
             )
-            parts = search_parts(self.plan, d, block) if len(cut) == 1 else 1
+            parts = search_parts(self.plan, d, block) if len(cut) == 1 and not self.plan.cuts.classes else 1
             interval = search_interval(self.plan, block, d.n_features, d.n_samples) if parts == 1 else d.n_samples
             blocks.append((spans, sum(span.tile_bytes for span in spans), interval, parts))
         if self.plan.cuts.classes:

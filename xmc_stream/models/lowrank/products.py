@@ -101,6 +101,14 @@ def ranged_blocks(
         yield (ranged(x, X.shape[1], places, values), *beside)
 
 
+def held_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> list[tuple[Rows]]:
+    """The same as `ranged_blocks` of X alone gives, all of them at once."""
+    n_features, lines = X.shape[1], lines_of(row_bytes)
+    if not range_bits(n_features):
+        return [(X.block(low, min(low + lines, rows[1])),) for low in range(*rows, lines)]
+    return [(ranged(x, n_features),) for (x,) in stream((X,), row_bytes, *rows, lines)]
+
+
 @dataclass(frozen=True)
 class Learned:
     """What is learned from; the same for all jobs of a run. share: of the rows, those that are held out; bias: whether rows
