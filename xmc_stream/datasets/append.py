@@ -285,7 +285,7 @@ class _Sets:
             "n_samples": n_samples, "n_features": old.n_features, "n_labels": n_labels,
             "nnz_features": total(self.sets, "nnz_features"), "nnz_labels": total(self.sets, "nnz_labels"),
         }  # fmt: skip
-        assembly.finish(store, {**self._attributes(n_labels), **sizes, MARK: self.mark})
+        assembly.finish(store, {**self._attributes(), **sizes, MARK: self.mark})
         if observed_seal(old) is not None:
             masks = [ObservedJob(str(store), paths, match, n_labels, self.max_bytes)]
             yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False)
@@ -314,7 +314,7 @@ class _Sets:
             jobs.append(NamesJob(str(store / ROW_IDS), of(ROW_IDS)))
         return jobs
 
-    def _attributes(self, n_labels: int) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, Any]:
         """Those of the older set; counts are added up, and rows left out and sources listed for all."""
         every = [dataset.attributes for dataset in self.sets]
         kept = {name: value for name, value in every[0].items() if name not in _OWN}

@@ -145,9 +145,8 @@ class ArrayWriter:
         if self._file is not None:
             self._file.write(self._crc.to_bytes(_CHECKSUM_BYTES, "little"))
             self._crcs.append(self._crc)
-            if self._filled == CHUNK_BYTES and hasattr(
-                os, "posix_fadvise"
-            ):  # the disk begins, who publishes waits less
+            # the disk begins to write: who publishes waits less
+            if self._filled == CHUNK_BYTES and hasattr(os, "posix_fadvise"):
                 self._file.flush()
                 os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             self._file.close()
