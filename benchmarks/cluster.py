@@ -3,12 +3,15 @@
     python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER
     python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
     python benchmarks/cluster.py memory DATA.xmc TEST.xmc FOLDER --memory-limit 550MB
+    python benchmarks/cluster.py large DATA.xmc TEST.xmc FOLDER --memory-limit 1GB --set lam=1
 
 `scale` trains, predicts and evaluates with one thread, two threads, one worker of one thread and two, in turns, from one
 process, and prints ratios of the medians; all models must be the same. `disturb` trains while workers are killed (SIGKILL, a
 nanny starts them again), one is frozen (SIGSTOP), one is retired and one is added; the model must be that of an undisturbed
 run in one process. `memory` trains, predicts and evaluates on a worker whose limit is near what the work takes; dask's memory
-manager must neither pause it nor end it. All end with exit code 1 otherwise.
+manager must neither pause it nor end it. `large` trains, predicts and evaluates on two workers with data that are larger than
+their memory, in a memory cgroup of both limits and --page-cache, and prints the seconds of each phase. All end with exit
+code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ from typing import Any
 
 import click
 import distributed
-from commands import machine, run
+from commands import drop_cache, machine, run
+from watch import Cgroup, cgroup_or_none
 
 import xmc_stream as xs
+from xmc_stream.memory import format_size, parse_size
 
 _PATH = click.Path(path_type=Path)
 _AGAIN = "takes long: once more, on "  # what a run logs of a straggler
@@ -42,8 +47,9 @@ _MEMORY = ("Worker is at", "terminated by", "Restarting worker", "exceeded")  # 
 class Workers:
     """A scheduler and workers of one thread, processes of their own with nannies. A context manager."""
 
-    def __init__(self, folder: Path, n: int, memory_limit: str) -> None:
+    def __init__(self, folder: Path, n: int, memory_limit: str, cgroup: Cgroup | None = None) -> None:
         self._file, self._memory_limit, self.log = folder / "scheduler.json", memory_limit, folder / "cluster.log"
+        self._cgroup = cgroup
         self._folder, self._processes, self._n = folder, ExitStack(), 0
         self._started: list[subprocess.Popen[bytes]] = []
         self._file.unlink(missing_ok=True)
@@ -80,7 +86,8 @@ class Workers:
     def _start(self, module: str, *options: str) -> None:
         command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, cwd=self._folder, stderr=log)
+            enter = self._cgroup and self._cgroup.join
+            process = subprocess.Popen(command, cwd=self._folder, stderr=log, preexec_fn=enter)
         self._started.append(process)
         self._processes.callback(_end, process)
 
@@ -252,6 +259,56 @@ def memory(data: Path, test: Path, folder: Path, memory_limit: str, settings: tu
         sep="; ",
     )
     sys.exit(bool(said) or not same)
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("test", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--workers", default=2, show_default=True)
+@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker.")
+@click.option("--page-cache", default="512MB", show_default=True, help="That the cgroup allows beside the limits.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Of the training.")
+def large(
+    data: Path, test: Path, folder: Path, workers: int, memory_limit: str, page_cache: str, settings: tuple[str, ...]
+) -> None:
+    """Data that fit neither in the workers' memory nor in the page cache beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder.absolute()
+    model, predictions = folder / "large.model", folder / "large.pred"
+    clean(model)
+    shutil.rmtree(predictions, ignore_errors=True)
+    drop_cache(data)
+    options = [word for setting in settings for word in ("--set", setting)]
+    print(f"{machine()}; {workers} workers of {memory_limit}", flush=True)
+    allowed = workers * parse_size(memory_limit) + parse_size(page_cache)
+    cgroup = cgroup_or_none("xmc_stream_cluster", allowed)
+    with Workers(folder, workers, memory_limit, cgroup) as cluster:
+        at = ("--scheduler", cluster.address)
+        before = cluster.pids()
+        for name, command in {
+            "train": ("train", data.absolute(), model, *options, *at),
+            "predict": ("predict", model, test.absolute(), predictions, *at),
+            "evaluate": ("evaluate", predictions, test.absolute(), *at),
+        }.items():
+            began = time.perf_counter()
+            told = run(*command)
+            more = f", peak of a worker {format_size(told['peak_rss'])}" if "peak_rss" in told else ""
+            print(f"{name}: {time.perf_counter() - began:.0f} s{more}", flush=True)
+        same = cluster.pids() == before
+    kills = 0
+    if cgroup is not None:
+        held = cgroup.figures()
+        kills = held["oom_kills"]
+        print(f"cgroup of {format_size(allowed)}: peak {format_size(held['peak'])} with page cache, {kills} kills")
+        cgroup.remove()
+    print(
+        subprocess.run(
+            [sys.executable, "-m", "xmc_stream.cli", "info", model], stdout=subprocess.PIPE, text=True
+        ).stdout
+    )
+    print(f"P@1 {told['P@1']:.2f}; {'the same processes' if same else 'workers were started again'}")
+    sys.exit(not same or bool(kills))
 
 
 def _disturb(what: str, workers: Workers, freeze: float, rng: random.Random, training: Any) -> None:

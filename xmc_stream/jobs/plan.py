@@ -19,13 +19,14 @@ class Cuts:
     """Upper bounds that only tests set, to cut small data into many pieces; 0 for none.
 
     classes, rows: of a block. solve_rows: active rows of a batch of classes that are solved together. interval: rows of
-    an interval of a search job.
+    an interval of a search job. shares: that units are solved in, together.
     """
 
     classes: int = 0
     rows: int = 0
     solve_rows: int = 0
     interval: int = 0
+    shares: int = 0
 
 
 @dataclass(frozen=True)

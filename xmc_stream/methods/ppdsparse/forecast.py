@@ -102,7 +102,6 @@ class PPDSparseForecaster(Forecaster):
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
         self.units = cut_units(dataset)
-        self.starts = np.array([unit.first for unit in self.units])
         n = dataset.n_samples
         counts = dataset.label_counts()
         self.row_length = self.X.nnz / n
@@ -170,7 +169,8 @@ class PPDSparseForecaster(Forecaster):
 
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
-        solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
+        shares, solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
+        starts = np.array([share.first for share in shares])
         phases: dict[str, Needs] = {}
         cuts: list[_Cut] = []  # of each search
         if self.guided:
@@ -182,7 +182,7 @@ class PPDSparseForecaster(Forecaster):
             cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
             phases["warm start: search"] = cuts[-1].needs
         for round_ in range(self.rounds):
-            needs = self._solve_needs(plan, solve, round_, len(cuts[-1].ranges) if cuts else 1)
+            needs = self._solve_needs(plan, solve, starts, round_, len(cuts[-1].ranges) if cuts else 1)
             if (
                 self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
             ):  # beside the solves of other threads
@@ -196,14 +196,14 @@ class PPDSparseForecaster(Forecaster):
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = cuts[-1].needs
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
-        gathered = self._gathered(plan, solve)
+        gathered = self._gathered(plan, solve, starts)
         row_bytes = max(
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         return Forecast(
-            tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, r)[1] for r in range(self.rounds)),
-            streamed, gathered, phases, self._seconds(plan, streamed, gathered, cuts), p.max_rounds is not None,
+            tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, starts, r)[1] for r in range(self.rounds)),
+            streamed, gathered, phases, self._seconds(plan, streamed, gathered, cuts, len(shares)), p.max_rounds is not None,
         )  # fmt: skip
 
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
@@ -283,24 +283,26 @@ class PPDSparseForecaster(Forecaster):
             needs["making tiles"] //= plan.threads
         return needs
 
-    def _solve_needs(self, plan: MemoryPlan, sizes: SolvePlan, round_: int, ranges: int) -> Needs:
-        """Of the units with most active rows, one a thread: of their large classes that stream, or of their batches.
+    def _solve_needs(
+        self, plan: MemoryPlan, sizes: SolvePlan, starts: NDArray[np.int64], round_: int, ranges: int
+    ) -> Needs:
+        """Of the shares with most active rows, one a thread: of their large classes that stream, or of their batches.
 
-        ranges: of the rows, in each of which the search before looked by itself.
+        starts: where the shares begin. ranges: of the rows, in each of which the search before looked by itself.
 
-        Sets are merged before rows are gathered: in a unit that is one batch, memory holds one or the other.
+        Sets are merged before rows are gathered: in a share that is one batch, memory holds one or the other.
         """
-        d, t = self.dataset, min(plan.threads, len(self.units))
-        streamed, _, largest_run = self._streamed(sizes, round_)
+        d, t = self.dataset, min(plan.threads, len(starts))
+        streamed, _, largest_run = self._streamed(sizes, starts, round_)
         active = np.where(streamed, 0.0, self.active[round_])
         found = np.where(streamed, 0.0, self.found[round_] * ranges)
-        of_unit = np.add.reduceat(active, self.starts)
-        found_of_unit = np.add.reduceat(np.minimum(found, d.n_samples), self.starts)
-        bound = of_unit + found_of_unit / 4  # as solve jobs cut units into batches
+        of_share = np.add.reduceat(active, starts)
+        found_of_share = np.add.reduceat(np.minimum(found, d.n_samples), starts)
+        bound = of_share + found_of_share / 4  # as solve jobs cut shares into batches
         # the part of a batch that follows a full one, with whose rows its merging shares the memory
         second = min(1.0, max(0.0, float(bound.max()) / sizes.max_rows - 1.0)) if self.X.nnz <= sizes.max_nnz else 1.0
-        share = np.minimum(1.0, max(sizes.max_rows, float(active.max())) / np.maximum(bound, 1.0))
-        rows, brought = of_unit * share, found_of_unit * share
+        batch = np.minimum(1.0, max(sizes.max_rows, float(active.max())) / np.maximum(bound, 1.0))
+        rows, brought = of_share * batch, found_of_share * batch
         union = np.minimum(rows, d.n_samples)
 
         def most(of_each: NDArray[np.float64]) -> int:
@@ -317,7 +319,7 @@ class PPDSparseForecaster(Forecaster):
         }
         if self.of_samples:
             solving["weights of rows"] = most(union * 8) + t * 16 * min(int(largest), sizes.max_rows)
-        written = most(np.add.reduceat(self.weights, self.starts)) * _MORE_WEIGHTS * 8
+        written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
         solving["rows found"] = int(second * merging["rows found"])
         kinds = [merging, solving]
         if largest_run and sizes.room is not None:
@@ -335,14 +337,14 @@ class PPDSparseForecaster(Forecaster):
             "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
-    def _streamed(self, sizes: SolvePlan, round_: int) -> tuple[NDArray[np.bool_], int, int]:
+    def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> tuple[NDArray[np.bool_], int, int]:
         """Classes that are solved as X streams by, how often it does in all, and bytes of the most that go together."""
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples
         active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
         streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
         large = np.flatnonzero(active > self.order.large)
-        of_units = np.searchsorted(self.starts, large, "right")
-        for classes in np.split(large, np.flatnonzero(np.diff(of_units)) + 1):
+        of_shares = np.searchsorted(starts, large, "right")
+        for classes in np.split(large, np.flatnonzero(np.diff(of_shares)) + 1):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
             if len(chosen) and sizes.room is not None:
                 streamed[chosen] = True
@@ -352,14 +354,14 @@ class PPDSparseForecaster(Forecaster):
                     largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
         return streamed, passes, largest
 
-    def _gathered(self, plan: MemoryPlan, sizes: SolvePlan) -> int:
-        """Bytes that the solves read: each unit's active rows, once a batch; X, where it streams; the positives."""
+    def _gathered(self, plan: MemoryPlan, sizes: SolvePlan, starts: NDArray[np.int64]) -> int:
+        """Bytes that the solves read: each share's active rows, once a batch; X, where it streams; the positives."""
         total = float(groups_read(plan, self.dataset)) if self.guided else 0.0
         n = self.dataset.n_samples
         for round_ in range(self.rounds):
-            streamed, passes, _ = self._streamed(sizes, round_)
+            streamed, passes, _ = self._streamed(sizes, starts, round_)
             total += passes * float(self.X.nnz * self.X.entry_bytes + 8 * n)
-            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), self.starts)
+            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
@@ -367,11 +369,16 @@ class PPDSparseForecaster(Forecaster):
             total += self.Y.nnz * self.Y.entry_bytes
         return int(total)
 
-    def _seconds(self, plan: MemoryPlan, streamed: int, gathered: int, cuts: Sequence[_Cut]) -> dict[str, float]:
-        """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added."""
+    def _seconds(
+        self, plan: MemoryPlan, streamed: int, gathered: int, cuts: Sequence[_Cut], jobs: int
+    ) -> dict[str, float]:
+        """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added.
+
+        jobs: that solve.
+        """
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
-        solving = min(threads, len(self.units))  # a unit is a job
+        solving = min(threads, jobs)
         seconds: dict[str, float] = {}
         scored = (
             float(d.n_samples) * int(self.learned.sum()) * probe["score"] + streamed / self.searches * probe["read"]

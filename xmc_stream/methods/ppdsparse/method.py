@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
-from xmc_stream.methods.contract import Forecast, Method, Step, Task
+from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.groups import guide_weight
@@ -74,7 +75,7 @@ class PPDSparseMethod(Method):
         )
         parameters = settled(parameters, dataset)
         weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
-        sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
+        _, sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
         probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))
         return PPDSparseForecaster(dataset, parameters, probe, start, task.start_state is not None, task.given)
 
@@ -116,8 +117,18 @@ class PPDSparseMethod(Method):
             return f"search/{round_}/{name.replace('.', '/')}"
         if round_ == -1:
             return f"start/{name}"
-        before = work / "state" / f"solve-{round_ - 1}" / name
+        before = work / "state" / f"solve-{round_ - 1}" / name.partition(".")[0]  # of a share that of its unit
         return f"solve/{round_}/{name}" if before.exists() or (round_ == 0 and not warm_start) else None
+
+    def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
+        """A unit that was joined is solved again in all its shares, whose states are gone."""
+        keys = list(keys)
+        found: list[Redo | str] = []
+        for one in super().redo(work, damaged, keys, warm_start):
+            if isinstance(one, Redo) and one.key.startswith("solve/"):
+                one = replace(one, forget=[*one.forget, *(key for key in keys if key.startswith(f"{one.key}."))])
+            found.append(one)
+        return found
 
     def totals(self, receipts: Iterable[tuple[str, Receipt]], parameters: PPDSparseParameters) -> dict[str, int]:
         """Blocks of a search; passes of solves; multiply-adds of all searches, and of as many exact ones, if approximate."""

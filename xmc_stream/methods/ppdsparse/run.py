@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WEIGHTS, WRITING
@@ -43,6 +45,7 @@ from xmc_stream.methods.ppdsparse.plan import (
 )
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
+from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, whole_units
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
@@ -82,6 +85,7 @@ from xmc_stream.store.model import HALVES, UNIT
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
 _CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
+_BROUGHT = ("fresh", "used")  # in receipts: see `SolveJob`; of approximate searches alone
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
 
 
@@ -166,16 +170,30 @@ class FinaliseJob:
 def solve_plan(
     plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
     of_samples: bool = False,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
+    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
+    whole, shares = whole_units(units), cut_shares(units, dataset, plan)
+    if shares != whole:
+        # as many jobs as threads need more memory than one: where it is not there, one does it all
+        with suppress(MemoryLimitError):
+            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, of_samples)
+    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, of_samples)
+
+
+def _plan_of(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
+    of_samples: bool,
 ) -> SolvePlan:  # fmt: skip
-    """What a solve job may hold. Raises MemoryLimitError where that is too little."""
     n_features = dataset.n_features
     most = np.array([dataset.most_positives()])  # an active set grows with the positives
     largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
     # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
     extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
-    extra += _CLASS_BYTES * max(0, *(unit.last - unit.first - UNIT for unit in units))
+    extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
     order = row_order(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(units), of_samples)
+    return plan_solve(
+        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(shares), of_samples
+    )
 
 
 @dataclass
@@ -233,8 +251,8 @@ class PPDSparseRun:
             last = round_ == p.max_rounds
             approximate = approximate and (p.common_rounds is None or round_ < p.common_rounds)
             kind = APPROXIMATE if approximate else p.kind_of_search(round_)
-            finished = self._all_known(self._finalise_jobs(round_, []))
-            if not last and self._all_known(self._solve_jobs(round_, [])):
+            finished = all(self._knows(job.key) for job in self._finalise_jobs(round_, []))
+            if not last and self._solved(round_):
                 files: list[CandidateFile] = []  # searched and solved in an earlier session
             elif finished or self._unchecked(round_) or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
@@ -248,18 +266,7 @@ class PPDSparseRun:
                 last = last or settled or not self._worth_more(round_, files)
             if last:
                 break
-            make_folder(self._state(f"solve-{round_}"))
-            solves = yield Phase(
-                f"round {round_ + 1}: solve",
-                self._solve_jobs(round_, files, kind),
-                self._outline.words("solving", round_),
-                self._outline.span(f"solve/{round_}"),
-                unit="round",
-                number=round_ + 1,
-                gathers=True,
-                twice=True,
-            )
-            self._drop_before(round_)
+            solves = yield from self._solve(round_, files, kind)
             # a row that nothing moved was found by error; an exact search brings none in by error and is kept to
             fresh, used = (sum(receipt.get(name, 0) for receipt in solves) for name in ("fresh", "used"))
             approximate = approximate and 0 < fresh <= _USED_SHARE * used
@@ -364,18 +371,45 @@ class PPDSparseRun:
             words = "taking over another setting's rows"
             jobs = [*beside, *self._carry_jobs()]
             return (yield Phase("go on from another setting", jobs, words, gathers=True, twice=True))
-        if self.warm_start and not self._all_known(self._solve_jobs(0, [])):
+        if self.warm_start and not self._solved(0):
             make_folder(self._state("solve--1"))
             words = "reading the weights to begin from"
             starts = yield Phase("warm start: weights", self._start_jobs(), words, gathers=True, twice=True)
             kind = self.parameters.kind_of_search(0)
             files, _ = yield from self._search(0, kind, starts)
-        make_folder(self._state("solve-0"))
-        words, span = self._outline.words("solving", 0), self._outline.span("solve/0")
-        jobs = [*beside, *self._solve_jobs(0, files, kind)]
-        solves = yield Phase("round 1: solve", jobs, words, span, unit="round", number=1, gathers=True, twice=True)
-        self._drop_before(0)
-        return solves
+        return (yield from self._solve(0, files, kind, beside))
+
+    def _solve(
+        self, round_: int, files: list[CandidateFile], kind: str, beside: Sequence[Job] = ()
+    ) -> Generator[Phase, list[Receipt], list[Receipt]]:
+        """Solve all units: each by a job, or in shares that are joined then. Returns the receipts of `beside`, of the units."""
+        p, folder, number = self.parameters, self._state(f"solve-{round_}"), round_ + 1
+        make_folder(folder)
+        words, span = self._outline.words("solving", round_), self._outline.span(f"solve/{round_}")
+        shares, sizes = self._solve_plan
+        todo = [share for share in shares if share.whole or not self._knows(f"solve/{round_}/{share.unit.name}")]
+        jobs = [*beside, *self._solve_jobs(round_, files, kind, todo, sizes)]
+        told: dict[str, Receipt] = {}
+        if jobs:
+            receipts = yield Phase(
+                f"round {number}: solve", jobs, words, span, unit="round", number=number, gathers=True, twice=True
+            )
+            told = {job.key: receipt for job, receipt in zip(jobs, receipts, strict=True)}
+        joins = []
+        for unit, of_unit in itertools.groupby(
+            (share for share in shares if not share.whole), lambda share: share.unit
+        ):
+            mine = tuple(of_unit)
+            of_shares = [told.get(f"solve/{round_}/{share.name}", {}) for share in mine]
+            sums = {name: sum(of.get(name, 0) for of in of_shares) for name in _BROUGHT if p.approximate}
+            joins.append(JoinJob(str(self.dataset.path), p, self.seed, round_, unit, mine, str(folder), sums))
+        if joins:
+            receipts = yield Phase(f"round {number}: join", joins, words, span and (span[1], span[1]), twice=True)
+            told |= {job.key: receipt for job, receipt in zip(joins, receipts, strict=True)}
+            for share in (share for job in joins for share in job.shares):
+                (folder / share.name).unlink(missing_ok=True)
+        self._drop_before(round_)
+        return [*(told[job.key] for job in beside), *(told[f"solve/{round_}/{unit.name}"] for unit in self.units)]
 
     def _drop_before(self, round_: int) -> None:
         """Remove what a round was made from and is needed no more."""
@@ -417,11 +451,15 @@ class PPDSparseRun:
     def _state(self, kind: str, name: str = "") -> Path:
         return self.work / "state" / kind / name
 
-    def _all_known(self, jobs: Sequence[Job]) -> bool:
-        return all(self.ledger.get(job.key) is not None for job in jobs)
+    def _knows(self, key: str) -> bool:
+        return self.ledger.get(key) is not None
+
+    def _solved(self, round_: int) -> bool:
+        """Whether an earlier session has solved all units."""
+        return all(self._knows(f"solve/{round_}/{unit.name}") for unit in self.units)
 
     @property
-    def _solve_plan(self) -> SolvePlan:
+    def _solve_plan(self) -> tuple[list[Share], SolvePlan]:
         warm, of_samples = bool(self.warm_start), self.weights.of_samples
         return solve_plan(self.plan, self.dataset, self.parameters, warm, self.units, of_samples)
 
@@ -443,17 +481,18 @@ class PPDSparseRun:
             for unit in self.units
         ]  # fmt: skip
 
-    def _solve_jobs(self, round_: int, files: list[CandidateFile], kind: str = EXACT) -> list[SolveJob]:
+    def _solve_jobs(
+        self, round_: int, files: list[CandidateFile], kind: str, shares: Sequence[Share], sizes: SolvePlan
+    ) -> list[SolveJob]:
         d = self.dataset
-        sizes = self._solve_plan
         return [
             SolveJob(
-                str(d.path), self.parameters, self.seed, round_, unit,
-                str(self._state(f"solve-{round_ - 1}", unit.name)) if round_ or self.warm_start else "",
-                self._of_unit(files, unit), kind, str(self._state(f"solve-{round_}", unit.name)), self.plan, sizes,
+                str(d.path), self.parameters, self.seed, round_, share,
+                str(self._state(f"solve-{round_ - 1}", share.unit.name)) if round_ or self.warm_start else "",
+                self._of_unit(files, share), kind, str(self._state(f"solve-{round_}", share.name)), self.plan, sizes,
                 self._start_slopes, self._of_start.get("tau", 0.0) if self.warm_start else 0.0, self.weights,
             )
-            for unit in self.units
+            for share in shares
         ]  # fmt: skip
 
     def _finalise_jobs(
@@ -470,7 +509,7 @@ class PPDSparseRun:
         ]  # fmt: skip
 
     @staticmethod
-    def _of_unit(files: list[CandidateFile], unit: Unit) -> tuple[CandidateFile, ...]:
+    def _of_unit(files: list[CandidateFile], unit: Unit | Share) -> tuple[CandidateFile, ...]:
         return tuple(file for file in files if file.first < unit.last and file.last > unit.first)
 
     def _search(

@@ -1,12 +1,11 @@
-"""Solve jobs: the classes of a unit, from last round's state and what the search found, to the next state."""
+"""Solve jobs: the classes of a unit or a share, from last round's state and what the search found, to the next state."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,9 @@ from xmc_stream.methods.ppdsparse.parameters import (
     ROUNDING,
     PPDSparseParameters,
 )
-from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed, held_rows
-from xmc_stream.methods.ppdsparse.search import fewer_weights
+from xmc_stream.methods.ppdsparse.plan import SolvePlan, choose_streamed
+from xmc_stream.methods.ppdsparse.shares import Share
+from xmc_stream.methods.ppdsparse.sizes import NextSearch
 from xmc_stream.methods.ppdsparse.solver import (
     Sink,
     Solver,
@@ -71,8 +71,6 @@ from xmc_stream.methods.ppdsparse.state import (
 from xmc_stream.methods.ppdsparse.streaming import Weights
 from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
-from xmc_stream.models.linear.weights import Unit
 from xmc_stream.stop import work_name
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
@@ -143,28 +141,12 @@ def open_gap(statistics: NDArray[np.float64], C: float) -> tuple[float, float]:
     return math.fsum(gap), math.fsum(objective)
 
 
-def search_tiles(unit: Unit, n_features: int, occurrences: NDArray[np.int64] | None = None) -> TileSizes:
-    """Sizes of a unit's tiles for searches, which hold open classes alone: one tile is enough for a wide unit too."""
-    return TileSizes(*unit, n_features, occurrences, EIGHTH * len(unit.numbers))
-
-
-def search_sizes(
-    spans: list[TileRange], first: int, heaps: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> list[list[Any]]:
-    """For a receipt: what a search needs for each range of classes. heaps, sizes: of first, first + 1, ..."""
-    needs = []
-    for span in spans:
-        mine = slice(span.first - first, span.last - first)
-        needs.append([*astuple(span), held_rows(heaps[mine]), held_rows(sizes[mine])])
-    return needs
-
-
 @dataclass(frozen=True)
 class SolveJob:
-    """One round of one unit.
+    """One round of one unit, or of a share of it.
 
     previous: the unit's state after the round before; in round 0 that of a warm start, or "". kind: of the search that
-    found the candidates. start_slopes: of a warm start's alpha, see `PPDSparseParameters`;
+    found the candidates. out: the state of the share. start_slopes: of a warm start's alpha, see `PPDSparseParameters`;
     start_tau: tau of the model that it begins from, 0 where its bias is none of a dual.
     """
 
@@ -172,7 +154,7 @@ class SolveJob:
     parameters: PPDSparseParameters
     seed: int
     round: int
-    unit: Unit
+    share: Share
     previous: str
     candidates: tuple[CandidateFile, ...]
     kind: str
@@ -185,8 +167,8 @@ class SolveJob:
 
     @property
     def key(self) -> str:
-        """Round and unit."""
-        return f"solve/{self.round}/{self.unit.name}"
+        """Round and share."""
+        return f"solve/{self.round}/{self.share.name}"
 
     @property
     def approximate(self) -> bool:
@@ -194,27 +176,28 @@ class SolveJob:
         return self.kind == APPROXIMATE
 
     def run(self) -> Receipt:
-        """Solve; the receipt has the sizes that the next search is planned from."""
+        """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
-        return _UnitSolve(self).run()
+        return _ShareSolve(self).run()
 
 
-class _UnitSolve:
-    """The work of one solve job."""
+class _ShareSolve:
+    """The work of one solve job. Classes count from the first of the share; `line` is that one's in the unit's state."""
 
     def __init__(self, job: SolveJob) -> None:
         self.job = job
         self.dataset = Dataset(job.data)
         self.n_samples = self.dataset.n_samples
-        self.first, self.last = job.unit
+        self.first, self.last, unit = job.share
+        self.line = self.first - unit.first
         self.X = self.dataset.X_rows()
         self.Y = self.dataset.Y_columns()
-        shape = self.last - self.first, self.n_samples, self.dataset.n_features
+        shape = unit.last - unit.first, self.n_samples, self.dataset.n_features
         self.previous = UnitState(Path(job.previous), *shape) if job.previous else None
         self.warm = self.previous is not None and job.round == 0
         self.room = np.zeros(0, np.int64)  # rows that each class may add
         if self.previous is not None:
-            self.room = self.previous.statistics[:, ROOM].astype(np.int64)
+            self.room = self._known[:, ROOM].astype(np.int64)
             if job.round == job.parameters.common_rounds:  # a check keeps the best row of each job, a matter of the cut
                 self.room = np.minimum(self.room, 1)
         self.order = row_order(self.n_samples, self.X.nnz)
@@ -224,14 +207,9 @@ class _UnitSolve:
         self.of_rows = RowWeights(job.weights)
         self.words = np.zeros(-(-self.n_samples // 64), np.uint64)
         self.before = np.empty(len(self.words), np.int32)
-        p, d = job.parameters, self.dataset.n_features
-        occurrences = self.dataset.feature_counts() if p.approximate else None
-        self.tiles = search_tiles(job.unit, d, occurrences)  # of open classes
-        self.approximate_tiles = None  # of the weights that the next search scores with, if it leaves some out
-        if p.fewer_weights and (p.common_rounds is None or job.round + 1 < p.common_rounds):
-            self.approximate_tiles = search_tiles(job.unit, d)
         # negatives that an approximate search brought in, and those with alpha > 0 in the end
         self.fresh = self.used = 0
+        self.next: NextSearch | None = None
         self.passes = 0  # over X, for large classes
         self.looked_up = 0  # bytes of indptr for them
         self.n_active = np.zeros(self.last - self.first, np.int64)  # |A| of each class in this round
@@ -249,7 +227,7 @@ class _UnitSolve:
                 set_known(writer.statistics, counts, self.n_samples)
                 self.n_active = np.where(counts < self.n_samples, counts + start_sizes(counts, self.n_samples), 0)
             else:
-                writer.statistics[:] = self.previous.statistics
+                writer.statistics[:] = self._known
                 n_found = update_statistics(
                     writer.statistics,
                     job.candidates,
@@ -260,11 +238,11 @@ class _UnitSolve:
                     job.kind == EXACT,
                     self.of_classes,
                 )
-                sizes = np.diff(self.previous.active.ends(0, n))
+                sizes = np.diff(self.previous.active.ends(self.line, self.line + n))
                 self.n_active = sizes + np.minimum(self.room, n_found)
-            self.tiles.in_tiles[:] = writer.statistics[:, STATUS] == OPEN
-            if self.approximate_tiles is not None:
-                self.approximate_tiles.in_tiles[:] = self.tiles.in_tiles
+            if job.share.whole:  # else the job that joins the shares counts
+                open_ = writer.statistics[:, STATUS] == OPEN
+                self.next = NextSearch(self.dataset, p, job.seed, job.round, job.share.unit, open_)
             streamed = self._stream(n_found, writer)
             rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
             self.scratch = new_scratch(self.dataset.n_features, rows, nnz)
@@ -281,27 +259,20 @@ class _UnitSolve:
                 elif (writer.statistics[low:high, STATUS] == OPEN).any():
                     self._solve_batch(low, high, kind[low:high] == _SOLVED, writer)
                 else:
-                    self._copy(self.previous, low, low, high, writer)
+                    self._copy(self.previous, self.line + low, low, high, writer)
             if self.large is not None:
                 self.large.path.unlink()
             open_ = writer.statistics[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
             writer.statistics[:, ROOM] = heaps
-        options: Receipt = {"solve_passes": self.passes} if self.passes else {}
-        if job.parameters.approximate:
-            options |= {"work": self.tiles.work, "fresh": self.fresh, "used": self.used}
-        if self.approximate_tiles is not None:
-            # fewer weights make the tile, but all of them are read for it
-            pairs = zip(self.approximate_tiles.ranges, self.tiles.ranges, strict=True)
-            spans = [replace(few, weights=of_all.weights) for few, of_all in pairs]
-            options["approximate_ranges"] = search_sizes(spans, self.first, heaps, self.sizes)
         return {
             "open": int(open_.sum()),
-            "tile_ranges": search_sizes(self.tiles.ranges, self.first, heaps, self.sizes),
             "nnz": writer.weights.nnz,
             "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
-            **options,
+            **({"solve_passes": self.passes} if self.passes else {}),
+            **({"fresh": self.fresh, "used": self.used} if p.approximate else {}),
+            **({} if self.next is None else self.next.receipt(heaps, self.sizes)),
         }
 
     def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
@@ -332,9 +303,16 @@ class _UnitSolve:
         self.line_of[classes] = np.arange(len(classes))
         return classes
 
+    @property
+    def _known(self) -> NDArray[np.float64]:
+        """The statistics of the share's classes in the unit's state."""
+        if self.previous is None:
+            raise ValueError("the first round of a run begins from nothing")
+        return self.previous.statistics[self.line : self.line + self.last - self.first]
+
     def _scratch(self, kind: str) -> Path:
         """What is of no use once the job has ended: apart from the states, which a later session checks."""
-        return work_name(Path(self.job.out).parents[2] / "scratch" / f"{self.job.unit.name}.{kind}")
+        return work_name(Path(self.job.out).parents[2] / "scratch" / f"{self.job.share.name}.{kind}")
 
     @property
     def _large_path(self) -> Path:
@@ -345,7 +323,7 @@ class _UnitSolve:
         job, label = self.job, self.first + c
         return rows_on_disk(
             folder, self.words, self.before, self.n_samples, label, job.seed, self.Y, int(self.n_active[c]),
-            None if self.previous is None else (self.previous.active, c), self._candidates_of(c), job.approximate,
+            None if self.previous is None else (self.previous.active, self.line + c), self._candidates_of(c), job.approximate,
         )  # fmt: skip
 
     def _candidates_of(self, c: int) -> Iterator[NDArray[np.int64]]:
@@ -360,25 +338,14 @@ class _UnitSolve:
     def _weights(self, classes: NDArray[np.int64]) -> Iterator[Weights]:
         """Weights and biases of a warm start."""
         if self.previous is not None:
-            for c in classes.tolist():
-                w = self.previous.weights.block(c, c + 1)
-                yield w.indices, w.values, float(self.previous.statistics[c, BIAS])
+            for line in (self.line + classes).tolist():
+                w = self.previous.weights.block(line, line + 1)
+                yield w.indices, w.values, float(self.previous.statistics[line, BIAS])
 
     def _count(self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32] | None) -> None:
-        """Sizes of tiles, as weights come by class; of classes that are not solved any more (data None) only that.
-
-        features and data are overwritten.
-        """
-        first = self.tiles.next
-        self.tiles.add(counts, features)
-        if self.approximate_tiles is None:
-            return
-        if data is not None:
-            indptr = np.concatenate([[0], np.cumsum(counts)])
-            labels = np.arange(first, first + len(counts))
-            n = fewer_weights(indptr, features, data, labels, self.job.parameters, self.job.seed, self.job.round + 1)
-            counts, features = np.diff(indptr), features[:n]
-        self.approximate_tiles.add(counts, features)
+        """See `NextSearch.count`; of a share its whole unit counts."""
+        if self.next is not None:
+            self.next.count(counts, features, data)
 
     def _batches(self, kind: NDArray[np.int64], bound: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Ranges of classes: of streamed ones, and of others with at most max_rows active rows, or of one larger class.
@@ -433,7 +400,7 @@ class _UnitSolve:
             start_sets(positives.indptr, positives.indices, sizes, first, self.n_samples, job.seed, ptr, rows)
             alpha = np.zeros(len(rows))
         else:
-            old = self.previous.active.block(low, high)
+            old = self.previous.active.block(self.line + low, self.line + high)
             sizes = np.diff(old.indptr)
             room = self.room[low:high]
             f_ptr, f_rows, f_scores = read_candidates(job.candidates, first, first + n, self.n_samples, room)
@@ -488,7 +455,7 @@ class _UnitSolve:
                     self._count(mine, features[part], data[part])
                     filled = part.stop
                 elif self.previous is not None:
-                    self._copy_weights(self.previous, low + begin, done - begin, writer)
+                    self._copy_weights(self.previous, self.line + low + begin, done - begin, writer)
 
         return sink
 
@@ -557,7 +524,7 @@ class _UnitSolve:
         """The scores that the weights of the warm start give the active rows (rows `at` of the block), in alpha's place."""
         if self.previous is None:
             return
-        low = sets.first_label - self.first
+        low = self.line + sets.first_label - self.first
         biases = self.previous.statistics[:, BIAS]
         dense = np.zeros(self.dataset.n_features, np.float32)
         for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
@@ -576,7 +543,7 @@ class _UnitSolve:
         p, n = self.job.parameters, len(sets.ptr) - 1
         if self.previous is None:
             return
-        low = sets.first_label - self.first
+        low = self.line + sets.first_label - self.first
         wanted = self.job.start_tau * self.previous.statistics[low : low + n, BIAS]
         ends = self.previous.weights.ends(low, low + n)
         wanted[np.diff(ends) == 0] = np.nan

@@ -1,0 +1,208 @@
+"""Units that are solved in shares: the same model, statistics and searches, however they are cut, joined and resumed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.damage import flip
+from helpers.problems import LIMIT, problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xmc_stream as xs
+from xmc_stream.engine.events import read_events
+from xmc_stream.engine.ledger import read_ledger
+from xmc_stream.engine.summary import summarise_events
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.jobs.plan import Cuts, MemoryPlan
+from xmc_stream.methods.ppdsparse import shares as cutting
+from xmc_stream.methods.ppdsparse import solver
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, whole_units
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.models.linear.weights import Unit
+
+FIGURES = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "nnz", "passes")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
+    """Classes of few rows, which go on beyond the third round, among them such without rows and one of every row."""
+    rng = np.random.default_rng(0)
+    n, d, k = 1200, 60, 40
+    X = sp.random(n, d, 0.2, format="csr", dtype=np.float32, random_state=0)
+    Y = sp.lil_matrix((n, k), dtype=np.float32)
+    for c in range(k):
+        Y[rng.choice(n, 3 + 9 * (c % 5), replace=False), c] = 1
+    Y[:, [0, 7, 8, 39]] = 0
+    Y[:, 21] = 1
+    return xs.convert(X, tmp_path_factory.mktemp("shares") / "d.xmc", labels=Y.tocsr(), normalize="l2")
+
+
+def fitted(data: Any, model: Path, shares: int, **change: Any) -> tuple[str, list[Any]]:
+    """Digest and figures; shares: that all units are solved in together."""
+    options = {"C": 4.0, "threads": 2, "memory_limit": LIMIT, **change}
+    start = options.pop("warm_start", None)
+    clf = xs.PPDSparse(**options).fit(data, model=model, cuts=Cuts(shares=shares), warm_start=start)
+    told = [*FIGURES, *(name for name in ("search_work", "search_work_exact") if name in clf.report_)]
+    return clf.model_.digest(), [clf.report_[name] for name in told]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"loss": "hinge", "max_rounds": None, "tol": 1e-3},
+        {"cut": 0.3, "delta": 2.0, "min_value": 0.05, "rounds": 4},
+        {"class_weight": "balanced", "max_rounds": 3},
+    ],
+    ids=["default", "no cap", "approximate", "weights"],
+)
+def test_shares_change_nothing(data: xs.Dataset, tmp_path: Path, change: dict[str, Any]) -> None:
+    whole = fitted(data, tmp_path / "whole", 1, **change)
+    for shares in (2, 5, 40):
+        assert fitted(data, tmp_path / f"{shares}", shares, **change) == whole
+    keys = list(read_ledger(tmp_path / "40" / "ledger.jsonl")[0])
+    assert sum(key.startswith("solve/0/0.") for key in keys) > 20
+    assert "solve/0/0" in keys
+
+
+def test_a_warm_start_is_solved_in_shares(data: xs.Dataset, tmp_path: Path) -> None:
+    fitted(data, tmp_path / "first", 1)
+    start = {"warm_start": tmp_path / "first", "C": 2.0}
+    assert fitted(data, tmp_path / "shares", 4, **start) == fitted(data, tmp_path / "whole", 1, **start)
+
+
+def test_large_classes_are_solved_in_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stream from memory and from disk, each share by itself."""
+    monkeypatch.setattr(solver, "LARGE_BYTES", 90 * (8 * 16 + solver.ROW_BYTES))
+    monkeypatch.setattr(solver, "STRIP_BYTES", 2000)
+    X, Y = problem(n=900, d=40, k=6)
+    large = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
+
+    def digest(name: str, cuts: Cuts) -> str:
+        clf = xs.PPDSparse(memory_limit=LIMIT, threads=2, epochs=3).fit(large, model=tmp_path / name, cuts=cuts)
+        return clf.model_.digest()
+
+    whole = digest("held", Cuts(shares=1))
+    assert digest("shares", Cuts(shares=3)) == whole
+    assert digest("streamed", Cuts(shares=3, solve_rows=60)) == whole
+
+
+def test_a_run_that_ends_between_shares_and_joins_goes_on_with_other_shares(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fitted(data, tmp_path / "whole", 1)
+    model, joined = tmp_path / "m", JoinJob.run
+
+    def broken(job: JoinJob) -> Any:
+        if job.round == 1:
+            raise MemoryLimitError("no room to join")
+        return joined(job)
+
+    def of_round(where: Path) -> list[str]:
+        return [key for key in read_ledger(where / "ledger.jsonl")[0] if key.startswith("solve/1/0.")]
+
+    monkeypatch.setattr(JoinJob, "run", broken)
+    with pytest.raises(MemoryLimitError, match="no room to join"):
+        fitted(data, model, 5)
+    monkeypatch.setattr(JoinJob, "run", joined)
+    done = of_round(tmp_path / "m.partial")
+    assert len(done) >= 4
+    for after in (5, 3, 1):  # the same shares, others, none
+        shutil.copytree(tmp_path / "m.partial", tmp_path / f"{after}.partial")
+        assert fitted(data, tmp_path / f"{after}", after) == whole
+        again = of_round(tmp_path / f"{after}")
+        assert again[: len(done)] == done
+        assert (len(again) > len(done)) == (after == 3)
+
+
+@pytest.mark.parametrize("what", ["unit", "share"])
+def test_damaged_states_of_units_and_shares_are_made_again(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    whole, model = fitted(data, tmp_path / "whole", 1), tmp_path / "m"
+    goes_on = {"unit": PPDSparseRun._drop_before, "share": JoinJob.run}
+
+    def ends(of: Any, round_: int = -1) -> Any:
+        """In round 1, before what it was made from is removed, and before its shares are joined."""
+        if (of.round if what == "share" else round_) == 1:
+            raise MemoryLimitError("ends here")
+        return goes_on["share"](of) if what == "share" else goes_on["unit"](of, round_)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JoinJob if what == "share" else PPDSparseRun, "run" if what == "share" else "_drop_before", ends)
+        with pytest.raises(MemoryLimitError, match="ends here"):
+            fitted(data, model, 2)
+    states = sorted((tmp_path / "m.partial" / "state" / "solve-1").iterdir())
+    assert [path.name for path in states] == (
+        ["0"] if what == "unit" else [f"0.{share}" for share in ("0-21", "21-40")]
+    )
+    flip(states[0])
+    assert fitted(data, model, 2) == whole
+    events = list(read_events(model / "events.jsonl"))
+    begin = max(number for number, event in enumerate(events) if event["event"] == "again")
+    assert events[begin]["job"] == f"solve/1/{states[0].name}"
+    later = [event["job"] for event in events[begin:] if event["event"] == "job"]
+    assert [job for job in later if job.startswith("solve/1/")] == (
+        ["solve/1/0.0-21", "solve/1/0.21-40", "solve/1/0"] if what == "unit" else ["solve/1/0.0-21", "solve/1/0"]
+    )
+
+
+def test_threads_share_the_solves_of_one_unit(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutting, "_LEAST", 1)
+    whole = fitted(data, tmp_path / "one", 0, threads=1)
+    assert fitted(data, tmp_path / "two", 0, threads=2) == whole
+    told = {
+        name: {phase["phase"]: phase["jobs"] for phase in summarise_events(tmp_path / name / "events.jsonl")["phases"]}
+        for name in ("one", "two")
+    }
+    assert told["one"]["round 1: solve"] == 1
+    assert told["two"]["round 1: solve"] == 4
+    assert "round 1: join" not in told["one"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 3), st.integers(0, 9))
+def test_shares_hold_every_class_once(counts: list[int], threads: int, processes: int, shares: int) -> None:
+    n = 320
+
+    class Set:
+        """What a cut asks of a dataset."""
+
+        n_samples = n
+
+        def X_rows(self) -> Any:
+            return type("X", (), {"nnz": 40 * n})
+
+        def label_counts(self) -> np.ndarray:
+            return np.array(counts)
+
+    plan = MemoryPlan(2**30, 2**30, threads, processes, Cuts(shares=shares))
+    cut = cut_shares([Unit(0, len(counts))], Set(), plan)  # type: ignore[arg-type]
+    assert [share.first for share in cut] == [0, *(share.last for share in cut[:-1])]
+    assert cut[-1].last == len(counts)
+    assert all(share.first < share.last for share in cut)
+    rows = counts + solver.start_sizes(np.array(counts), n)
+    if shares > 1 and rows.sum() >= shares:
+        assert len(cut) <= shares
+        assert max(rows[share.first : share.last].sum() for share in cut) <= rows.sum() / shares + rows.max()
+
+
+def test_where_memory_is_for_one_job_one_does_it_all(data: xs.Dataset) -> None:
+    units = cut_units(data)
+
+    def shares(budget: int) -> list[Share]:
+        plan = MemoryPlan(2**34, budget, 4, cuts=Cuts(shares=4))
+        return solve_plan(plan, data, PPDSparseParameters(), False, units)[0]
+
+    assert len(shares(2**33)) > 1
+    assert shares(100 * 2**20) == whole_units(units)

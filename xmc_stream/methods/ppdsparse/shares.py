@@ -1,0 +1,143 @@
+"""Shares of units: where there are few units, each is solved by several jobs, whose states are joined.
+
+How units are cut is a matter of threads and workers, and of no result: draws and ties go by the class, and what the next
+search and a later session read is the state of the whole unit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.sizes import NextSearch
+from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
+from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, UnitState, new_unit_state
+from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.linear.weights import Unit
+from xmc_stream.store.dataset import Dataset
+
+_ENOUGH = 4  # units for each thread: their jobs end at much the same time
+_SHARES = 2  # for each thread, where there are fewer
+_HELD = 4  # X is held where it takes one in so many of a job's bytes at most
+_LEAST = 1 << 22  # entries of active rows in a share: some 20 ms an epoch, and a job costs some 10
+
+
+class Share(NamedTuple):
+    """Classes [first, last) of a unit, or all of them, that are a solve job."""
+
+    first: int
+    last: int
+    unit: Unit
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the unit."""
+        return (self.first, self.last) == self.unit
+
+    @property
+    def name(self) -> str:
+        """In keys of jobs and names of states: the unit's, or with the classes "0.250-500"."""
+        return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
+
+
+def whole_units(units: Sequence[Unit]) -> list[Share]:
+    """Every unit as one share."""
+    return [Share(*unit, unit) for unit in units]
+
+
+def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> list[Share]:
+    """Units in shares of nearly equal work, two for each thread of all workers; whole ones where there are enough of them.
+
+    A class counts by the rows that it begins with. Where there are large classes and jobs cannot hold X, every share
+    streams X by itself, and the threads of a process share that (see `streaming`): so there is one for each process.
+    """
+    at_once = plan.threads * plan.processes
+    if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
+        return whole_units(units)
+    n, nnz = dataset.n_samples, dataset.X_rows().nnz
+    counts = dataset.label_counts()
+    rows = counts + start_sizes(counts, n)
+    wanted, least = _SHARES * at_once if at_once > 1 else 1, _LEAST
+    if int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
+        wanted = plan.processes
+    if plan.cuts.shares:
+        wanted, least = plan.cuts.shares, 1
+    entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
+    size = max(least, entries[-1] / wanted)
+    middles = (entries[1:] + entries[:-1]) / 2
+    shares = []
+    for unit in units:
+        begin, end = entries[unit.first], entries[unit.last]
+        parts = max(1, round((end - begin) / size)) if wanted > 1 else 1
+        bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
+        cut = np.unique([unit.first, *np.clip(bounds, *unit), unit.last]).tolist()
+        shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
+    return shares
+
+
+@dataclass(frozen=True)
+class JoinJob:
+    """Make the state of a unit after a round of those of its shares, which lie beside it.
+
+    folder: of the round's states. sums: over the receipts of the shares.
+    """
+
+    data: str
+    parameters: PPDSparseParameters
+    seed: int
+    round: int
+    unit: Unit
+    shares: tuple[Share, ...]
+    folder: str
+    sums: Receipt
+
+    @property
+    def key(self) -> str:
+        """As of a job that solves the whole unit."""
+        return f"solve/{self.round}/{self.unit.name}"
+
+    def run(self) -> Receipt:
+        """Copy; the receipt is that of a job that solves the whole unit, without what the shares' receipts say."""
+        drop_tiles()
+        dataset, (first, last) = Dataset(self.data), self.unit
+        n_samples, n_features, folder = dataset.n_samples, dataset.n_features, Path(self.folder)
+        states = [UnitState(folder / of.name, of.last - of.first, n_samples, n_features) for of in self.shares]
+        with new_unit_state(folder / self.unit.name, last - first, n_samples, n_features) as writer:
+            writer.statistics[:] = np.concatenate([state.statistics for state in states])
+            open_ = writer.statistics[:, STATUS] == OPEN
+            search = NextSearch(dataset, self.parameters, self.seed, self.round, self.unit, open_)
+            sizes = []
+            for state in states:
+                n = len(state.statistics)
+                sizes.append(np.diff(state.active.ends(0, n)))
+                writer.active.copy(state.active, 0, n)
+                done = state.statistics[:, STATUS] == DONE
+                for low, high in _runs(done):
+                    for w in state.weights.blocks(max(4 * MIB, 16 * n_features), low, high):
+                        lengths = np.diff(w.indptr)
+                        writer.weights.append(lengths, w.indices, w.values)
+                        search.count(lengths, w.indices, None if done[low] else w.values)
+        heaps = writer.statistics[:, ROOM].astype(np.int64)
+        return {
+            "open": int(open_.sum()),
+            "nnz": writer.weights.nnz,
+            "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
+            "bytes_read": sum(state.bytes_read for state in states),
+            **self.sums,
+            **search.receipt(heaps, np.where(open_, np.concatenate(sizes), 0)),
+        }
+
+
+def _runs(values: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Ranges of neighbours that have the same value."""
+    ends = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from itertools.pairwise(ends)
