@@ -21,6 +21,7 @@ from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, grou
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
+    SCATTER,
     SearchSize,
     SolvePlan,
     choose_streamed,
@@ -196,14 +197,15 @@ class PPDSparseForecaster(Forecaster):
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = cuts[-1].needs
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
-        gathered = self._gathered(plan, solve, starts)
+        reads = self._solve_reads(solve, starts)
+        gathered = int(sum(map(sum, reads))) + (groups_read(plan, d) if self.guided else 0)
         row_bytes = max(
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         return Forecast(
             tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, starts, r)[1] for r in range(self.rounds)),
-            streamed, gathered, phases, self._seconds(plan, streamed, gathered, cuts, len(shares)), p.max_rounds is not None,
+            streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, len(shares)), p.max_rounds is not None,
         )  # fmt: skip
 
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
@@ -354,41 +356,44 @@ class PPDSparseForecaster(Forecaster):
                     largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
         return streamed, passes, largest
 
-    def _gathered(self, plan: MemoryPlan, sizes: SolvePlan, starts: NDArray[np.int64]) -> int:
-        """Bytes that the solves read: each share's active rows, once a batch; X, where it streams; the positives."""
-        total = float(groups_read(plan, self.dataset)) if self.guided else 0.0
-        n = self.dataset.n_samples
+    def _solve_reads(self, sizes: SolvePlan, starts: NDArray[np.int64]) -> list[tuple[float, float]]:
+        """Bytes that the solves of each round stream, X for large classes, and gather: each share's active rows, once a
+        batch, and the positives.
+        """
+        n, reads = self.dataset.n_samples, []
         for round_ in range(self.rounds):
             streamed, passes, _ = self._streamed(sizes, starts, round_)
-            total += passes * float(self.X.nnz * self.X.entry_bytes + 8 * n)
             rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
-            total += float((batches * (union * self.row_length * self.X.entry_bytes + 8.0 * n)).sum())
-            total += self.Y.nnz * self.Y.entry_bytes
-        return int(total)
+            held = float((batches * (union * self.row_length * self.X.entry_bytes + 8.0 * n)).sum())
+            of_pass = float(self.X.nnz * self.X.entry_bytes + 8 * n)
+            reads.append((passes * of_pass, held + self.Y.nnz * self.Y.entry_bytes))
+        return reads
 
     def _seconds(
-        self, plan: MemoryPlan, streamed: int, gathered: int, cuts: Sequence[_Cut], jobs: int
+        self, plan: MemoryPlan, streamed: int, reads: list[tuple[float, float]], cuts: Sequence[_Cut], jobs: int
     ) -> dict[str, float]:
         """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added.
 
-        jobs: that solve.
+        streamed: bytes that the searches read. reads: of the solves, by `_solve_reads`. jobs: that solve.
         """
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
         solving = min(threads, jobs)
         seconds: dict[str, float] = {}
-        scored = (
-            float(d.n_samples) * int(self.learned.sum()) * probe["score"] + streamed / self.searches * probe["read"]
-        )
+        scored = float(d.n_samples) * int(self.learned.sum()) * probe["score"]
+        scored += streamed / self.searches * probe["stream"]
+        # the probe gathers few rows, far apart; the more there are, the less a byte takes
+        gather = min(probe["gather"], SCATTER * probe["stream"])
         for round_, active in enumerate(self.active):
             if round_ or warm:
                 sifted = _SIFTING * float(self.found[round_].sum()) * len(cuts[round_ - (not warm)].ranges)
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
-            seconds[f"solve/{round_}"] = (steps + gathered / self.rounds * probe["read"]) / solving
+            of_streams, of_gathers = reads[round_]
+            seconds[f"solve/{round_}"] = (steps + of_streams * probe["stream"] + of_gathers * gather) / solving
         if self.guided:  # one job, beside the first solve
             groups = groups_work(d) * probe["step"]
             seconds["solve/0"] = max(seconds["solve/0"] + groups / threads, groups)

@@ -31,7 +31,7 @@ SLICES = 2048  # ranges of rows for which a class on disk keeps where its active
 SORTED = 1 << 18  # active rows of classes on disk that are sorted at a time
 _GROUPS = 1.5 * BUFFERS  # whose active rows are in memory at a time; some groups, or slices, have more than others
 _TAKEN_BYTES = 64  # of an active row that was read from disk: in its order there, and by class
-_SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
+SCATTER = 8  # a gather of scattered rows takes as long as a stream of so many times the bytes
 _HELD_PASSES = 2  # of streaming take one thread as long as holding the classes does
 _WINDOWS = 4 * MIB  # what reading indptr and a gather's staging take, per thread
 _CLASS_BYTES = 160  # of a class in a search beside its tile and what it finds: some 17 numbers
@@ -176,7 +176,7 @@ def choose_streamed(
     if nnz <= sizes.max_nnz:  # a batch gathers X at most
         gathered = nnz * (1 + n_active.sum() / max(sizes.max_rows, 1))
     else:
-        gathered = np.minimum(_SCATTER * mean * n_active, nnz).sum()
+        gathered = np.minimum(SCATTER * mean * n_active, nnz).sum()
     streams_less = bool(sizes.room.passes(n_active, epochs, nnz) * nnz < gathered)
     shared = sizes.room.threads > 1 and epochs + 2 <= _HELD_PASSES * sizes.room.threads
     return np.asarray(~fits | streams_less | shared)

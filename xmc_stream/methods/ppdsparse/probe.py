@@ -33,7 +33,12 @@ _FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
-_NO_RATES = {"step": 0.0, "score": 0.0, "read": 0.0}  # without a label that has positives, there is nothing to do
+_NO_RATES = {
+    "step": 0.0,
+    "score": 0.0,
+    "gather": 0.0,
+    "stream": 0.0,
+}  # without a label that has positives, there is nothing to do
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class ProbeJob:
     """Solve a sample of the classes for one round and score some rows with their weights.
 
     The receipt: of each class sampled its label count, size of its active set before and after, and weights; bytes of a
-    tile a weight; seconds of a coordinate step's entry (`step`), of the search for a row and a class (`score`), and of a
-    byte read (`read`).
+    tile a weight; seconds of a coordinate step's entry (`step`), of the search for a row and a class (`score`), of a byte
+    of scattered rows (`gather`), and of one that is streamed (`stream`).
     """
 
     data: str
@@ -87,7 +92,7 @@ class ProbeJob:
         rank(rows, words, before, at)
         began = time.perf_counter()
         block = X.gather(union)
-        read = (time.perf_counter() - began) / max(1, X.bytes_read)
+        gather = (time.perf_counter() - began) / max(1, X.bytes_read)
 
         lengths: list[NDArray[np.int64]] = []
         parts: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = []
@@ -124,8 +129,8 @@ class ProbeJob:
             "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
             / max(1, int(weights.sum())),
             "step": step,
-            "score": self._score(X, dataset.Y_rows(), tile),
-            "read": read,
+            "gather": gather,
+            **self._score(X, dataset.Y_rows(), tile),
         }
 
     def _most_rows(self, row_length: float) -> int:
@@ -154,14 +159,16 @@ class ProbeJob:
     def _largest(sets: ActiveSets, indptr: NDArray[np.int64], at: NDArray[np.int64]) -> int:
         return int(np.add.reduceat(np.diff(indptr)[at], sets.ptr[:-1]).max())
 
-    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
-        """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
+    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> Receipt:
+        """Seconds of a search for a row and a class, and of a byte streamed: rows from the middle on, until enough is spent."""
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
-        rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
+        rows, took, waited, loss, grid = 0, 0.0, 0.0, self.parameters.loss_code, loss_grid(n)
+        before, ended = X.bytes_read + Y.bytes_read, time.perf_counter()
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
+            waited += began - ended
             best = BestRows(
                 one, begins, begins + 2, np.zeros(width, np.int64), np.empty(2 * width, np.float32),
                 np.empty(2 * width, np.int32), threshold,
@@ -171,7 +178,9 @@ class ProbeJob:
                 best, LossSums(loss, grid, np.ones(width), bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(0)),
                 np.empty(width, np.float32),
             )  # fmt: skip
-            rows, took = rows + x.n, took + time.perf_counter() - began
+            ended = time.perf_counter()
+            rows, took = rows + x.n, took + ended - began
             if took > _SECONDS:
                 break
-        return took / max(rows, 1) / width
+        n_bytes = X.bytes_read + Y.bytes_read - before
+        return {"score": took / max(rows, 1) / width, "stream": waited / max(n_bytes, 1)}
