@@ -39,6 +39,9 @@ from watch import Cgroup, cgroup_or_none
 import xmc_stream as xs
 from xmc_stream.memory import format_size, parse_size
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+from start_cluster import SETTINGS
+
 _PATH = click.Path(path_type=Path)
 _AGAIN = "takes long: once more, on "  # what a run logs of a straggler
 _MEMORY = ("Worker is at", "terminated by", "Restarting worker", "exceeded")  # what dask logs of its memory manager
@@ -87,7 +90,8 @@ class Workers:
         command = [sys.executable, "-m", module, "--scheduler-file", str(self._file), "--no-dashboard", *options]
         with self.log.open("ab") as log:
             enter = self._cgroup and self._cgroup.join
-            process = subprocess.Popen(command, cwd=self._folder, stderr=log, preexec_fn=enter)
+            settings = {**SETTINGS, **os.environ}
+            process = subprocess.Popen(command, cwd=self._folder, stderr=log, preexec_fn=enter, env=settings)
         self._started.append(process)
         self._processes.callback(_end, process)
 

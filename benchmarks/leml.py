@@ -102,14 +102,13 @@ def speed(path: Path, ranks: list[int], threads: int, limit: str) -> None:
 
 def w_steps(path: Path, n: int, processes: bool, parameters: dict[str, Any]) -> tuple[float, str]:
     """Seconds of the W steps but the first on so many workers of one thread, or threads of this process; the digest."""
-    from distributed import Client, LocalCluster
+    from cluster import Workers
 
     with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent.absolute()))
         where: dict[str, Any] = {"threads": n}
         if processes:
-            cluster = LocalCluster(n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None)
-            where = {"scheduler": stack.enter_context(Client(stack.enter_context(cluster)))}
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=path.parent))
+            where = {"scheduler": stack.enter_context(Workers(Path(folder), n, "8GB")).client}
         clf = xs.LEML(lam=1.0, cg_tol=0.0, tol=0.0, held_out=0.0, **parameters, **where)
         clf.fit(path, model=Path(folder) / "m", check=False)
         spans: dict[str, tuple[float, float]] = {}

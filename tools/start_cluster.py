@@ -22,7 +22,13 @@ import click
 import distributed
 
 _SECONDS = 60  # that the processes have to find each other
-_FORGETS = "60s"  # without a word of a worker; by itself dask waits five minutes
+# what dask is told, where the environment does not say it: after how long without a word a worker is dropped (by itself
+# five minutes); no samples of the stacks of threads, which take time and can crash Python 3.11; fewer looks at the clock
+SETTINGS = {
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "60s",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "500ms",
+}
 
 
 @click.command(context_settings={"show_default": True})
@@ -49,10 +55,13 @@ def main(workers: int, threads: int, memory_limit: str, port: int, dashboard: st
         running: list[subprocess.Popen[bytes]] = []
 
         def start(*command: str) -> subprocess.Popen[bytes]:
-            environment = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": _FORGETS, **os.environ}
             running.append(
                 subprocess.Popen(
-                    command, cwd=folder, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+                    command,
+                    cwd=folder,
+                    env={**SETTINGS, **os.environ},
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
                 )
             )
             return running[-1]
