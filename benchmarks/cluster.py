@@ -1,6 +1,6 @@
 """Runs on dask workers of this machine: how much two gain on one, and that a run bears workers that come and go.
 
-    python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER
+    python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER          # --trained: MODEL in the place of DATA.xmc
     python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
     python benchmarks/cluster.py memory DATA.xmc TEST.xmc FOLDER --memory-limit 550MB
     python benchmarks/cluster.py large DATA.xmc TEST.xmc FOLDER --memory-limit 1GB --set lam=1
@@ -136,18 +136,23 @@ def main() -> None:
 @click.argument("folder", type=_PATH)
 @click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker, and of this process.")
 @click.option("--repeats", default=3, show_default=True)
-def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int) -> None:
+@click.option("--trained", is_flag=True, help="DATA is a model: predict and evaluate alone.")
+def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int, trained: bool) -> None:
     """Two threads of this process against one, and two workers of one thread against one; kernels are loaded before."""
     folder.mkdir(parents=True, exist_ok=True)
     model, predictions = folder.absolute() / "scale.model", folder.absolute() / "scale.pred"
+    if trained:
+        model = data.absolute()
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
     print(f"{machine()}; {memory_limit}")
     for way, how in _ways(folder, memory_limit):
         for _ in range(repeats + 1):  # the first loads kernels
-            clean(model)
-            commands: dict[str, Callable[[], Any]] = {
-                "train": partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model),
+            commands: dict[str, Callable[[], Any]] = {}
+            if not trained:
+                clean(model)
+                commands["train"] = partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model)
+            commands |= {
                 "predict": partial(
                     xs.predict, model, test, predictions, overwrite=True, memory_limit=memory_limit, **how
                 ),
