@@ -208,7 +208,7 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     """Forecast against the first round as the solve jobs report it."""
     dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0, positive_weight=1.0)
     plan = MemoryPlan(2**31, 512 * MIB, 1)
-    solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
+    _, solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
     job = ProbeJob(str(small), parameters, 0, plan, solve)
     probe = job.run()
     assert job.run()["weights"] == probe["weights"]  # what cuts a run is no matter of time
@@ -219,6 +219,25 @@ def test_the_sizes_foreseen_are_those_that_come(small: Path) -> None:
     assert forecaster.weights.sum() == pytest.approx(weights.sum(), rel=0.1)
     with pytest.raises(MemoryLimitError):
         forecaster.forecast(MemoryPlan(10**8, 10 * MIB, 1))
+
+
+def test_streams_are_foreseen_at_their_own_rate(small: Path) -> None:
+    dataset, parameters = Dataset(small), PPDSparseParameters(C=1.0, positive_weight=1.0)
+    plan = MemoryPlan(2**31, 512 * MIB, 1)
+    _, solve = solve_plan(plan, dataset, parameters, False, cut_units(dataset))
+    probe = ProbeJob(str(small), parameters, 0, plan, solve).run()
+    assert probe["gather"] > 0
+    assert probe["stream"] > 0
+
+    def seconds(**rates: float) -> dict[str, float]:
+        told = PPDSparseForecaster(dataset, parameters, {**probe, **rates}).forecast(plan)["phase_seconds"]
+        return {name: float(of) for name, of in told.items()}
+
+    far = seconds(gather=1.0, stream=1e-9)  # rows far apart on a slow disk: a batch has more of them, which lie nearer
+    assert far == seconds(gather=8e-9, stream=1e-9)
+    near, slow = seconds(gather=1e-9, stream=1e-9), seconds(gather=1e-9, stream=1e-6)
+    assert near["search/1"] == far["search/1"] < slow["search/1"]
+    assert near["solve/1"] < far["solve/1"]
 
 
 @pytest.mark.parametrize("case", ["no positives", "no values", "all positive", "one positive"])
