@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,6 +54,20 @@ def test_every_line_belongs_to_the_range_in_which_it_begins(
                 assert file.first_line() == 1 + read.count(b"\n")
             read += here
     assert read == text
+
+
+def test_a_range_finds_its_file_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("a"), b"1\n2\n")
+    Path("link").symlink_to("a")
+    sent, standard_input = (pickle.dumps(TextRange(Path(name), 2, 4)) for name in ("link", "-"))
+    monkeypatch.chdir("/")
+    text = pickle.loads(sent)
+    assert (text.path, text.name) == (tmp_path / "link", "link")
+    assert text_module.place_of(text, 1) == "link:2"
+    with text.open(Buffers()) as file:
+        assert [piece.tobytes() for piece in file.windows()] == [b"2\n"]
+    assert pickle.loads(standard_input).path == Path("-")
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -127,6 +127,18 @@ def test_a_killed_conversion_goes_on(
 
 
 @pytest.mark.slow
+def test_relative_paths_go_on_with_relative_ones(
+    source: Path, tmp_path: Path, parts_read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed(Path("a"), Path("d.xmc"), "behind", "read/00003")
+    _, figures = convert_report("a", "d.xmc")
+    assert figures["resumed"]
+    assert figures["dataset"] == "d.xmc"
+    assert parts_read[0] == 4
+
+
+@pytest.mark.slow
 def test_what_has_its_name_already_is_not_made_again(source: Path, tmp_path: Path, parts_read: list[int]) -> None:
     target = tmp_path / "d.xmc"
     killed(source, target, "behind", "whole")

@@ -19,7 +19,8 @@ from xmc_stream.jobs.job import Phase, Receipt
 class Part(Protocol):
     """Rows that are read apart from all others: picklable, small, and may be read again.
 
-    sides: the matrices its rows are of, in the order of `blocks`: ("X", "Y"), ("X",) or ("Y",).
+    sides: the matrices its rows are of, in the order of `blocks`: ("X", "Y"), ("X",) or ("Y",). Its paths are absolute,
+    as a worker has a folder of its own; messages call files as they were given.
     """
 
     @property

@@ -45,9 +45,9 @@ def make(
 ) -> Receipt:
     """Make the dataset `target`, from where a killed process was; returns what `run` does (it has `said`), and `resumed`.
 
-    run: makes the folder `store` in the work folder. spoilt: errors after which nothing that was done is of use. anew: it
-    never goes on, so any error leaves nothing. Raises ResumeError where another process makes it, and StoreError where it
-    cannot be written.
+    run: makes the folder `store` in the work folder, whose path it gets as an absolute one. spoilt: errors after which
+    nothing that was done is of use. anew: it never goes on, so any error leaves nothing. Raises ResumeError where another
+    process makes it, and StoreError where it cannot be written.
     """
     work = work_folder(target)
     try:
@@ -56,7 +56,7 @@ def make(
             if not ledger.resumed:
                 _clear(work, ledger.path)
             try:
-                result = ledger.get(WHOLE) or run(work, ledger)
+                result = ledger.get(WHOLE) or run(work.absolute(), ledger)  # a worker has a folder of its own
             except BaseException as error:
                 if isinstance(error, spoilt) or anew or not any(ledger.items()):
                     shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still

@@ -267,14 +267,14 @@ def _matrix(path: Path, key: str) -> Side:
         entries = arrays[2].n_items
         load_bytes = sum(array.n_items * array.dtype.itemsize + array.n_bytes for array in arrays)
         load_bytes += csr_bytes(entries, arrays[2].dtype, n_rows)
-        load = partial(_load_csc, key=key, shape=(n_rows, n_columns))
+        load = partial(_load_csc, path.absolute(), name, key, (n_rows, n_columns))
         return WholeSide(name, "AnnData (csc)", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
-def _load_csc(path: Path, key: str, shape: tuple[int, int]) -> Any:
+def _load_csc(path: Path, name: str, key: str, shape: tuple[int, int]) -> Any:
     from scipy import sparse
 
-    with opened(path) as root:
+    with opened(path, name) as root:
         data, indices, indptr = (np.asarray(root[key][array][:]) for array in ("data", "indices", "indptr"))
         return sparse.csc_array((data, indices, indptr), shape=shape)
 

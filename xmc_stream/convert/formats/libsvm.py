@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.convert.lines.files import HEAD, Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.files import HEAD, NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import UNKNOWN, Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, attributes_of
 from xmc_stream.convert.options import Like, Options, of_labels
@@ -122,14 +122,14 @@ class LibsvmText:
 
     def load_kernels(self) -> None:
         """Compile or load the parser."""
-        for _ in self._part(TextRange(Path())).parser("").blocks(np.zeros(0, np.uint8)):
+        for _ in self._part(NO_TEXT).parser("").blocks(np.zeros(0, np.uint8)):
             pass
 
     def fit(self, room: int) -> int:
         """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         sizes = [file.size for file in self._files]
         largest = None if None in sizes else max(size or 0 for size in sizes)
-        per_byte = self._part(TextRange(Path())).parser("").bytes_per_byte
+        per_byte = self._part(NO_TEXT).parser("").bytes_per_byte
         self._buffers, taken = Buffers.fitting(room, per_byte, largest)
         return taken
 

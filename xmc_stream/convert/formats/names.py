@@ -18,13 +18,13 @@ _FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of 
 _WINDOW = 2**20
 
 
-def store_names(source: Path, target: Path, n_names: int | None, what: str) -> int:
+def store_names(text: TextRange, target: Path, n_names: int | None, what: str) -> int:
     """Write the names in a text as a group at `target`; returns how many.
 
     what: "labels" or "features"; n_names: how many there must be, None for any number. Raises InputError naming file and
     line.
     """
-    with TextRange(source).open(Buffers(_WINDOW, 16 * _WINDOW)) as file, new_names(target) as names:
+    with text.open(Buffers(_WINDOW, 16 * _WINDOW)) as file, new_names(target) as names:
         for window in file.windows():
             lines = window.tobytes().split(b"\n")
             if not lines[-1]:
@@ -53,7 +53,7 @@ def _name(line: bytes, where: str) -> bytes:
 class StoreNames:
     """A job: `store_names`."""
 
-    source: str
+    text: TextRange
     target: str
     n_names: int | None
     what: str
@@ -65,7 +65,7 @@ class StoreNames:
 
     def run(self) -> Receipt:
         """Write the names; the receipt has n."""
-        return {"n": store_names(Path(self.source), Path(self.target), self.n_names, self.what)}
+        return {"n": store_names(self.text, Path(self.target), self.n_names, self.what)}
 
 
 class NamedSource:
@@ -93,7 +93,7 @@ class NamedSource:
             size = f"n_{what}"
             target = work / "names" / what
             said = getattr(self._source, size)
-            (receipt,) = yield Phase(f"names of {what}", [StoreNames(str(path), str(target), said, what)])
+            (receipt,) = yield Phase(f"names of {what}", [StoreNames(TextRange(path), str(target), said, what)])
             if receipt["n"] < getattr(settled, size):
                 raise InputError(
                     f"{path}:{receipt['n']}: there are {receipt['n']:,} names for {getattr(settled, size):,} {what}: one a line"

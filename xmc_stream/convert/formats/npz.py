@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -234,14 +235,15 @@ def open_side(path: Path, labels: bool = False) -> Side:
     # scipy may turn indices of int64 into int32 when it puts the arrays together
     load_bytes += sum(4 * head.n_items for array, head in heads.items() if array != "data")
     load_bytes += csr_bytes(entries, dtype, n_rows)
+    load = partial(_load, path.absolute(), name)
     return WholeSide(name, f"scipy npz ({kind})", (path,), n_rows, n_columns, entries, load_bytes, load)
 
 
-def load(path: Path) -> Any:
-    """The matrix in a .npz, whole."""
+def _load(path: Path, name: str) -> Any:
+    """The matrix in a .npz, whole. name: what messages call it."""
     from scipy import sparse
 
-    with _reading(path):
+    with _reading(name):
         return sparse.load_npz(path)
 
 

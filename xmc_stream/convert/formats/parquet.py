@@ -26,20 +26,24 @@ def recognises(path: Path, head: bytes) -> bool:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The rows of a group of a file, of which `first` is the number of its first one, from 1."""
+    """The rows of a group of a file, of which `first` is the number of its first one, from 1.
+
+    path: absolute; name: what messages call the file, the path as it was given.
+    """
 
     path: str
+    name: str
     group: int
     first: int
     columns: tuple[str, ...]
 
     def read(self, longest: int, notes: dict[str, Any], fields: tuple[str, ...]) -> Iterator[tuple[int, Record]]:
         """Number in the group, from 1, and row."""
-        with _opened(Path(self.path)) as file:
+        with _opened(self.path, self.name) as file:
             number = 0
             size = sum(_sizes(file, self.group, self.columns, compressed=True))
             n_rows = max(file.metadata.row_group(self.group).num_rows, 1)
-            for batch in _reading(self.path, file.iter_batches(_BATCH, [self.group], list(self.columns))):
+            for batch in _reading(self.name, file.iter_batches(_BATCH, [self.group], list(self.columns))):
                 if batch.nbytes > longest * 4:
                     raise MemoryLimitError(
                         f"{self.where(number + 1)}: {batch.num_rows} rows from here on take {format_size(batch.nbytes)}, "
@@ -60,10 +64,10 @@ class RowGroup:
 
     def where(self, number: int) -> str:
         """File and row."""
-        return f"{self.path}:{self.first + number - 1}"
+        return f"{self.name}:{self.first + number - 1}"
 
 
-def _reading(path: str, batches: Iterator[Any]) -> Iterator[Any]:
+def _reading(name: str, batches: Iterator[Any]) -> Iterator[Any]:
     """The batches, with pyarrow's errors in words."""
     import pyarrow
 
@@ -72,23 +76,23 @@ def _reading(path: str, batches: Iterator[Any]) -> Iterator[Any]:
             batch = next(batches, None)
         except (pyarrow.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
-            raise InputError(f"{path} is damaged or not readable ({reason}): write or fetch it again") from None
+            raise InputError(f"{name} is damaged or not readable ({reason}): write or fetch it again") from None
         if batch is None:
             return
         yield batch
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: str | Path, name: str) -> Any:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{path} is Parquet, which pyarrow reads: pip install 'xmc-stream[parquet]'") from None
+        raise InputError(f"{name} is Parquet, which pyarrow reads: pip install 'xmc-stream[parquet]'") from None
     try:
         return pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"{path} is not a whole Parquet file ({reason}): write or fetch it again") from None
+        raise InputError(f"{name} is not a whole Parquet file ({reason}): write or fetch it again") from None
 
 
 def _sizes(file: Any, group: int, columns: Sequence[str], compressed: bool) -> list[int]:
@@ -108,7 +112,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
     first: dict[str, Any] = {}
     overhead = 0
     for path in paths:
-        with _opened(path) as file:
+        with _opened(path, str(path)) as file:
             names = tuple(file.schema_arrow.names)
             number = 1
             for group in range(file.num_row_groups):
@@ -125,7 +129,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
     identity = [file_identity(path) for path in paths]
 
     def source(columns: tuple[str, ...]) -> RecordsSource:
-        records = [RowGroup(str(path), group, number, columns) for path, group, number in groups]
+        records = [RowGroup(str(path.absolute()), str(path), group, number, columns) for path, group, number in groups]
         return RecordsSource("Parquet", paths, records, first, options, like, identity, None, overhead=2 * overhead)
 
     return source(source(()).text.columns)

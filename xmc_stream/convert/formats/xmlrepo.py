@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.convert.lines.compression import SUFFIXES
-from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity, forget, ranges
+from xmc_stream.convert.lines.files import NO_TEXT, Buffers, TextRange, file_identity, forget, ranges
 from xmc_stream.convert.lines.parser import Dialect, bom_length
 from xmc_stream.convert.lines.part import LinesPart, attributes_of
 from xmc_stream.convert.matrices.rules import Rules
@@ -146,14 +146,14 @@ class XMLRepoText:
     def load_kernels(self) -> None:
         """Compile or load the parser."""
         for side in self._sides:
-            for _ in self._part(side, TextRange(Path())).parser("").blocks(np.zeros(0, np.uint8)):
+            for _ in self._part(side, NO_TEXT).parser("").blocks(np.zeros(0, np.uint8)):
                 pass
 
     def fit(self, room: int) -> int:
         """Choose the sizes of windows of text for `room` bytes; returns what a window and its rows take at most."""
         per_byte = 0.0
         for side in self._sides:
-            parser = self._part(side, TextRange(Path())).parser("")
+            parser = self._part(side, NO_TEXT).parser("")
             per_byte = max(per_byte, parser.bytes_per_byte + (_POSITIVES if side == "Y" else 0))
         sizes = [file.size for side in self._sides.values() for file in side]
         largest = None if None in sizes else max(size or 0 for size in sizes)

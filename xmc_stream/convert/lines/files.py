@@ -59,30 +59,39 @@ class Buffers:
 
 @dataclass(frozen=True)
 class TextRange:
-    """Lines of a file: those that begin in bytes [start, stop) of a plain one, or all (stop None) behind `start`."""
+    """Lines of a file: those that begin in bytes [start, stop) of a plain one, or all (stop None) behind `start`.
+
+    path: becomes an absolute one; name: what messages call the file, the path as it was given.
+    """
 
     path: Path
     start: int = 0
     stop: int | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", name_of(self.path))
+            object.__setattr__(self, "path", _absolute(self.path))
 
     def open(self, buffers: Buffers) -> TextFile:
         """The lines, opened. A pipe can be opened once."""
         stream = _streams.pop(self.path, None)
-        text = stream or TextFile(self.path, self.start, self.stop)
+        text = stream or TextFile(self)
         text.buffers = buffers
         return text
 
 
 class TextFile:
-    """An opened text, or a range of its lines; a byte order mark is left out.
+    """An opened range of the lines of a text; a byte order mark is left out.
 
     n_lines: of the range that are behind us, kept up to date by who parses them; bytes_read: of the file, of a pipe of its
     text; decompressor_bytes: that decompression keeps. Raises InputError where the file cannot be read.
     """
 
-    def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
-        self.path = path
-        self.name = name_of(path)
+    def __init__(self, lines: TextRange) -> None:
+        self.path = path = lines.path
+        self.name = lines.name
         self.n_lines = 0
         self._headers = 0  # lines taken before those of the range, of what is read from its beginning
         self.buffers = Buffers()
@@ -90,18 +99,18 @@ class TextFile:
         self._raw: Decompressing | None = None
         self._pending = b""  # text that was looked at and is not yet taken
         self._left: int | None = None  # bytes of a range that are still to be read
-        self._start = start
-        self._read = start  # bytes of text read
+        self._start = lines.start
+        self._read = lines.start  # bytes of text read
         try:
             if path.is_dir():
-                raise InputError(f"{path} is a folder: name a file in it, or a dataset of a known kind")
+                raise InputError(f"{self.name} is a folder: name a file in it, or a dataset of a known kind")
             if path == STANDARD_INPUT and sys.stdin is None:
                 raise InputError("standard input is closed: pipe a text into it, or name a file")
             self._file: Any = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
         except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
+            raise InputError(f"{self.name} cannot be read ({error.strerror}): check the name") from None
         try:
-            self._open(start, stop)
+            self._open(lines.start, lines.stop)
         except BaseException:
             self.close()
             raise
@@ -312,8 +321,8 @@ class TextFile:
 def place_of(text: TextRange, number: int) -> str:
     """File and line of a line of a range, by its number there, from 1; those before the range are counted for that."""
     if text.start == 0:
-        return f"{name_of(text.path)}:{number}"
-    with TextFile(text.path, text.start, text.stop) as file:
+        return f"{text.name}:{number}"
+    with TextFile(text) as file:
         return f"{file.name}:{file.first_line() + number - 1}"
 
 
@@ -322,10 +331,18 @@ def name_of(path: Path) -> str:
     return "standard input" if path == STANDARD_INPUT else str(path)
 
 
+def _absolute(path: Path) -> Path:
+    """A path that is the same in any folder, as a worker has one of its own. Links in it stay."""
+    return path if path == STANDARD_INPUT else path.absolute()
+
+
+NO_TEXT = TextRange(Path(os.devnull))  # for a parser that reads nothing
+
+
 def forget(paths: Iterable[Path]) -> None:
     """Close those of these pipes whose beginning was looked at and which nobody reads on."""
     for path in paths:
-        if stream := _streams.pop(path, None):
+        if stream := _streams.pop(_absolute(path), None):
             stream.close()
 
 

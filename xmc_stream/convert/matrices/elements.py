@@ -21,9 +21,9 @@ STRINGS = 2**14  # strings read at a time
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Any]:
-    """The root of an HDF5 file or zarr folder; what goes wrong in reading it is an InputError."""
-    path = Path(path)
+def opened(path: str | Path, name: str = "") -> Iterator[Any]:
+    """The root of an HDF5 file or zarr folder; what goes wrong in reading it is an InputError, which names it `name`."""
+    path, name = Path(path), name or str(path)
     with ExitStack() as stack:
         try:
             if path.is_dir():
@@ -31,22 +31,22 @@ def opened(path: str | Path) -> Iterator[Any]:
 
                 root = open_foreign(path)
             else:
-                root = stack.enter_context(_h5py(path).File(path, "r"))
+                root = stack.enter_context(_h5py(name).File(path, "r"))
             yield root
         except XmcStreamError:
             raise
         except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             raise InputError(
-                f"{path} cannot be read as AnnData ({one_line(error)}): write it again with a recent anndata"
+                f"{name} cannot be read as AnnData ({one_line(error)}): write it again with a recent anndata"
             ) from None
 
 
-def _h5py(path: Path) -> Any:
+def _h5py(name: str) -> Any:
     try:
         import h5py
     except ImportError:
         raise InputError(
-            f"{path} is an HDF5 file: install h5py (pip install 'xmc-stream[anndata]') to read it"
+            f"{name} is an HDF5 file: install h5py (pip install 'xmc-stream[anndata]') to read it"
         ) from None
     return h5py
 

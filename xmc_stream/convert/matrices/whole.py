@@ -23,7 +23,7 @@ _WINDOW = 2**18  # items of an array checked at a time
 class WholeSide:
     """A matrix that is loaded when its rows are asked for, and its reader.
 
-    entries: at most; load: gives the matrix of files[0], picklable; load_bytes: what that adds to the process.
+    entries: at most; load: gives the matrix in any folder, picklable; load_bytes: what that adds to the process.
     """
 
     name: str
@@ -33,7 +33,7 @@ class WholeSide:
     n_columns: int
     entries: int
     load_bytes: int
-    load: Callable[[Path], Any]
+    load: Callable[[], Any]
 
     def ranges(self) -> list[tuple[int, int]]:
         """All rows at once."""
@@ -48,7 +48,7 @@ class WholeSide:
 
     def blocks(self, start: int, stop: int, size: BlockSize, notes: dict[str, Any]) -> Iterator[Raw]:
         """Rows [start, stop)."""
-        matrix = as_csr(self.load(self.files[0]), self.name)
+        matrix = as_csr(self.load(), self.name)
         if matrix.shape != (self.n_rows, self.n_columns):
             raise InputError(f"{self.name} was changed meanwhile: convert again")
         yield from csr_blocks(matrix, self.name, start, stop, size)
