@@ -58,7 +58,7 @@ def fitted(data: Any, model: Path, shares: int, **change: Any) -> tuple[str, lis
     "change",
     [
         {},
-        {"loss": "hinge", "max_rounds": None, "tol": 1e-3},
+        {"loss": "hinge", "max_rounds": None},
         {"cut": 0.3, "delta": 2.0, "min_value": 0.05, "rounds": 4},
         {"class_weight": "balanced", "max_rounds": 3},
     ],
@@ -66,7 +66,7 @@ def fitted(data: Any, model: Path, shares: int, **change: Any) -> tuple[str, lis
 )
 def test_shares_change_nothing(data: xs.Dataset, tmp_path: Path, change: dict[str, Any]) -> None:
     whole = fitted(data, tmp_path / "whole", 1, **change)
-    for shares in (2, 5, 40):
+    for shares in (3, 40):
         assert fitted(data, tmp_path / f"{shares}", shares, **change) == whole
     keys = list(read_ledger(tmp_path / "40" / "ledger.jsonl")[0])
     assert sum(key.startswith("solve/0/0.") for key in keys) > 20
@@ -149,10 +149,9 @@ def test_damaged_states_of_units_and_shares_are_made_again(
     events = list(read_events(model / "events.jsonl"))
     begin = max(number for number, event in enumerate(events) if event["event"] == "again")
     assert events[begin]["job"] == f"solve/1/{states[0].name}"
-    later = [event["job"] for event in events[begin:] if event["event"] == "job"]
-    assert [job for job in later if job.startswith("solve/1/")] == (
-        ["solve/1/0.0-21", "solve/1/0.21-40", "solve/1/0"] if what == "unit" else ["solve/1/0.0-21", "solve/1/0"]
-    )
+    *later, last = [event["job"] for event in events[begin:] if event.get("job", "").startswith("solve/1/")][1:]
+    assert set(later) == ({"solve/1/0.0-21", "solve/1/0.21-40"} if what == "unit" else {"solve/1/0.0-21"})
+    assert last == "solve/1/0"
 
 
 def test_threads_share_the_solves_of_one_unit(
