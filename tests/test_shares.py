@@ -23,12 +23,24 @@ from xmc_stream.jobs.plan import Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse import shares as cutting
 from xmc_stream.methods.ppdsparse import solver
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, whole_units
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import Unit
 
-FIGURES = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open", "n_empty", "rounds", "nnz", "passes")
+FIGURES = (
+    "bytes_streamed",
+    "objective",
+    "duality_gap",
+    "duality_gap_mean",
+    "violation",
+    "n_open",
+    "n_empty",
+    "rounds",
+    "nnz",
+    "passes",
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +92,59 @@ def test_a_warm_start_is_solved_in_shares(data: xs.Dataset, tmp_path: Path) -> N
 
 
 def test_large_classes_are_solved_in_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stream from memory and from disk, each share by itself."""
+    """Each share streams X by itself."""
     monkeypatch.setattr(solver, "LARGE_BYTES", 90 * (8 * 16 + solver.ROW_BYTES))
     monkeypatch.setattr(solver, "STRIP_BYTES", 2000)
     X, Y = problem(n=900, d=40, k=6)
     large = xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
 
     def digest(name: str, cuts: Cuts) -> str:
-        clf = xs.PPDSparse(memory_limit=LIMIT, threads=2, epochs=3).fit(large, model=tmp_path / name, cuts=cuts)
+        clf = xs.PPDSparse(memory_limit=LIMIT, threads=2, epochs=3, class_weight="propensity")
+        clf.fit(large, model=tmp_path / name, cuts=cuts, sample_weight=np.linspace(0, 2, 900))
+        assert (clf.report_["solve_passes"] > 0) == (cuts.solve_rows > 0)
         return clf.model_.digest()
 
     whole = digest("held", Cuts(shares=1))
     assert digest("shares", Cuts(shares=3)) == whole
     assert digest("streamed", Cuts(shares=3, solve_rows=60)) == whole
+
+
+def test_shares_that_stream_have_a_process_for_themselves(data: xs.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "_LEAST", 1)
+    monkeypatch.setattr(cutting, "_HELD", 10**9)  # no job holds X
+    parameters = PPDSparseParameters(C=1.0, positive_weight=1.0)
+
+    def planned(threads: int, processes: int) -> tuple[int, SolvePlan]:
+        plan = MemoryPlan(2**34, 2**33, threads, processes)
+        shares, sizes = solve_plan(plan, data, parameters, False, cut_units(data))
+        return len(shares), sizes
+
+    assert planned(4, 1)[0] == 8
+    monkeypatch.setattr(solver, "LARGE_BYTES", 9 * (8 * 12 + solver.ROW_BYTES))
+    (n_alone, alone), (n_there, there) = planned(4, 1), planned(4, 3)
+    assert (n_alone, n_there) == (1, 3)
+    assert alone == there  # all threads and all memory of a process
+    assert there.room is not None
+    assert (there.room.threads, there.beside) == (4, 1)
+
+
+def test_states_of_shares_that_a_session_left_go(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the next session solves whole units."""
+    model, states = tmp_path / "m", tmp_path / "m.partial" / "state" / "solve-1"
+
+    def ends(*_: Any) -> Any:
+        raise MemoryLimitError("ends here")
+
+    for shares, of, what in ((4, JoinJob, "run"), (1, PPDSparseRun, "_drop_before")):
+        with monkeypatch.context() as patch:
+            goes_on = getattr(of, what)
+            patch.setattr(of, what, lambda *of: (ends if 1 in (of[-1], getattr(of[0], "round", 0)) else goes_on)(*of))  # noqa: B023
+            with pytest.raises(MemoryLimitError, match="ends here"):
+                fitted(data, model, shares)
+        left = sorted(path.name for path in states.iterdir())
+        assert left == ["0"] if shares == 1 else len(left) == 4
 
 
 def test_a_run_that_ends_between_shares_and_joins_goes_on_with_other_shares(
@@ -158,8 +210,8 @@ def test_threads_share_the_solves_of_one_unit(
     data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutting, "_LEAST", 1)
-    whole = fitted(data, tmp_path / "one", 0, threads=1)
-    assert fitted(data, tmp_path / "two", 0, threads=2) == whole
+    digest, _ = fitted(data, tmp_path / "one", 0, threads=1)
+    assert fitted(data, tmp_path / "two", 0, threads=2)[0] == digest
     told = {
         name: {phase["phase"]: phase["jobs"] for phase in summarise_events(tmp_path / name / "events.jsonl")["phases"]}
         for name in ("one", "two")
@@ -186,9 +238,10 @@ def test_shares_hold_every_class_once(counts: list[int], threads: int, processes
             return np.array(counts)
 
     plan = MemoryPlan(2**30, 2**30, threads, processes, Cuts(shares=shares))
-    cut = cut_shares([Unit(0, len(counts))], Set(), plan)  # type: ignore[arg-type]
+    cut, beside = cut_shares([Unit(0, len(counts))], Set(), plan)  # type: ignore[arg-type]
     assert [share.first for share in cut] == [0, *(share.last for share in cut[:-1])]
     assert cut[-1].last == len(counts)
+    assert beside == min(threads, len(cut))
     assert all(share.first < share.last for share in cut)
     rows = counts + solver.start_sizes(np.array(counts), n)
     if shares > 1 and rows.sum() >= shares:

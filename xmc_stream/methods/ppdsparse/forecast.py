@@ -294,7 +294,7 @@ class PPDSparseForecaster(Forecaster):
 
         Sets are merged before rows are gathered: in a share that is one batch, memory holds one or the other.
         """
-        d, t = self.dataset, min(plan.threads, len(starts))
+        d, t = self.dataset, sizes.beside
         streamed, _, largest_run = self._streamed(sizes, starts, round_)
         active = np.where(streamed, 0.0, self.active[round_])
         found = np.where(streamed, 0.0, self.found[round_] * ranges)
@@ -395,7 +395,7 @@ class PPDSparseForecaster(Forecaster):
             of_streams, of_gathers = reads[round_]
             seconds[f"solve/{round_}"] = (steps + of_streams * probe["stream"] + of_gathers * gather) / solving
         if self.guided:  # one job, beside the first solve
-            groups = groups_work(d) * probe["step"]
+            groups = groups_work(d) * probe["step"] + groups_read(plan, d) * probe["stream"]
             seconds["solve/0"] = max(seconds["solve/0"] + groups / threads, groups)
         if not self.carried:
             seconds[f"search/{self.rounds}"] = scored / threads

@@ -20,6 +20,7 @@ from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import STARTED, PPDSparseRun, solve_plan
 from xmc_stream.methods.ppdsparse.scale import settled
+from xmc_stream.methods.ppdsparse.shares import unit_of_state
 from xmc_stream.methods.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.methods.ppdsparse.start import check_start
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
@@ -117,11 +118,13 @@ class PPDSparseMethod(Method):
             return f"search/{round_}/{name.replace('.', '/')}"
         if round_ == -1:
             return f"start/{name}"
-        before = work / "state" / f"solve-{round_ - 1}" / name.partition(".")[0]  # of a share that of its unit
-        return f"solve/{round_}/{name}" if before.exists() or (round_ == 0 and not warm_start) else None
+        unit = unit_of_state(name)
+        before = work / "state" / f"solve-{round_ - 1}" / unit
+        joined = name != unit and (folder.parent / unit).exists()  # nobody needs the state of this share any more
+        return f"solve/{round_}/{name}" if before.exists() or joined or (round_ == 0 and not warm_start) else None
 
     def redo(self, work: Path, damaged: Mapping[Path, str], keys: Iterable[str], warm_start: bool) -> list[Redo | str]:
-        """A unit that was joined is solved again in all its shares, whose states are gone."""
+        """A unit that was joined is solved again in all its shares: their states went when they were joined."""
         keys = list(keys)
         found: list[Redo | str] = []
         for one in super().redo(work, damaged, keys, warm_start):

@@ -47,13 +47,14 @@ class SolvePlan:
 
     max_rows: active rows of a batch of classes; max_nnz: entries gathered for it; max_class_nnz: of one class of a
     batch. A class by itself may have as many rows; if it is not large, entries that do not fit are gathered again. room:
-    for large classes, see `StreamRoom`; None where no class can become large.
+    for large classes, see `StreamRoom`; None where no class can become large. beside: jobs of a process that may hold that.
     """
 
     max_rows: int
     max_nnz: int
     max_class_nnz: int
     room: StreamRoom | None
+    beside: int
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,16 @@ class StreamRoom:
 
 
 def plan_solve(
-    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, jobs: int,
+    plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, beside: int,
     of_samples: bool = False,
 ) -> SolvePlan:  # fmt: skip
     """Share a job's memory between rows and entries.
 
-    largest_class: active rows of the largest class at the start. jobs: that there are in a round; no more work beside each
-    other, and their large classes have the threads that are left. of_samples: whether rows have weights. Raises
+    largest_class: active rows of the largest class at the start. beside: jobs that a process runs beside each other; their
+    large classes have the threads that are left. of_samples: whether rows have weights. Raises
     MemoryLimitError where it is too little.
     """
-    t, row_bytes = min(plan.threads, jobs), ROW_BYTES + _WEIGHT_BYTES * of_samples
+    t, row_bytes = beside, ROW_BYTES + _WEIGHT_BYTES * of_samples
     fixed = {
         "features": t * (45 * n_features + 8 * MIB),  # scratch, weights, their counts
         "marks of rows": t * (n_samples // 4 + n_samples // 16),
@@ -157,7 +158,7 @@ def plan_solve(
         nnz = min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB) // 8
         share = _GROUPS * (GROUP << order.strip_bits) / n_samples
         room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, share, order.n_strips)
-    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room)
+    return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room, beside)
 
 
 def choose_streamed(

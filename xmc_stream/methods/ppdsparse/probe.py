@@ -33,6 +33,7 @@ _FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
+_STREAMED = 8 << 20  # bytes of X that are streamed for the rate
 _NO_RATES = {
     "step": 0.0,
     "score": 0.0,
@@ -130,7 +131,8 @@ class ProbeJob:
             / max(1, int(weights.sum())),
             "step": step,
             "gather": gather,
-            **self._score(X, dataset.Y_rows(), tile),
+            "stream": self._stream(X, dataset.Y_rows()),
+            "score": self._score(X, dataset.Y_rows(), tile),
         }
 
     def _most_rows(self, row_length: float) -> int:
@@ -159,16 +161,14 @@ class ProbeJob:
     def _largest(sets: ActiveSets, indptr: NDArray[np.int64], at: NDArray[np.int64]) -> int:
         return int(np.add.reduceat(np.diff(indptr)[at], sets.ptr[:-1]).max())
 
-    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> Receipt:
-        """Seconds of a search for a row and a class, and of a byte streamed: rows from the middle on, until enough is spent."""
+    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
+        """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
-        rows, took, waited, loss, grid = 0, 0.0, 0.0, self.parameters.loss_code, loss_grid(n)
-        before, ended = X.bytes_read + Y.bytes_read, time.perf_counter()
+        rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
-            waited += began - ended
             best = BestRows(
                 one, begins, begins + 2, np.zeros(width, np.int64), np.empty(2 * width, np.float32),
                 np.empty(2 * width, np.int32), threshold,
@@ -178,9 +178,16 @@ class ProbeJob:
                 best, LossSums(loss, grid, np.ones(width), bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(0)),
                 np.empty(width, np.float32),
             )  # fmt: skip
-            ended = time.perf_counter()
-            rows, took = rows + x.n, took + ended - began
+            rows, took = rows + x.n, took + time.perf_counter() - began
             if took > _SECONDS:
                 break
-        n_bytes = X.bytes_read + Y.bytes_read - before
-        return {"score": took / max(rows, 1) / width, "stream": waited / max(n_bytes, 1)}
+        return took / max(rows, 1) / width
+
+    def _stream(self, X: SparseMatrix, Y: SparseMatrix) -> float:
+        """Seconds of a byte that is streamed, while nothing else is done: some rows before the middle."""
+        middle, before = X.n_lines // 2, X.bytes_read + Y.bytes_read
+        n = max(1, int(_STREAMED / (8 * X.nnz / max(X.n_lines, 1) + 8)))
+        began = time.perf_counter()
+        for _ in stream((X, Y), self.plan.row_block_bytes, max(0, middle - n), max(1, middle)):
+            pass
+        return (time.perf_counter() - began) / max(X.bytes_read + Y.bytes_read - before, 1)

@@ -45,7 +45,7 @@ from xmc_stream.methods.ppdsparse.plan import (
 )
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
-from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, whole_units
+from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, remove_shares, whole_units
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
@@ -172,17 +172,18 @@ def solve_plan(
     of_samples: bool = False,
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
-    whole, shares = whole_units(units), cut_shares(units, dataset, plan)
+    whole = whole_units(units)
+    shares, beside = cut_shares(units, dataset, plan)
     if shares != whole:
         # as many jobs as threads need more memory than one: where it is not there, one does it all
         with suppress(MemoryLimitError):
-            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, of_samples)
-    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, of_samples)
+            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
+    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, min(plan.threads, len(whole)), of_samples)
 
 
 def _plan_of(
     plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
-    of_samples: bool,
+    beside: int, of_samples: bool,
 ) -> SolvePlan:  # fmt: skip
     n_features = dataset.n_features
     most = np.array([dataset.most_positives()])  # an active set grows with the positives
@@ -191,9 +192,7 @@ def _plan_of(
     extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
     extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
     order = row_order(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(
-        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, len(shares), of_samples
-    )
+    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples)
 
 
 @dataclass
@@ -406,8 +405,7 @@ class PPDSparseRun:
         if joins:
             receipts = yield Phase(f"round {number}: join", joins, words, span and (span[1], span[1]), twice=True)
             told |= {job.key: receipt for job, receipt in zip(joins, receipts, strict=True)}
-            for share in (share for job in joins for share in job.shares):
-                (folder / share.name).unlink(missing_ok=True)
+        remove_shares(folder)
         self._drop_before(round_)
         return [*(told[job.key] for job in beside), *(told[f"solve/{round_}/{unit.name}"] for unit in self.units)]
 

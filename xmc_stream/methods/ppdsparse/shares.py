@@ -7,6 +7,8 @@ search and a later session read is the state of the whole unit.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from xmc_stream.store.dataset import Dataset
 
 _ENOUGH = 4  # units for each thread: their jobs end at much the same time
 _SHARES = 2  # for each thread, where there are fewer
+_NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
 _LEAST = 1 << 22  # entries of active rows in a share: some 20 ms an epoch, and a job costs some 10
 
@@ -49,26 +52,42 @@ class Share(NamedTuple):
         return self.unit.name if self.whole else f"{self.unit.name}.{self.first}-{self.last}"
 
 
+_STATE = re.compile(r"[\d-]+\.\d+-\d+")  # what the state of a share is called
+
+
+def unit_of_state(name: str) -> str:
+    """The name of the unit that a state is of, or of a share of."""
+    return name.partition(".")[0]
+
+
+def remove_shares(folder: Path) -> None:
+    """Remove the states of shares that a round's states were joined from, also those that an earlier session left."""
+    for path in folder.iterdir():
+        if _STATE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def whole_units(units: Sequence[Unit]) -> list[Share]:
     """Every unit as one share."""
     return [Share(*unit, unit) for unit in units]
 
 
-def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> list[Share]:
-    """Units in shares of nearly equal work, two for each thread of all workers; whole ones where there are enough of them.
+def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> tuple[list[Share], int]:
+    """Units in shares of nearly equal work, and how many of them a process solves beside each other.
 
-    A class counts by the rows that it begins with. Where there are large classes and jobs cannot hold X, every share
-    streams X by itself, and the threads of a process share that (see `streaming`): so there is one for each process.
+    There are two for each thread of all workers at least, or whole units where these are enough. A class counts by the rows
+    that it begins with. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the
+    threads of a process share that (see `streaming`): so there is one for each process, with all its threads and memory.
     """
     at_once = plan.threads * plan.processes
     if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
-        return whole_units(units)
+        return whole_units(units), min(plan.threads, len(units))
     n, nnz = dataset.n_samples, dataset.X_rows().nnz
     counts = dataset.label_counts()
     rows = counts + start_sizes(counts, n)
-    wanted, least = _SHARES * at_once if at_once > 1 else 1, _LEAST
+    wanted, least, beside = _SHARES * at_once if at_once > 1 else 1, _LEAST, plan.threads
     if int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
-        wanted = plan.processes
+        wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
     if plan.cuts.shares:
         wanted, least = plan.cuts.shares, 1
     entries = np.concatenate([[0.0], np.cumsum(rows * (nnz / n))])
@@ -77,11 +96,11 @@ def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> lis
     shares = []
     for unit in units:
         begin, end = entries[unit.first], entries[unit.last]
-        parts = max(1, round((end - begin) / size)) if wanted > 1 else 1
+        parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
         bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
         cut = np.unique([unit.first, *np.clip(bounds, *unit), unit.last]).tolist()
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
-    return shares
+    return shares, min(beside, len(shares))
 
 
 @dataclass(frozen=True)
@@ -110,13 +129,17 @@ class JoinJob:
         drop_tiles()
         dataset, (first, last) = Dataset(self.data), self.unit
         n_samples, n_features, folder = dataset.n_samples, dataset.n_features, Path(self.folder)
-        states = [UnitState(folder / of.name, of.last - of.first, n_samples, n_features) for of in self.shares]
+
+        def states() -> Iterator[UnitState]:  # one at a time: each is several open files
+            for of in self.shares:
+                yield UnitState(folder / of.name, of.last - of.first, n_samples, n_features)
+
         with new_unit_state(folder / self.unit.name, last - first, n_samples, n_features) as writer:
-            writer.statistics[:] = np.concatenate([state.statistics for state in states])
+            writer.statistics[:] = np.concatenate([state.statistics for state in states()])
             open_ = writer.statistics[:, STATUS] == OPEN
             search = NextSearch(dataset, self.parameters, self.seed, self.round, self.unit, open_)
             sizes = []
-            for state in states:
+            for state in states():
                 n = len(state.statistics)
                 sizes.append(np.diff(state.active.ends(0, n)))
                 writer.active.copy(state.active, 0, n)
@@ -131,7 +154,6 @@ class JoinJob:
             "open": int(open_.sum()),
             "nnz": writer.weights.nnz,
             "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
-            "bytes_read": sum(state.bytes_read for state in states),
             **self.sums,
             **search.receipt(heaps, np.where(open_, np.concatenate(sizes), 0)),
         }

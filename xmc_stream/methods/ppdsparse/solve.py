@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +78,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer
 
 SURE = 1e6  # the score of a class that every training row is positive for
+_turn = Lock()  # of a job that is planned to have its process for itself
 _SOLVED, _CARRIED, _STREAMED = range(3)  # what is done with a class: solved in a batch, taken over, streamed before
 
 
@@ -178,7 +181,9 @@ class SolveJob:
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
-        return _ShareSolve(self).run()
+        # a scheduler may give two shares to one worker
+        with _turn if self.sizes.beside == 1 else nullcontext():
+            return _ShareSolve(self).run()
 
 
 class _ShareSolve:
