@@ -130,6 +130,95 @@ def test_what_is_compiled_is_loaded_from_a_list_and_without_the_compiler(tmp_pat
     run("again", LISTED="yes")
 
 
+CALLING = """
+import numpy as np
+from xmc_stream.kernels.jit import kernel
+
+@kernel
+def halves(n):
+    if n < 0:
+        raise ValueError("less than none", n)
+    return np.full(n, 0.5)
+
+@kernel
+def wholes(n):
+    return halves(2 * n).sum()
+"""
+CALL = """
+import sys
+from calling import halves, wholes
+
+def refused(function):
+    try:
+        function(-1)
+    except ValueError as error:
+        return error.args
+    return None
+
+def needs_compiler():
+    return "numba.np.arrayobj" in sys.modules
+
+def parsed():
+    (of,) = halves.overloads.values()
+    return of.library._shared_module is not None
+
+step = sys.argv[1]
+if step != "caller again":
+    assert halves(2).tolist() == [0.5, 0.5]
+    assert refused(halves) == ("less than none", -1)
+    assert needs_compiler() == (step == "first")
+if step == "caller":
+    assert not parsed()
+    assert wholes(3) == 3.0
+    assert parsed()
+if step == "caller again":
+    assert wholes(3) == 3.0
+    assert refused(wholes) == ("less than none", -2)
+    assert not needs_compiler()
+    assert halves(2).tolist() == [0.5, 0.5]
+assert sum(halves.stats.cache_misses.values()) == (step == "first")
+assert sum(wholes.stats.cache_misses.values()) == (step == "caller")
+"""
+
+
+@pytest.mark.slow
+def test_a_loaded_kernel_can_be_called_by_one_that_is_compiled_later(tmp_path: Path) -> None:
+    """And the caller, which holds its code, is loaded like any other: without the compiler, errors as they were."""
+    (tmp_path / "calling.py").write_text(CALLING)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    environment = {
+        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
+    }  # fmt: skip
+    for step in ("first", "again", "caller", "caller again"):
+        subprocess.run([sys.executable, "-c", CALL, step], env=environment, check=True)
+
+
+OTHER_NUMBA = """
+import sys
+from xmc_stream.kernels import kept
+
+kept.codegen.JitEngine = object  # a part of numba that has another name
+assert not kept.usable()
+from calling import halves
+
+assert halves(2).tolist() == [0.5, 0.5]
+assert "numba.np.arrayobj" in sys.modules
+print(sum(halves.stats.cache_misses.values()))
+"""
+
+
+@pytest.mark.slow
+def test_with_another_numba_kernels_load_its_own_way(tmp_path: Path) -> None:
+    (tmp_path / "calling.py").write_text(CALLING)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    environment = {
+        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
+    }  # fmt: skip
+    command = [sys.executable, "-c", OTHER_NUMBA]
+    misses = [subprocess.run(command, env=environment, check=True, capture_output=True).stdout for _ in range(2)]
+    assert misses == [b"1\n", b"0\n"]
+
+
 PROGRAM = """
 import atexit
 from xmc_stream.cli import main, program

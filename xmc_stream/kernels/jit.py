@@ -18,7 +18,8 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import njit
 from numba.core.registry import cpu_target
-from numba.core.runtime.nrt import rtsys
+
+from xmc_stream.kernels import kept
 
 try:
     import fcntl
@@ -84,19 +85,20 @@ def _kept(compiled: Any) -> Any:
         file._source_stamp = file._source_stamp, sources()
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
-    if cache is not None and hasattr(cache, "_load_overload"):
+    if cache is not None and hasattr(cache, "_load_overload") and hasattr(cache, "_impl") and kept.usable():
         cache.load_overload = _without_compiler(cache)
+        cache._impl.reduce, cache._impl.rebuild = kept.reduce, kept.rebuild
     return compiled
 
 
 def _without_compiler(cache: Any) -> Callable[..., Any]:
     """Load kept code with no more than it needs: memory from numba's runtime.
 
-    Numba would first load all that a compiler needs, in 0.1 s and 20 MB. Where nothing is kept it compiles, and does that then.
+    Numba would first load all that a compiler needs. Where nothing is kept it compiles, and does that then.
     """
 
     def load(signature: Any, context: Any) -> Any:
-        rtsys.initialize(context)
+        kept.give_memory()
         return cache._load_overload(signature, context)
 
     return load
