@@ -181,8 +181,8 @@ class SolveJob:
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
-        # a scheduler may give two shares to one worker
-        with _turn if self.sizes.beside == 1 else nullcontext():
+        # a scheduler may give two shares to one worker; in this process trainings beside each other do not wait
+        with _turn if self.sizes.beside == 1 < self.plan.processes else nullcontext():
             return _ShareSolve(self).run()
 
 
