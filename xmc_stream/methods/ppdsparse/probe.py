@@ -34,12 +34,8 @@ _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
 _STREAMED = 8 << 20  # bytes of X that are streamed for the rate
-_NO_RATES = {
-    "step": 0.0,
-    "score": 0.0,
-    "gather": 0.0,
-    "stream": 0.0,
-}  # without a label that has positives, there is nothing to do
+# without a label that has positives, there is nothing to do
+_NO_RATES = dict.fromkeys(("step", "score", "gather", "stream"), 0.0)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _ENOUGH = 4  # units for each thread: their jobs end at much the same time
 _SHARES = 2  # for each thread, where there are fewer
 _NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
-_LEAST = 1 << 22  # entries of active rows in a share: some 20 ms an epoch, and a job costs some 10
+_LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
 
 
 class Share(NamedTuple):
