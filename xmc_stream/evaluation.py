@@ -98,7 +98,7 @@ def evaluate(
         n_samples; P@k, nDCG@k, R@k, and with `train` PSP@k and PSnDCG@k for each k, in per cent. Of a model also
         average_auc (the mean over the rows, ties count 1/2, 0 for rows without true or without other labels) and
         hamming_loss as fractions, macro_F1 (over all labels) and macro_F1_present (over those with a true row) in per
-        cent.
+        cent. These four have the labels' own scores, the others those that implied labels are lifted to (PPDSparse).
 
     Raises
     ------

@@ -226,8 +226,8 @@ class Fitted:
         """The weights, a CSR matrix (K x D), read anew each time; of two classes (1 x D), those of the second less the first's.
 
         Scores are X times these plus `intercept_`, for rows of length one where the model normalises rows. They are no
-        more where there are groups of labels (PPDSparse's `guide`) or a calibration. A model of low rank has
-        `model_.factors()` in their place.
+        more where there are groups of labels (PPDSparse's `guide`), implied labels or a calibration. A model of low rank
+        has `model_.factors()` in their place.
         """
         self._refuse_unfitted("coef_")
         limit = MemoryLimit.of(self.memory_limit)

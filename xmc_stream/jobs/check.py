@@ -138,7 +138,8 @@ class CheckStateJob:
 
 def check_state_jobs(work: Path, sealed: Callable[[Path], bool]) -> list[CheckStateJob]:
     """Jobs for what lies in the folder of an unfinished model: state, and parts of the model. sealed: whether one is."""
-    folders = sorted([*work.glob("state/*/*"), *work.glob("units/*"), *work.glob("factors"), *work.glob("guide")])
+    parts = ("state/*/*", "units/*", "factors", "guide", "implied")
+    folders = sorted(folder for part in parts for folder in work.glob(part))
     unfinished = {".partial", ".old"}
     done = [f for f in folders if not unfinished & {Path(part).suffix for part in f.relative_to(work).parts}]
     return [CheckStateJob(str(f), sealed(f)) for f in done]

@@ -84,7 +84,8 @@ class Calibration:
         by = self.by(counts)
         if calibrated:
             high = scores > by[CAP]
-            scores[high] = (by[CAP] + (scores - by[TOP]) / BEYOND)[high]
+            # a label that another one lifted may stand between cap and top
+            scores[high] = np.maximum(by[CAP], by[CAP] + (scores - by[TOP]) / BEYOND)[high]
         else:
             scores *= by[SLOPE]
             scores += by[SHIFT]

@@ -404,7 +404,7 @@ class Model(StoredModel, ABC):
         filtered : str, default ""
             The path of a stored matrix of pairs that are not predicted. "": none.
         raw : bool, default False
-            Give the scores before calibration.
+            Give the labels' own scores: before calibration, and without implied labels.
 
         Returns
         -------

@@ -33,7 +33,8 @@ class CutIntoJobs:
 class RankingJob:
     """Rows [start, stop): their k best classes, written to the predictions under construction at `out`.
 
-    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the scores before calibration.
+    filtered: a matrix of (row, label) pairs that are not predicted, or nothing. raw: by the labels' own scores: before
+    calibration, without implied labels.
     """
 
     model: str

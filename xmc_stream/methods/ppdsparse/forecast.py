@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, groups_read, groups_work, guide_weight
+from xmc_stream.methods.ppdsparse.implied import implied_margin, implied_read
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
@@ -131,6 +132,7 @@ class PPDSparseForecaster(Forecaster):
         self.learned = counts > 0
         self.order = row_order(n, self.X.nnz)
         self.guided = guide_weight(parameters, dataset) > 0
+        self.lifts = implied_margin(parameters, dataset) is not None
         self.carried = carried  # a trial: one search, no check
         self.of_samples = given is not None and given.samples is not None  # whether they have weights
         self.searches = self.rounds + (warm_start is not None) - carried
@@ -198,7 +200,11 @@ class PPDSparseForecaster(Forecaster):
             phases[name] = cuts[-1].needs
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         reads = self._solve_reads(solve, starts)
-        gathered = int(sum(map(sum, reads))) + (groups_read(plan, d) if self.guided else 0)
+        gathered = (
+            int(sum(map(sum, reads)))
+            + (groups_read(plan, d) if self.guided else 0)
+            + (implied_read(d) if self.lifts else 0)
+        )
         row_bytes = max(
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )

@@ -15,6 +15,7 @@ from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.groups import guide_weight
+from xmc_stream.methods.ppdsparse.implied import implied_margin
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
@@ -26,6 +27,7 @@ from xmc_stream.methods.ppdsparse.start import check_start
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.methods.ppdsparse.weights import LossWeights, check_weights
 from xmc_stream.models.linear.guide import GUIDE
+from xmc_stream.models.linear.implied import IMPLIED
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
@@ -55,7 +57,7 @@ class PPDSparseMethod(Method):
         return path_of(settings)
 
     def warm_up(self, task: Task) -> Job:
-        """Train on a few rows, with a large class where there may be one, groups of labels where there are, dense rows."""
+        """Train on a few rows, with a large class where there may be one, and what else the training has."""
         X = task.dataset.X_rows()
         order = row_order(task.dataset.n_samples, X.nnz)
         return PPDSparseWarmUp(
@@ -64,6 +66,7 @@ class PPDSparseMethod(Method):
             task.dataset.n_samples > order.large,
             guide_weight(task.parameters, task.dataset) > 0,
             has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
+            implied_margin(task.parameters, task.dataset) is not None,
         )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
@@ -104,8 +107,8 @@ class PPDSparseMethod(Method):
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:
         """Units by finalise, groups of labels by a job of their own, state by searches and solves."""
         kind, name = folder.parts[-2:]
-        if name == GUIDE:
-            return GUIDE
+        if name in (GUIDE, IMPLIED):
+            return name
         if kind == "units":
             return finalise_key(name)
         if kind == "match":

@@ -164,6 +164,17 @@ class PPDSparseParameters(Parameters):
             unsaid=True,
         ),
     )
+    implied: float | None = parameter(
+        None,
+        Number(
+            "Margin of implied labels: where all training rows of label j, five or more, have label l too, l scores at least "
+            "what j does, less this. Larger: fewer labels are lifted; 1000: none. none: 0.1 where there are groups of labels "
+            "(see guide), else no label is lifted.",
+            open_least=True,
+            none=True,
+            unsaid=True,
+        ),
+    )
     prune: float | None = parameter(
         None,
         Number(

@@ -10,7 +10,7 @@ from xmc_stream.methods.contract import Step
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 
 _TERMS = ("lam", "tau", "C")
-_APART = ("guide", "prune", "weight_type")  # the labels' own weights do not depend on these until a run ends
+_APART = ("guide", "implied", "prune", "weight_type")  # the labels' own weights do not depend on these until a run ends
 _LEAST = 1e-6  # of a weight, where ratios are compared: 0 has none
 
 

@@ -31,6 +31,7 @@ from xmc_stream.methods.ppdsparse.groups import (
     guide_weight,
     has_many_labels,
 )
+from xmc_stream.methods.ppdsparse.implied import ImpliedJob, implied_attributes, implied_margin
 from xmc_stream.methods.ppdsparse.kept_groups import KeepGroupsJob, takes_groups
 from xmc_stream.methods.ppdsparse.outline import Outline, part_of
 from xmc_stream.methods.ppdsparse.parameters import APPROXIMATE, EXACT, LARGE_MODEL, NARROW, WORTH, PPDSparseParameters
@@ -65,6 +66,7 @@ from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE
+from xmc_stream.models.linear.implied import IMPLIED
 from xmc_stream.models.linear.tiles import TileRange, TileSizes
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import (
@@ -272,7 +274,10 @@ class PPDSparseRun:
         large = sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
         prune = self._least_weight if large or p.prune is not None else 0.0
         finalise = self._finalise_jobs(round_, files, prune, p.halves(large))
-        receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"), twice=True)
+        margin = implied_margin(p, self.dataset)
+        beside = [] if margin is None else [ImpliedJob(str(self.dataset.path), str(self.work / IMPLIED), self.plan)]
+        receipts = yield Phase("finalise", [*beside, *finalise], WRITING, self._outline.span("finalise"), twice=True)
+        implied = {} if margin is None else {IMPLIED: implied_attributes(receipts.pop(0), margin)}
         halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
@@ -292,6 +297,7 @@ class PPDSparseRun:
             **halves,
             **starts_of(self.units),
             **guide,
+            **implied,
             **matched,
             **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
         }

@@ -29,7 +29,7 @@ class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
-    groups of labels; dense: for rows that have most features.
+    groups of labels; dense: for rows that have most features; lifts: with implied labels.
     """
 
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
@@ -37,11 +37,12 @@ class PPDSparseWarmUp(WarmUp):
     large: bool = False
     guided: bool = False
     dense: bool = False
+    lifts: bool = False
 
     @property
     def loads(self) -> str:
-        p = self.parameters
-        return f"ppdsparse {self.again, self.large, self.guided, self.dense, p.cut > 0, p.delta > 0, p.min_value > 0}"
+        p, own = self.parameters, (self.again, self.large, self.guided, self.dense, self.lifts)
+        return f"ppdsparse {own, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
         with a_few_rows(d=6 if self.dense else 12) as dataset:  # of which a row has four
@@ -53,7 +54,8 @@ class PPDSparseWarmUp(WarmUp):
             plan, notes = MemoryPlan(2**40, 256 * MIB, 1, cuts=Cuts(solve_rows=8, interval=16)), Notes()
             of = self.parameters
             p = PPDSparseParameters(
-                C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided)
+                C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided),
+                implied=1.0 if self.lifts else None,
             )  # fmt: skip
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:

@@ -21,6 +21,7 @@ from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, float32_below, metrics_of, write_counts
 from xmc_stream.models.linear.guide import Guide, terms_of
+from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
@@ -101,6 +102,8 @@ class EvaluateJob:
                     TrueScores(y_indptr, positives), threshold, counts[PREDICTED], above,
                 )  # fmt: skip
             del tile
+        best, pairs = Ranking(labels, scores), filter_pairs(filters)
+        lift_implied(ImpliedLabels.of(model), best, pairs, self.sizes.cache_bytes)
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
 
 

@@ -16,6 +16,7 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.forecast import PredictForecaster
 from xmc_stream.models.linear.guide import GUIDE, Guide
+from xmc_stream.models.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.models.linear.predict import HeldTiles, PredictRun, held_needs
 from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
@@ -75,6 +76,8 @@ class LinearModel(LinearWeights, Model):
                 update(block.values.data)
         if (guide := Guide.of(self)) is not None:
             guide.hash(update)
+        if (implied := ImpliedLabels.of(self)) is not None:
+            implied.hash(update)
 
     def bias(self) -> NDArray[np.float32]:
         """The bias w_0 of each class: float32 array (K,). It is -inf for a class without training rows."""
@@ -93,7 +96,7 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
-        return LinearWarmUp(evaluate, Guide.of(self) is not None)
+        return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None)
 
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
@@ -124,8 +127,8 @@ class LinearModel(LinearWeights, Model):
     def check_jobs(self) -> Sequence[Job]:
         """Seal, names, weights."""
         parts = even_ranges(len(self.units), min(len(self.units), max(1, 12 * self.nnz // CHECKED_BYTES)))
-        guide = array_jobs(self.path, plain_arrays(self.path / GUIDE))
-        return [*common_model_jobs(self), *guide, *(CheckWeightsJob(str(self.path), a, b) for a, b in parts)]
+        beside = [job for name in (GUIDE, IMPLIED) for job in array_jobs(self.path, plain_arrays(self.path / name))]
+        return [*common_model_jobs(self), *beside, *(CheckWeightsJob(str(self.path), a, b) for a, b in parts)]
 
     def verify(self, checker: Checker) -> Generator[Phase, list[Receipt], None]:
         """Every unit's weights as a matrix, every bias a number."""
@@ -149,6 +152,8 @@ class LinearModel(LinearWeights, Model):
         yield from checker.lines(matrices)
         if (guide := Guide.of(self)) is not None:
             yield from guide.verify(checker)
+        if (implied := ImpliedLabels.of(self)) is not None:
+            yield from implied.verify(checker)
         if len(matrices) == len(self.units):
             checker.expect("the attribute nnz", self.attributes.get("nnz"), nnz)
 

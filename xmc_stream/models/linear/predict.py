@@ -17,10 +17,12 @@ from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.guide import no_terms
+from xmc_stream.kernels.implied import lift
 from xmc_stream.kernels.ranking import Ranking, top_k
 from xmc_stream.kernels.scores import Tile, TileClasses
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.linear.guide import Guide, GuideSizes, groups_of, terms_of
+from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import (
@@ -42,20 +44,20 @@ _PROBE_ROWS = 1024
 @dataclass(frozen=True)
 class PredictPlan(CutIntoJobs):
     """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
-    tiles, that of groups of labels, and bytes for them.
+    tiles; bytes of what is asked beside them (groups of labels, implied labels); bytes for all of it.
     """
 
     row_bytes: int
     pair_bytes: int
     rows_per_job: int
     tiles: tuple[TileRange, ...]
-    guide_bytes: int
+    beside_bytes: int
     cache_bytes: int
 
     @property
     def keeps_tiles(self) -> bool:
         """Whether every tile is made once; else once for each row block."""
-        return sum(span.tile for span in self.tiles) + self.guide_bytes <= self.cache_bytes
+        return sum(span.tile for span in self.tiles) + self.beside_bytes <= self.cache_bytes
 
     def row_blocks(self, dataset: Dataset) -> int:
         """How many row blocks there are, about."""
@@ -92,8 +94,9 @@ def plan_predict(
         span for ranges in units for span in widest(ranges, lambda span: span.tile + t * 8 * span.weights <= left // 2)
     ]
     making = t * 8 * max(guide.weights if guide else 0, *(span.weights for span in tiles))
-    guide_bytes = guide.tile if guide else 0
-    largest, total = max(span.tile for span in tiles) + guide_bytes, sum(span.tile for span in tiles) + guide_bytes
+    implied = ImpliedLabels.of(model)
+    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0)
+    largest, total = max(span.tile for span in tiles) + beside, sum(span.tile for span in tiles) + beside
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
     plan.refuse_unless(need, f"predicting on {t} threads")
@@ -106,7 +109,7 @@ def plan_predict(
     at_once = t * plan.processes
     wanted = n_chunks // (4 * at_once) if total <= cache else -(-n_chunks // at_once)
     rows_per_job = CHUNK_ROWS * min(most, max(1, wanted))
-    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), guide_bytes, cache)
+    return PredictPlan(row_bytes, row_bytes // PAIRS, rows_per_job, tuple(tiles), beside, cache)
 
 
 def predict_needs(
@@ -119,7 +122,7 @@ def predict_needs(
     guide = GuideSizes.of(model)
     return {
         "results": min(t * rows, n) * (k * RESULT_BYTES + (guide.row_bytes if guide else 0)),
-        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles) + sizes.guide_bytes),
+        "tiles": min(sizes.cache_bytes, sum(span.tile for span in sizes.tiles) + sizes.beside_bytes),
         "making tiles": t * (8 * max(span.weights for span in sizes.tiles) + 4 * model.n_features),
         "row blocks": t * (min(sizes.row_bytes, int(of_rows * 1.2)) + 2 * MIB),
     }
@@ -191,6 +194,9 @@ class PredictJob(RankingJob):
                         Ranking(labels[mine], scores[mine]), filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
+            if not self.raw:
+                best = Ranking(labels[mine], scores[mine])
+                lift_implied(ImpliedLabels.of(model), best, filter_pairs(filters), self.sizes.cache_bytes)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, scores)
         return {"bytes_read": X.bytes_read, "row_blocks": n_blocks}
@@ -233,9 +239,10 @@ def held_spans(model: LinearWeights) -> list[TileRange]:
 
 def held_needs(model: LinearWeights) -> dict[str, int]:
     """See `Model.held_needs`."""
-    guide, spans = GuideSizes.of(model), held_spans(model)
+    guide, implied, spans = GuideSizes.of(model), ImpliedLabels.of(model), held_spans(model)
     return {
         "tiles": sum(span.tile for span in spans) + (guide.tile if guide else 0),
+        "implied labels": implied.nbytes if implied else 0,
         "making tiles": 8 * max(guide.weights if guide else 0, *(span.weights for span in spans))
         + 4 * model.n_features,
         "classes": (20 + (guide.clusterings if guide else 0)) * model.n_labels,
@@ -250,6 +257,8 @@ class HeldTiles:
         guide = Guide.of(model)
         self._groups = None if guide is None else partial(guide.terms_by, guide.make_tile())
         self._classes = [classes_of(model, span, _make_tile(model, span), guide) for span in held_spans(model)]
+        implied = ImpliedLabels.of(model)
+        self._implied = None if implied is None else implied.read()
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
@@ -257,11 +266,13 @@ class HeldTiles:
         for classes in self._classes:
             own = classes._replace(scores=np.empty_like(classes.scores))  # other threads rank too
             top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
+        if self._implied is not None:
+            lift(self._implied, Ranking(labels, scores), filter_pairs([]))
 
 
 @dataclass
 class PredictRun:
-    """The jobs of one prediction; raw: by the scores before calibration."""
+    """The jobs of one prediction; raw: by the labels' own scores, see `RankingJob`."""
 
     model: LinearWeights
     dataset: Dataset

@@ -13,10 +13,12 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.guide import GUIDE, write_guide
+from xmc_stream.models.linear.implied import IMPLIED
 from xmc_stream.models.linear.predict import PredictRun
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.units import tiles_of
 from xmc_stream.models.linear.weights import LinearWeights, new_unit, plain_units, unit_path
+from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
@@ -24,16 +26,20 @@ from xmc_stream.store.predictions import begin_predictions
 
 @dataclass(frozen=True)
 class LinearWarmUp(WarmUp):
-    """Predict a few rows, or evaluate a model on them, which predicts them too. guided: by a model with groups of labels."""
+    """Predict a few rows, or evaluate a model on them, which predicts them too.
+
+    guided: by a model with groups of labels; lifts: with implied labels.
+    """
 
     seconds = 12.0
 
     evaluate: bool
     guided: bool = False
+    lifts: bool = False
 
     @property
     def loads(self) -> str:
-        return f"linear prediction {self.evaluate, self.guided}"
+        return f"linear prediction {self.evaluate, self.guided, self.lifts}"
 
     def load(self) -> None:
         with a_few_rows() as dataset:
@@ -53,6 +59,11 @@ class LinearWarmUp(WarmUp):
                 groups = np.zeros((1, dataset.n_labels), np.uint8)
                 write_guide(path / "model.partial" / GUIDE, dataset.n_features, [none], np.ones(1, np.float32), groups)
                 made[GUIDE] = {"weight": 1.0, "clusterings": 1, "groups": 1, "tile": MIB, "weights": 0}
+            if self.lifts:
+                k = dataset.n_labels
+                with new_matrix(path / "model.partial" / IMPLIED, "csr_matrix", (k, k), None) as implied:
+                    implied.append(np.arange(k) < 1, np.array([k - 1], np.int32))  # the first implies the last
+                made[IMPLIED] = {"margin": 0.01, "pairs": 1}
             finish_model(path / "model.partial", path / "model", model_attributes(dataset, "", {}, 0, made))
             model, plan = LinearWeights(path / "model"), MemoryPlan(2**40, 256 * MIB, 1)
             out = begin_predictions(path / "predictions", dataset.n_samples, dataset.n_labels, 2)
