@@ -42,8 +42,7 @@ def main(path: Path, arguments: list[str]) -> None:
     from xmc_stream.jobs import check
     from xmc_stream.methods.pdsparse import passes
     from xmc_stream.methods.pdsparse import warm as warm_passes
-    from xmc_stream.methods.ppdsparse import run as ppdsparse
-    from xmc_stream.methods.ppdsparse import search, solve, warm
+    from xmc_stream.methods.ppdsparse import finalise, search, solve, warm
     from xmc_stream.models.linear import predict
     from xmc_stream.store.matrix import SparseMatrix
 
@@ -74,7 +73,7 @@ def main(path: Path, arguments: list[str]) -> None:
         counts[PHASES.index("conversion")] = 1
     for owner, phase in (
         (check.CheckJob, "check"), (search.SearchJob, "search"), (solve.SolveJob, "solve"),
-        (ppdsparse.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
+        (finalise.FinaliseJob, "finalise"), (predict.PredictJob, "prediction"), (passes.SegmentJob, "pass"),
         (passes.ObjectiveJob, "objective"), (passes.WeightsJob, "weights"), (passes.UnitJob, "finalise"),
         (warm.PPDSparseWarmUp, "compilation"), (warm_passes.PDSparseWarmUp, "compilation"),
     ):  # fmt: skip

@@ -29,7 +29,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_needs,
 )
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
-from xmc_stream.methods.ppdsparse.run import solve_plan
+from xmc_stream.methods.ppdsparse.shares import solve_plan
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.models.linear.units import cut_units

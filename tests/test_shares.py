@@ -24,8 +24,8 @@ from xmc_stream.methods.ppdsparse import shares as cutting
 from xmc_stream.methods.ppdsparse import solver
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
-from xmc_stream.methods.ppdsparse.run import PPDSparseRun, solve_plan
-from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, whole_units
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import Unit
 

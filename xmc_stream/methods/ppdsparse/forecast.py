@@ -32,7 +32,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     search_parts,
     search_ranges,
 )
-from xmc_stream.methods.ppdsparse.run import solve_plan
+from xmc_stream.methods.ppdsparse.shares import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.methods.weights import Given

@@ -19,9 +19,9 @@ from xmc_stream.methods.ppdsparse.implied import implied_margin
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
-from xmc_stream.methods.ppdsparse.run import STARTED, PPDSparseRun, solve_plan
+from xmc_stream.methods.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.methods.ppdsparse.scale import settled
-from xmc_stream.methods.ppdsparse.shares import unit_of_state
+from xmc_stream.methods.ppdsparse.shares import solve_plan, unit_of_state
 from xmc_stream.methods.ppdsparse.solver import has_dense_rows, row_order
 from xmc_stream.methods.ppdsparse.start import check_start
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp

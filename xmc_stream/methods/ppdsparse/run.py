@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
+from xmc_stream.methods.ppdsparse.finalise import FinaliseJob
 from xmc_stream.methods.ppdsparse.groups import (
     GroupsJob,
     groups_budget,
@@ -39,42 +37,27 @@ from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
     SolvePlan,
     class_blocks,
-    plan_solve,
     search_interval,
     search_parts,
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
-from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, remove_shares, whole_units
+from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, remove_shares, solve_plan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
-from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import (
-    BIAS,
-    DUAL,
-    EMPTY,
-    INSIDE,
-    KEPT,
-    LOSS,
-    OUTSIDE,
-    STATUS,
-    WRITER_BYTES,
     UnitState,
 )
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.methods.weights import Given
-from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE
 from xmc_stream.models.linear.implied import IMPLIED
-from xmc_stream.models.linear.tiles import TileRange, TileSizes
+from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import (
-    HALF_LEAST,
     LinearWeights,
     Unit,
-    half_holds,
-    new_unit,
     starts_of,
     unit_of,
     unit_path,
@@ -86,115 +69,8 @@ from xmc_stream.store.model import HALVES, UNIT
 
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
-_CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _BROUGHT = ("fresh", "used")  # in receipts: see `SolveJob`; of approximate searches alone
 _USED_SHARE = 8  # approximate searches go on while one in so many of the rows they bring in is of use
-
-
-@dataclass(frozen=True)
-class FinaliseJob:
-    """Write a unit of the model from its last state, and what the last search, an exact one, says of its classes.
-
-    prune: below what a weight is left out; half: weights are stored in 16 bits, where that holds them. Objective and gap are
-    those of the weights before.
-    """
-
-    data: str
-    parameters: PPDSparseParameters
-    weights: LossWeights
-    prune: float
-    half: bool
-    round: int
-    n_samples: int
-    n_features: int
-    unit: Unit
-    state: str
-    candidates: tuple[CandidateFile, ...]
-    out: str
-
-    @property
-    def key(self) -> str:
-        """The unit."""
-        return f"finalise/{self.unit.name}"
-
-    def run(self) -> Receipt:
-        """Write; the receipt sums objective, gap and size."""
-        drop_tiles()
-        first, last = self.unit
-        state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
-        statistics = state.statistics
-        if self.candidates:  # else no class is open, or it is a trial and nobody asks
-            of_classes = self.weights.of_classes(Dataset(self.data), first, last)
-            update_statistics(
-                statistics, self.candidates, first, self.parameters, self.n_samples, self.round, of_classes=of_classes
-            )
-        tiles = TileSizes(first, last, self.n_features)
-        least = np.float32(self.prune)
-        half = self.half and half_holds(w for *_, w in self._weights(state, least))
-        least = max(least, HALF_LEAST) if half else least
-        with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
-            for lengths, features, values in self._weights(state, least):
-                writer.weights.append(lengths, features, values)
-                tiles.add(lengths, features)
-            writer.bias[:] = statistics[:, BIAS]
-            objective = statistics[:, KEPT] + self.parameters.C * statistics[:, LOSS]
-            gap = objective + statistics[:, DUAL]
-            violation = np.maximum(statistics[:, INSIDE], statistics[:, OUTSIDE])
-            figures = {"objective": objective, "duality_gap": gap, "violation": violation}
-            writer.statistics = {name: values.astype(np.float32) for name, values in figures.items()}
-        learned = statistics[:, STATUS] != EMPTY
-        relative = gap[learned] / objective[learned]
-        return {
-            "nnz": writer.weights.nnz,
-            "float16": writer.weights.nnz if half else 0,
-            "tile_ranges": [astuple(span) for span in tiles.ranges],
-            "learned": int(learned.sum()),
-            "open": int((violation[learned] > self.parameters.tol).sum()),
-            "objective": float(objective.sum()),
-            "gap_worst": float(relative.max(initial=0.0)),
-            "gap_sum": float(relative.sum()),
-            "violation": float(violation[learned].max(initial=0.0)),
-        }
-
-    def _weights(
-        self, state: UnitState, least: np.float32
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:
-        """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
-        for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
-            lengths, features, values = np.diff(block.indptr), block.indices, block.values
-            if least > 0:
-                kept = np.abs(values) >= least
-                lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
-                features, values = features[kept], values[kept]
-            yield lengths, features, values
-
-
-def solve_plan(
-    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
-    of_samples: bool = False,
-) -> tuple[list[Share], SolvePlan]:  # fmt: skip
-    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
-    whole = whole_units(units)
-    shares, beside = cut_shares(units, dataset, plan)
-    if shares != whole:
-        # as many jobs as threads need more memory than one: where it is not there, one does it all
-        with suppress(MemoryLimitError):
-            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
-    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, min(plan.threads, len(whole)), of_samples)
-
-
-def _plan_of(
-    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
-    beside: int, of_samples: bool,
-) -> SolvePlan:  # fmt: skip
-    n_features = dataset.n_features
-    most = np.array([dataset.most_positives()])  # an active set grows with the positives
-    largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
-    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
-    extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
-    extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
-    order = row_order(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples)
 
 
 @dataclass

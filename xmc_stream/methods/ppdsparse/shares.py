@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,20 +18,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.plan import SolvePlan, plan_solve
 from xmc_stream.methods.ppdsparse.sizes import NextSearch
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
-from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, UnitState, new_unit_state
+from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import Unit
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import UNIT
 
 _ENOUGH = 4  # units for each thread: their jobs end at much the same time
 _SHARES = 2  # for each thread, where there are fewer
 _NEARLY = 1e-6  # what rounding may add to a number of shares
 _HELD = 4  # X is held where it takes one in so many of a job's bytes at most
+_CLASS_BYTES = 352  # of a class in a solve job: two times its statistics, and some 29 numbers
 _LEAST = 1 << 22  # entries of active rows in a share: a job's files are little beside that
 
 
@@ -163,3 +168,31 @@ def _runs(values: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """Ranges of neighbours that have the same value."""
     ends = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     yield from itertools.pairwise(ends)
+
+
+def solve_plan(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool = False,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
+    """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
+    whole = whole_units(units)
+    shares, beside = cut_shares(units, dataset, plan)
+    if shares != whole:
+        # as many jobs as threads need more memory than one: where it is not there, one does it all
+        with suppress(MemoryLimitError):
+            return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
+    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, min(plan.threads, len(whole)), of_samples)
+
+
+def _plan_of(
+    plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, warm_start: bool, shares: Sequence[Share],
+    beside: int, of_samples: bool,
+) -> SolvePlan:  # fmt: skip
+    n_features = dataset.n_features
+    most = np.array([dataset.most_positives()])  # an active set grows with the positives
+    largest = int(most[0] + start_sizes(most, dataset.n_samples)[0])
+    # beside what every solve holds: sizes of two kinds of tiles and their work; weights of a warm start; a wide unit
+    extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
+    extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
+    order = row_order(dataset.n_samples, dataset.X_rows().nnz)
+    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples)
