@@ -87,13 +87,26 @@ def load(kept: Iterable[Kept]) -> list[Callable[..., Any]]:
 
 
 @functools.cache
+def versions() -> dict[str, str]:
+    """Of numba and llvmlite, without importing numba, or importlib.metadata, which takes 0.01 s."""
+    import llvmlite
+
+    told: dict[str, Any] = {}
+    try:
+        exec(Path(_folder_of_numba(), "_version.py").read_text(encoding="utf-8"), told)
+        numba = told["get_versions"]()["version"]
+    except (OSError, LookupError):  # of a numba that keeps its version elsewhere
+        numba = import_module("importlib.metadata").version("numba")
+    return {"numba": numba, "llvmlite": llvmlite.__version__}
+
+
+@functools.cache
 def stamp() -> str:
     """What machine code is made by: versions of numba, LLVM and Python, and the processor."""
     binding = _binding()
-    version = Path(_folder_of_numba(), "_version.py").read_text(encoding="utf-8")
     features = binding.get_host_cpu_features().flatten()
-    made_by = binding.llvm_version_info, binding.get_process_triple(), binding.get_host_cpu_name(), features
-    return f"{version} {sys.implementation.cache_tag} {made_by}"
+    made_by = binding.get_process_triple(), binding.get_host_cpu_name(), features
+    return f"{versions()} {sys.implementation.cache_tag} {made_by}"
 
 
 def _function(engine: Any, kept: Kept, environments: dict[str, Any]) -> Callable[..., Any]:
