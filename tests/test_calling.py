@@ -74,8 +74,8 @@ def test_errors_name_the_argument_in_python_and_the_flag_in_the_shell(
         xs.predict(trained, small, tmp_path / "p")
     assert commands("predict", trained, small, tmp_path / "p", fails=True).endswith("or --overwrite to replace it")
     with pytest.raises(xs.MemoryLimitError, match=r"[^-]memory_limit"):
-        xs.predict(trained, small, tmp_path / "q", memory_limit="100MB")
-    said = commands("predict", trained, small, tmp_path / "q", "--memory-limit", "100MB", fails=True)
+        xs.predict(trained, small, tmp_path / "q", memory_limit="50MB")
+    said = commands("predict", trained, small, tmp_path / "q", "--memory-limit", "50MB", fails=True)
     assert "--memory-limit" in said
 
 

@@ -88,9 +88,7 @@ def test_errors_are_one_line_and_say_what_to_do(
     assert "lambda" in commands("train", small, tmp_path / "n", "--set", "lambda=1", fails=True)
     assert "name=value" in commands("train", small, tmp_path / "n", "--set", "lam", fails=True)
     assert "--memory-limit" in cli("train", small, tmp_path / "n", "--memory-limit", "100MB", fails=True)
-    assert "--memory-limit" in commands(
-        "predict", trained, small, tmp_path / "n", "--memory-limit", "100MB", fails=True
-    )
+    assert "--memory-limit" in commands("predict", trained, small, tmp_path / "n", "--memory-limit", "50MB", fails=True)
     assert "100MBB" in commands("train", small, tmp_path / "n", "--memory-limit", "100MBB", fails=True)
     assert "--overwrite" in commands("convert", texts[0], tmp_path / "other.xmc", fails=True)
     assert "train it first" in commands("predict", tmp_path / "none", small, tmp_path / "n", fails=True)

@@ -101,7 +101,7 @@ def test_commands_know_it(small: Path, tmp_path: Path) -> None:
     figures = told("train", small, tmp_path / "m", "--solver", "half-centroid", "--memory-limit", "1GB")
     assert (figures["solver"], figures["params"]) == ("centroid", {"shrink": 0.5})
     assert told("plan", "train", small, "m", "--solver", "centroid", "--memory-limit", "1GB")["fits"]
-    bad = said_wrong("plan", "train", small, "m", "--solver", "centroid", "--memory-limit", "100MB")
+    bad = said_wrong("plan", "train", small, "m", "--solver", "centroid", "--memory-limit", "50MB")
     assert bad.startswith("xmc-stream: train does not fit: ")
     bad = said_wrong("train", small, tmp_path / "n", "--solver", "centroid", "--set", "shrink=1")
     line = "The 'shrink' parameter of Centroid must be a float in [0, 1). Got 1 instead."

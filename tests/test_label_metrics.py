@@ -301,7 +301,7 @@ def test_evaluating_predictions_keeps_its_limit_and_refuses_one_that_cannot_work
     line = cli("evaluate", tmp_path / "p", data, "--memory-limit", "90MB", fails=True)
     assert "evaluating predictions" in line
     assert "set --memory-limit to" in line
-    line = cli("evaluate", tmp_path / "p", data, "--train", data, "--memory-limit", "70MB", fails=True)
+    line = cli("evaluate", tmp_path / "p", data, "--train", data, "--memory-limit", "50MB", fails=True)
     assert "propensities" in line
 
 

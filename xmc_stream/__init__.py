@@ -24,9 +24,9 @@ from xmc_stream.errors import (
     StoreError,
     XmcStreamError,
 )
+from xmc_stream.version import __version__
 
 if TYPE_CHECKING:
-    __version__: str
     from xmc_stream import errors as errors
     from xmc_stream.calibration import calibrate as calibrate
     from xmc_stream.calibration import uncalibrate as uncalibrate
@@ -112,9 +112,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        value: Any = import_module("importlib.metadata").version("xmc-stream")
-    elif name in _HOME:
+    if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:
         raise AttributeError(f"module 'xmc_stream' has no attribute {name!r}")

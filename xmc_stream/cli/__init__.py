@@ -19,8 +19,8 @@ _AGAIN = dict.fromkeys(
     ("train", "convert", "append", "tune", "copy"), "give the same command again, it goes on where it was"
 )
 _ANEW = "the same command begins anew"
-# libraries and kernels make a million objects that stay: to look for garbage among them takes 0.2 s of a start
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+# libraries make some hundred thousand objects that stay: to look for garbage among them once takes 0.015 s of a start
+_OBJECTS_BETWEEN_COLLECTIONS = 200_000
 
 
 class _OneLine(click.Group):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+
+import numpy as np
+
+from xmc_stream.kernels.machine import versions
+from xmc_stream.version import __version__
 
 
 def environment() -> dict[str, str]:
     """Of this process."""
-    packages = {name: version(name) for name in ("xmc-stream", "numpy", "numba", "llvmlite")}
+    packages = {"xmc-stream": __version__, "numpy": np.__version__, **versions()}
     return {"processor": _processor(), "python": platform.python_version(), **packages}
 
 

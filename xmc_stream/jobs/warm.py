@@ -20,7 +20,8 @@ import numpy as np
 
 from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.job import Receipt
-from xmc_stream.kernels.cache import compiled_before, load_listed, note_compiled, note_loaded
+from xmc_stream.kernels.cache import compiled_before, load_noted, note_calls, note_compiled
+from xmc_stream.kernels.jit import calls_listed
 from xmc_stream.progress import LOG, current, duration
 from xmc_stream.store.dataset import Dataset, new_dataset
 
@@ -63,23 +64,28 @@ class WarmUp(ABC):
         if not compiled:
             LOG.info(_compiling(self.seconds))
             current().phase(_compiling(self.seconds), (0.0, 0.0))
-            if self._elsewhere("load") == 0 and self._elsewhere("load_and_list") != 0:
+            if self._elsewhere("load") == 0 and (self._elsewhere("note") != 0 or self._elsewhere("load_noted") != 0):
                 note_compiled(name)  # at least that
             current().phase("loading kernels", (0.0, 0.0))
         between = time.perf_counter()
         try:
-            listed = load_listed(name)
+            noted = self.load_noted()
         except (AttributeError, ImportError):  # of a method of somebody else's, which has changed since
-            listed = False
-        if not listed:
+            noted = False
+        if not noted:
             self.load()
         _loaded.add(name)
         return {"compiling": 0.0 if compiled else between - began, "loading": time.perf_counter() - between}
 
-    def load_and_list(self) -> None:
-        """Load, in a process that has loaded nothing, what is compiled; and keep a list of it."""
-        self.load()
-        note_loaded(self.loads)
+    def note(self) -> None:
+        """Load, in a process that has loaded nothing, what is compiled; and keep what is called of it."""
+        with calls_listed() as calls:
+            self.load()
+        note_calls(self.loads, calls)
+
+    def load_noted(self) -> bool:
+        """Load what was kept; False where nothing was. Another process tries it first."""
+        return load_noted(self.loads)
 
     def _elsewhere(self, what: str) -> int:
         """Do it in a process of its own; returns how that ended."""

@@ -1,10 +1,11 @@
-"""Which kernels were compiled before: notes beside numba's cache, for the very sources, numba and processor.
+"""Which kernels were compiled before: notes for the very sources, numba and processor.
 
-A note may list kernels with the types of their arguments: then they are loaded without being called.
+A note may hold the machine code of the kernels that some work calls: then they are loaded without numba.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pickle
@@ -13,22 +14,31 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba.core.registry import cpu_target
+from xmc_stream.kernels import machine
+from xmc_stream.kernels.jit import Kernel, sources
 
-from xmc_stream.kernels.jit import KERNELS, sources
-from xmc_stream.kernels.permutation import mix
+
+@functools.cache
+def _folder() -> Path | None:
+    """Where notes are: in the places that numba would use too, which importing it would have to tell; None if none can be."""
+    told = os.environ.get("NUMBA_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    for folder in (Path(told),) if told else (Path(__file__).parent / "__pycache__", Path(home, "xmc_stream")):
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
 
 
 def _note(name: str) -> Path | None:
     """The file that says so; None where nothing is cached."""
-    cache: Any = getattr(mix, "_cache", None)
-    folder = getattr(cache, "cache_path", None)
+    folder = _folder()
     if folder is None:
         return None
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    made_of = hashlib.sha256(f"{name} {numba.__version__} {processor} {sources()}".encode())
-    return Path(folder) / f"xmc_stream-{made_of.hexdigest()[:16]}.compiled"
+    told = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))  # how to compile
+    made_of = hashlib.sha256(f"{name} {machine.stamp()} {told} {sources()}".encode())
+    return folder / f"xmc_stream-{made_of.hexdigest()[:16]}.compiled"
 
 
 def compiled_before(name: str) -> bool:
@@ -39,34 +49,38 @@ def compiled_before(name: str) -> bool:
 
 def note_compiled(name: str) -> None:
     """Say that it is; where that cannot be written down, it is not."""
-    note = _note(name)
-    if note is not None:
-        with suppress(OSError):
-            note.touch()
+    _write(name, b"")
 
 
-def note_loaded(name: str) -> None:
-    """Say so, and list the kernels that this process has loaded: of those that it compiled also what they call."""
-    note = _note(name)
-    if note is not None:
-        listed = [
-            (kernel.py_func.__module__, kernel.py_func.__name__, types)
-            for kernel in KERNELS
-            for types in kernel.overloads
-        ]
-        work = note.with_suffix(f".{os.getpid()}")
-        with suppress(OSError):
-            work.write_bytes(pickle.dumps(listed))
-            work.replace(note)  # whoever looks meanwhile finds it whole
+def note_calls(name: str, calls: dict[tuple[Kernel, Any], Any]) -> None:
+    """Say so, and keep the machine code of kernels that were called, as `calls_listed` has them."""
+    kept = []
+    for (kernel, kinds), types in calls.items():
+        function = kernel.py_func
+        kept.append(machine.kept_of(function.__module__, function.__name__, kinds, kernel.numba.overloads[types]))
+    _write(name, pickle.dumps(kept))
 
 
-def load_listed(name: str) -> bool:
-    """Load what a note lists; False where it lists nothing."""
+def load_noted(name: str) -> bool:
+    """Load the machine code that a note holds; False where it holds none."""
     note = _note(name)
     try:
-        listed = pickle.loads(b"" if note is None else note.read_bytes())
+        kept: list[machine.Kept] = pickle.loads(b"" if note is None else note.read_bytes())
     except (EOFError, OSError, pickle.UnpicklingError):
         return False
-    for module, kernel, types in listed:
-        getattr(import_module(module), kernel).compile(types)
+    wanted: list[tuple[Kernel, machine.Kept]] = [(getattr(import_module(one.module), one.name), one) for one in kept]
+    wanted = [
+        (kernel, one) for kernel, one in wanted if one.kinds not in kernel.machine_code
+    ]  # other work may call it too
+    for (kernel, one), function in zip(wanted, machine.load(one for _, one in wanted), strict=True):
+        kernel.machine_code[one.kinds] = function
     return True
+
+
+def _write(name: str, noted: bytes) -> None:
+    note = _note(name)
+    if note is not None:
+        work = note.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            work.write_bytes(noted)
+            work.replace(note)  # whoever looks meanwhile finds it whole

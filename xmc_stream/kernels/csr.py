@@ -6,19 +6,12 @@ import os
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import instruction, kernel
 
-# functions of the C library, found by name when the code is loaded: compiled code that calls them can be cached
-_pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.intp))
-_pwrite: Any = types.ExternalFunction("pwrite", types.intp(types.int32, types.uintp, types.uintp, types.intp))
-_memcpy: Any = types.ExternalFunction("memcpy", types.uintp(types.uintp, types.uintp, types.uintp))
+_pread, _pwrite, _memcpy, _fadvise = map(instruction, ("pread", "pwrite", "memcpy", "fadvise"))
 _ADVICE = hasattr(os, "posix_fadvise")
-_fadvise: Any = types.ExternalFunction(
-    "posix_fadvise" if _ADVICE else "getpid", types.int32(types.int32, types.intp, types.intp, types.int32)
-)
 _WILL_NEED = os.POSIX_FADV_WILLNEED if _ADVICE else 0
 _PAGE = 1 << 12
 

@@ -1,25 +1,28 @@
-"""All compilation options in one place.
+"""All compilation options in one place, and functions that are compiled when they are needed.
 
 nogil: kernels run beside each other in one process. cache: a process loads what another compiled. No fastmath: a sum
 must round the same in a dense and in a scattered path, so multiply and add are never fused and never reordered.
 Numba counts references to arrays whenever one is named: a function that is called for every entry and takes many arrays
 may spend a fifth of its time on that. `inner_kernel` is for these: no references are counted.
+
+Importing numba takes a third of a small training. It is imported when a kernel is called for which no machine code was
+loaded by itself (`machine`).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
-from numba import njit
-from numba.core.registry import cpu_target
-
-from xmc_stream.kernels import kept
+from xmc_stream.kernels.machine import kinds_of
 
 try:
     import fcntl
@@ -28,39 +31,90 @@ except ImportError:  # not on Windows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_njit: Any = njit  # its types do not know _nrt
+_PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
 _options = {"nogil": True, "cache": True, "fastmath": False, "error_model": "numpy"}
+_making = threading.RLock()
+_calls: dict[tuple[Kernel, Any], Any] | None = None  # numba's types of calls, where they are listed
 
 
-def _has_nrt() -> bool:
-    """Whether numba still has its private option `_nrt`, by which an inner kernel counts no references."""
-    return hasattr(getattr(cpu_target, "options", None), "_nrt")
+class Kernel:
+    """A function that numba compiles when it is called, unless machine code for such arguments was loaded.
+
+    machine_code: functions, by the kinds of arguments that each is for.
+    """
+
+    def __init__(self, function: Callable[..., Any], references: bool) -> None:
+        self.py_func = function
+        self.machine_code: dict[Any, Callable[..., Any]] = {}
+        self._references = references
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self.machine_code and not named:
+            compiled = self.machine_code.get(kinds_of(arguments))
+            if compiled is not None:
+                return compiled(*arguments)
+        if _calls is not None and not named:
+            _calls[self, kinds_of(arguments)] = tuple(map(self.numba.typeof_pyval, arguments))
+        return self.numba(*arguments, **named)
+
+    @property
+    def numba(self) -> Any:
+        """What numba makes of the function. Imports numba."""
+        made = self.__dict__.get("_made")
+        if made is None:
+            with _making:
+                made = self.__dict__.get("_made")
+                if made is None:
+                    made = self._made = _kept(_compilers()[self._references](self.py_func))
+        return made
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Asked for by numba, where a kernel calls this one."""
+        return self.numba._numba_type_
 
 
-def _counting(references: bool) -> dict[str, Any]:
-    """The options of kernels, or of inner ones. Both say `_nrt`, as what is not said is taken over from the caller."""
-    return {**_options, "_nrt": references} if _has_nrt() else _options
+class Instruction:
+    """What only compiled code has, by its name in `instructions`."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-if not _has_nrt():
-    warnings.warn(
-        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
-        "takes longer and gives the same model. Install numba 0.68, which has the option",
-        RuntimeWarning,
-        stacklevel=1,
-    )
-KERNELS: list[Any] = []  # of the modules that are imported
-_compiled, _uncounted = _njit(**_counting(True)), _njit(**_counting(False))
+    @property
+    def _numba_type_(self) -> Any:
+        """Asked for by numba, where a kernel calls it."""
+        from numba.core.registry import cpu_target
+
+        made = getattr(import_module("xmc_stream.kernels.instructions"), self._name)
+        context = cpu_target.typing_context
+        context.refresh()  # or it does not know yet what was made
+        return context.resolve_value_type(made)
 
 
 def kernel(function: F) -> F:
     """A compiled function whose code is kept for other processes."""
-    return cast(F, _kept(_compiled(function)))
+    return function if _PLAIN else cast(F, Kernel(function, True))
 
 
 def inner_kernel(function: F) -> F:
     """A kernel that makes no array, and returns none (either does not compile, or must not be done), called by kernels."""
-    return cast(F, _kept(_uncounted(function)))
+    return function if _PLAIN else cast(F, Kernel(function, False))
+
+
+def instruction(name: str, plain: Callable[..., Any] | None = None) -> Any:
+    """A function of `instructions` for kernels; plain: the same in Python, for kernels that are not compiled."""
+    return plain if _PLAIN else Instruction(name)
+
+
+@contextmanager
+def calls_listed() -> Iterator[dict[tuple[Kernel, Any], Any]]:
+    """A block of which all calls of kernels from Python are listed: numba's types, by kernel and kinds of arguments."""
+    global _calls
+    _calls = {}
+    try:
+        yield _calls
+    finally:
+        _calls = None
 
 
 @functools.cache
@@ -72,13 +126,35 @@ def sources() -> str:
     return made_of.hexdigest()
 
 
+@functools.cache
+def _compilers() -> tuple[Any, Any]:
+    """Numba's decorators: of inner kernels, and of all others. Both say `_nrt`, as what is not said is the caller's.
+
+    `_nrt` is a private option, by which an inner kernel counts no references.
+    """
+    import numba
+    from numba.core.registry import cpu_target
+
+    compiling: Any = numba.njit  # its types do not know _nrt
+    if hasattr(getattr(cpu_target, "options", None), "_nrt"):
+        return compiling(**_options, _nrt=False), compiling(**_options, _nrt=True)
+    warnings.warn(
+        f"numba {numba.__version__} has no option _nrt any more, which keeps inner loops from counting references. Training "
+        "takes longer and gives the same model. Install numba 0.68, which has the option",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+    return compiling(**_options), compiling(**_options)
+
+
 def _kept(compiled: Any) -> Any:
     """Compiled code is of use only for the sources that all kernels had.
 
     Numba looks at a function's own file. The code of other kernels, their constants and the order of a tuple's members are in
     it too: code that is older than these would take one array for another.
     """
-    KERNELS.append(compiled)
+    from xmc_stream.kernels import kept
+
     cache = getattr(compiled, "_cache", None)
     file = getattr(cache, "_cache_file", None)
     if file is not None and hasattr(file, "_source_stamp"):
@@ -86,19 +162,19 @@ def _kept(compiled: Any) -> Any:
     if cache is not None and fcntl is not None:
         cache.save_overload = _one_at_a_time(cache.save_overload, cache)
     if cache is not None and hasattr(cache, "_load_overload") and hasattr(cache, "_impl") and kept.usable():
-        cache.load_overload = _without_compiler(cache)
+        cache.load_overload = _without_compiler(cache, kept.give_memory)
         cache._impl.reduce, cache._impl.rebuild = kept.reduce, kept.rebuild
     return compiled
 
 
-def _without_compiler(cache: Any) -> Callable[..., Any]:
+def _without_compiler(cache: Any, give_memory: Callable[[], None]) -> Callable[..., Any]:
     """Load kept code with no more than it needs: memory from numba's runtime.
 
     Numba would first load all that a compiler needs. Where nothing is kept it compiles, and does that then.
     """
 
     def load(signature: Any, context: Any) -> Any:
-        kept.give_memory()
+        give_memory()
         return cache._load_overload(signature, context)
 
     return load

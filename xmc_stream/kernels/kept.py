@@ -49,7 +49,7 @@ def give_memory() -> None:
 class _Library(codegen.JITCodeLibrary):  # type: ignore[misc, unused-ignore]
     """A kernel's machine code, and its bitcode, which is parsed when a caller is compiled."""
 
-    bitcode = b""
+    code = bitcode = b""
 
     def _get_module_for_linking(self) -> Any:
         if self._shared_module is None:
@@ -73,7 +73,7 @@ def rebuild(context: Any, parts: tuple[Any, ...]) -> Any:
     for begin in reload_init:
         begin()
     library = _library(context.codegen(), name)
-    library.bitcode = bitcode
+    library.code, library.bitcode = code, bitcode
     library.enable_object_caching()
     library._set_compiled_object(code)
     library._finalize_final_module()

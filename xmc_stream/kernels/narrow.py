@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import config, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import instruction, kernel
 
 _INFINITE = np.uint32(0x7F80)  # the upper half of infinity; what is below is finite
 _SIGN, _SIZE = np.uint32(0x8000), np.uint32(0x7FFF)
@@ -36,20 +33,6 @@ def narrow(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return halves[: len(values)]
 
 
-def _widen(typingctx: Any, weight: Any) -> Any:
-    """A weight of a tile as float32: of 32 bits as it is, of 16 bits (uint16) widened."""
-    if weight not in (types.float32, types.uint16):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if weight == types.float32:
-            return arguments[0]
-        word = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.zext(arguments[0], word), word(16)), ir.FloatType())
-
-    return types.float32(weight), generate
-
-
 def _plain_widen(weight: Any) -> np.float32:
     """The same in NumPy."""
     if isinstance(weight, np.uint16):
@@ -57,5 +40,4 @@ def _plain_widen(weight: Any) -> np.float32:
     return np.float32(weight)
 
 
-_config: Any = config  # its types do not know DISABLE_JIT
-widen: Any = _plain_widen if _config.DISABLE_JIT else intrinsic(_widen)
+widen: Any = instruction("widen", _plain_widen)

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.core import config, types
-from numba.extending import intrinsic
-
-
-def _popcount(typingctx: Any, word: Any) -> Any:
-    """How many bits of a uint64 are 1."""
-    if word != types.uint64:
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.int64(word), generate
+from xmc_stream.kernels.jit import instruction
 
 
 def _plain_popcount(word: Any) -> Any:
@@ -24,5 +12,4 @@ def _plain_popcount(word: Any) -> Any:
     return int(word).bit_count()
 
 
-_config: Any = config  # its types do not know DISABLE_JIT
-popcount: Any = _plain_popcount if _config.DISABLE_JIT else intrinsic(_popcount)
+popcount: Any = instruction("popcount", _plain_popcount)

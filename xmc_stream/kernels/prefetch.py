@@ -2,35 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba.core import config, types
-from numba.extending import intrinsic
-
-
-def _into(level: int) -> Callable[..., Any]:
-    """An instruction that brings memory into a cache; level: 3 for the first one, 2 for the second."""
-
-    def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
-        """Begin to bring array[index] into the processor's cache, for reading; array: one-dimensional and contiguous."""
-        if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and index == types.int64):
-            return None
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            data = context.make_array(array)(context, builder, arguments[0]).data
-            pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.PointerType(ir.IntType(8)))
-            number = ir.IntType(32)
-            of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-            function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], of)
-            read, keep, of_data = number(0), number(level), number(1)
-            builder.call(function, [pointer, read, keep, of_data])
-            return context.get_dummy_value()
-
-        return types.void(array, index), generate
-
-    return _prefetch
+from xmc_stream.kernels.jit import instruction
 
 
 def _look(array: Any, index: Any) -> None:
@@ -38,6 +12,5 @@ def _look(array: Any, index: Any) -> None:
     array.item(index)
 
 
-_config: Any = config  # its types do not know DISABLE_JIT
-prefetch: Any = _look if _config.DISABLE_JIT else intrinsic(_into(2))
-prefetch_near: Any = _look if _config.DISABLE_JIT else intrinsic(_into(3))  # where a few are asked for at a time
+prefetch: Any = instruction("prefetch", _look)
+prefetch_near: Any = instruction("prefetch_near", _look)  # where a few are asked for at a time

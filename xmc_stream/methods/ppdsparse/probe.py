@@ -148,7 +148,7 @@ class ProbeJob:
         most = min(most, max(float(entries.sum()) / _SHARE, _FEW_ENTRIES))
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
         n = min(max(n, _FEWEST), len(classes), UNIT)
-        chosen = np.unique((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
+        chosen = ((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
         fits = np.cumsum(entries[chosen]) <= most
         fits[0] = True
         return np.sort(classes[chosen[fits]])

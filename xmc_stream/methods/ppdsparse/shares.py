@@ -103,7 +103,7 @@ def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> tup
         begin, end = entries[unit.first], entries[unit.last]
         parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
         bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
-        cut = np.unique([unit.first, *np.clip(bounds, *unit), unit.last]).tolist()
+        cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
     return shares, min(beside, len(shares))
 
