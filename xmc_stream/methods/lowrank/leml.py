@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from xmc_stream.methods.lowrank.scale import ScaleJob
 from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, StartJob
 from xmc_stream.metrics import average_auc
 from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
+from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LARGE_ROW_BYTES,
@@ -56,7 +58,7 @@ class LowRankPlan:
     """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
 
     pairs; small: whether a W step is one job. parts: of the rows, which sums over all pairs are taken in; products: see
-    `solve_ridges`; row_bytes: of X in a row block of a W step.
+    `solve_ridges`; row_bytes: of X in a row block of a W step; held: bytes of a part, and of a process, see `Holding`.
     """
 
     cuts: tuple[Cut, ...]
@@ -67,6 +69,7 @@ class LowRankPlan:
     parts: tuple[Rows, ...]
     products: tuple[Cut, ...]
     row_bytes: int = ROW_BYTES
+    held: tuple[int, int] = (0, 0)
 
     def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
         """The jobs of a W step."""
@@ -110,8 +113,10 @@ def lowrank_needs(
             "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
             "columns of H": t * 4 * k * max(width, wide),
         }
-        kept = held_bytes(dataset)
-        return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
+        kept, room = held_bytes(dataset), max(0, plan.budget - sum(needs.values())) // 2
+        if by_rows:  # all threads share what stays
+            return {**needs, "rows": min(kept, room) if range_bits(dataset.n_features) else 0}
+        return {**needs, "rows": t * kept if t * kept < room else 0}
     given = p.observed == "given"
     return {
         **needs,
@@ -167,7 +172,9 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     wide = _widest(products)
     needs = lowrank_needs(plan, dataset, p, width, wide)
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
-    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes)
+    room = needs.get("rows", 0) if products else 0
+    held = room // math.ceil(len(of_rows) / plan.processes), room
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes, held)
 
 
 def _products(cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
@@ -259,6 +266,7 @@ class LEMLRun:
     def __post_init__(self) -> None:
         self._sizes = plan_lowrank(self.plan, self.dataset, self.parameters)
         self._scratch = self.work / "scratch"
+        self._holding = Holding(uuid.uuid4().hex, *self._sizes.held)
 
     def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
         cuts = ((0, self.parameters.rank),) if whole else self._sizes.cuts
@@ -377,7 +385,7 @@ class LEMLRun:
         h, w = self._factor(step.start, "H"), self._state("w", number)
         previous = self._factor(step.start, "W") if step.start else None
         whole = Ridges(learned, step.lam, (0, p.rank), tuple(before["values"]), h, previous, self._sizes.parts,
-            self._sizes.row_bytes,
+            self._sizes.row_bytes, self._holding,
         )  # fmt: skip
         solves = self._sizes.ridges(whole, f"w/{number}", p, w)
         out = self._state("factors", number) / "all"
