@@ -50,6 +50,9 @@ _ALTERNATED = 0.97  # of a run, that alternations take
 _GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
+_HELD = (
+    0.75  # of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
+)
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
@@ -109,14 +112,14 @@ def lowrank_needs(
         needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
         vectors = 5 if len(row_parts(dataset)) > 1 else 4
-        needs |= {
-            "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
-            "columns of H": t * 4 * k * max(width, wide),
-        }
-        kept, room = held_bytes(dataset), max(0, plan.budget - sum(needs.values())) // 2
-        if by_rows:  # all threads share what stays
-            return {**needs, "rows": min(kept, room) if range_bits(dataset.n_features) else 0}
-        return {**needs, "rows": t * kept if t * kept < room else 0}
+        lines = max(2 * wide, width) if by_rows else vectors * width
+        needs |= {"columns of W": t * 4 * d * lines, "columns of H": t * 4 * k * max(width, wide)}
+        kept, left = held_bytes(dataset), plan.budget - sum(needs.values())
+        if by_rows:
+            larger = _row_block(dataset, max(width, wide), LARGE_ROW_BYTES)
+            left -= t * (larger - _row_block(dataset, max(width, wide), row_bytes))
+            return {**needs, "rows": max(0, min(kept, int(_HELD * left))) if range_bits(dataset.n_features) else 0}
+        return {**needs, "rows": t * kept if t * kept < left // 2 else 0}
     given = p.observed == "given"
     return {
         **needs,
