@@ -23,7 +23,7 @@ from xmc_stream.engine.work import Done, receipt_of
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.job import Ledger as Notebook
-from xmc_stream.memory import Guard, MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.progress import current
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Engine:
         how = "end" if kind is None else "error" if issubclass(kind, Exception) else "interrupted"
         self._events.add(how, peak=peak_resident())
         self._events.close()
+        if self.in_process:
+            make_room()  # what its jobs left in memory
         if self._workers.jobs_here():  # in kernels that nothing can interrupt: the process goes on without them
             _leaving.append(threading.Thread(target=self._close_later, name="xmc-stream-leaving", daemon=True))
             _leaving[-1].start()
