@@ -154,8 +154,10 @@ def test_a_training_whose_x_stays_in_memory_gives_the_model_of_one_by_columns(
         "memory_limit": LIMIT,
     }
     read, digests = {}, set()
-    for name, threads, share in (("columns", 1, 0.75), ("rows", 2, 0.75), ("reads", 2, 0.0), ("some", 2, 8e-6)):
-        monkeypatch.setattr(leml, "_HELD", share)
+    monkeypatch.setattr(leml, "LARGE_ROW_BYTES", ROW_BYTES)
+    blocks = 8 * (size_of(Dataset(data).X_rows(), 0, LINES) + 500)  # of eight parts, the first block of each
+    for name, threads, room in (("columns", 1, 0), ("rows", 2, ALL), ("reads", 2, 0), ("some", 2, blocks)):
+        monkeypatch.setattr(leml, "held_bytes", lambda _, room=room: room)
         clf = xs.LEML(**options, threads=threads).fit(data, model=tmp_path / name)
         digests.add(clf.model_.digest())
         read[name] = clf.report_["bytes_read"]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmc_stream.memory import return_freed_memory, when_room_is_needed
 from xmc_stream.models.lowrank.products import RangedBlock, Rows, lines_of, range_bits, ranged, ranged_blocks
@@ -40,7 +41,7 @@ NO_HOLDING = Holding()
 
 
 class _Held:
-    """The first blocks of parts of the rows. users: jobs that are under way; None in the place of blocks: being filled."""
+    """The first blocks of parts of the rows of one run, None where they are being made; users: jobs that are under way."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,27 +115,30 @@ def held_or_read(X: SparseMatrix, rows: Part, row_bytes: int, holding: Holding) 
         yield from there
         first = there[-1].start + there[-1].n if there else rows[0]
         if to_fill:
-            for block in _filled(X, rows, row_bytes, n_bytes // _ENTRY, holding.run):
-                first = block.start + block.n
-                yield block
-        if first < rows[1]:
+            yield from _filled(X, rows, row_bytes, n_bytes // _ENTRY, holding.run)
+        elif first < rows[1]:
             yield from ranged_blocks(X, (first, rows[1]), row_bytes)
 
 
-def _filled(X: SparseMatrix, rows: Part, row_bytes: int, entries: int, run: str) -> Iterator[RangedBlock]:
-    """The first blocks of a part, as far as they have so many entries in all; they stay."""
+def _filled(X: SparseMatrix, rows: Part, row_bytes: int, entries: int, run: str) -> Iterator[Rows]:
+    """The blocks of a part. The first ones stay, as far as they have so many entries in all."""
     places, values = np.empty(entries, np.uint32), np.empty(entries, np.float32)
+    spare: tuple[NDArray[np.uint32], NDArray[np.float32]] | None = None  # for those that do not stay
     blocks: list[RangedBlock] = []
     at = 0
     try:
         for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
             end = at + len(x.indices)
-            if end > entries:
-                break
-            block = ranged(x, X.shape[1], places[at:end], values[at:end])
-            assert isinstance(block, RangedBlock)
-            blocks.append(block)
-            yield block
-            at = end
+            if spare is None and end <= entries:
+                block = ranged(x, X.shape[1], places[at:end], values[at:end])
+                assert isinstance(block, RangedBlock)
+                blocks.append(block)
+                yield block
+                at = end
+                continue
+            if spare is None:
+                most = row_bytes // X.entry_bytes
+                spare = np.empty(most, np.uint32), np.empty(most, np.float32)
+            yield ranged(x, X.shape[1], *spare)
     finally:
         _held.fill(run, rows, blocks)
