@@ -305,5 +305,11 @@ def test_two_workers_share_the_rows_and_give_the_same_model(data: Path, tmp_path
     parts = [job for job in jobs["there"] if job["job"].startswith("w/2/1/")]
     assert len([job for job in parts if "step" not in job["job"]]) == len(row_parts(Dataset(data))) == 8
     assert len({job["process"] for job in parts}) == 2
+    homes: dict[str, set[str]] = {}
+    for job in jobs["there"]:
+        if job["job"].count("/") == 3 and "step" not in job["job"]:
+            homes.setdefault(job["job"].rpartition("/")[2], set()).add(job["process"])
+    assert len(homes) == 8
+    assert all(len(processes) == 1 for processes in homes.values())  # where the part stayed in memory
     assert here.report_["passes"] == pytest.approx(there.report_["passes"])
     assert here.report_["history"] == there.report_["history"]

@@ -166,6 +166,12 @@ def when_room_is_needed(let_go: Callable[[], None]) -> None:
     _spare.append(let_go)
 
 
+def make_room() -> None:
+    """Let go of what the process keeps for speed alone."""
+    for let_go in _spare:
+        let_go()
+
+
 def _glibc(function: str) -> Any:
     """A function of glibc, or one that does nothing where the C library has none of that name."""
     return getattr(ctypes.CDLL(None), function, lambda *_: 0) if sys.platform == "linux" else lambda *_: 0
@@ -198,8 +204,8 @@ class MemoryLimit:
         spare: what is kept for speed alone stays; else it is let go, see `when_room_is_needed`. Raises InputError where the
         limit is more than the process's memory cgroup has: the system would kill it before.
         """
-        for let_go in () if spare else _spare:
-            let_go()
+        if not spare:
+            make_room()
         limit = cls.of(size)
         bound = None if size is None else least_bound(_memberships(), _CGROUPS)
         if bound is not None and limit.limit > bound:

@@ -150,6 +150,7 @@ class Cluster:
         self._address = rpc.address if rpc else ""
         self._tasks: list[_Task] = []  # under way, by `submit`
         self._took: list[float] = []  # seconds, of those of the phase that have ended
+        self._homes: list[str] = []  # workers, where jobs of the phase have a home
         self._looked = 0.0  # for stragglers
         self._news = Event()  # a job has ended
         try:
@@ -251,10 +252,16 @@ class Cluster:
             future.add_done_callback(lambda _: news.set())
         return future
 
-    def submit(self, job: Job, twice: bool, **where: Any) -> _Task:
-        """Have a job run: `next_ended` gives what is returned, when it has. twice: whether two copies of it do no harm."""
+    def submit(self, job: Job, twice: bool, home: int | None = None, **where: Any) -> _Task:
+        """Have a job run: `next_ended` gives what is returned, when it has. twice: whether two copies of it do no harm.
+
+        home: jobs of one number go to one worker, as long as the workers are the same.
+        """
         if not self._tasks:
             self._took.clear()  # another phase
+            self._homes = [] if home is None else sorted(self._workers())
+        if home is not None and self._homes:
+            where = {"workers": [self._homes[home % len(self._homes)]], "allow_other_workers": True}
         task = _Task(job, [self._begin(job, **where)], time.monotonic(), twice)
         self._tasks.append(task)
         return task

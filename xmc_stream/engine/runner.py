@@ -23,7 +23,7 @@ from xmc_stream.engine.work import Done, receipt_of
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.job import Ledger as Notebook
-from xmc_stream.memory import Guard, MemoryLimit, peak_resident, return_freed_memory
+from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.progress import current
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Engine:
         how = "end" if kind is None else "error" if issubclass(kind, Exception) else "interrupted"
         self._events.add(how, peak=peak_resident())
         self._events.close()
+        if self.in_process:
+            make_room()  # what its jobs left in memory
         if self._workers.jobs_here():  # in kernels that nothing can interrupt: the process goes on without them
             _leaving.append(threading.Thread(target=self._close_later, name="xmc-stream-leaving", daemon=True))
             _leaving[-1].start()
@@ -167,7 +169,7 @@ class Engine:
             progress.phase(phase.words or phase.name, phase.span)
             progress.advance(n_done / len(phase.jobs))
         try:
-            for job, done in self._as_completed(todo, phase.twice):
+            for job, done in self._as_completed(todo, phase.twice, phase.at_home):
                 receipt = done.receipt
                 if phase.gathers:
                     receipt = {**receipt, "bytes_gathered": receipt.get("bytes_read", 0)}
@@ -188,18 +190,19 @@ class Engine:
             raise
         return [receipt for receipt in receipts.values() if receipt is not None]
 
-    def _as_completed(self, jobs: Iterable[Job], twice: bool) -> Iterator[tuple[Job, Done]]:
+    def _as_completed(self, jobs: Iterable[Job], twice: bool, at_home: bool) -> Iterator[tuple[Job, Done]]:
         """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""
-        waiting = iter(jobs)
+        waiting = enumerate(jobs)
         running = self._running
 
         def admit() -> None:
             room = 2 * self.threads * self.processes
             while len(running) < room and not (running and self.in_process and self._guard.crowded()):
-                job = next(waiting, None)
-                if job is None:
+                following = next(waiting, None)
+                if following is None:
                     return
-                running[self._workers.submit(job, twice)] = job
+                place, job = following
+                running[self._workers.submit(job, twice, place if at_home else None)] = job
 
         admit()
         while running:

@@ -24,8 +24,8 @@ class Threads:
         self._ended: SimpleQueue[Future[Done | Failed]] = SimpleQueue()
         self._started = 0
 
-    def submit(self, job: Job, twice: bool = False) -> Future[Done | Failed]:
-        """Have a job run: `next_ended` gives its future when it has. twice: of no use here."""
+    def submit(self, job: Job, twice: bool = False, home: int | None = None) -> Future[Done | Failed]:
+        """Have a job run: `next_ended` gives its future when it has. twice, home: of no use here."""
         future: Future[Done | Failed] = Future()
         future.add_done_callback(self._ended.put)
         self._waiting.put((job, future))

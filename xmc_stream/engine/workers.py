@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xmc_stream.engine.environment import environment
 from xmc_stream.errors import InputError, XmcStreamError
-from xmc_stream.memory import MemoryLimit, available_memory, format_size, parse_size, resident
+from xmc_stream.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 from xmc_stream.store.remote import refuse_unreachable
 
 _LEAST_FILES = 256  # open files that a process must be allowed
@@ -107,7 +107,8 @@ def _cannot_read(path: str) -> str:
 
 
 def about_this(name: str, allowed: int, folders: Folders) -> About:
-    """What this process says of itself. name, allowed: see `About`."""
+    """What this process says of itself, before memory is planned. name, allowed: see `About`."""
+    make_room()
     return About(
         name, _environment(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
         tuple(said for path in folders.reads if (said := _cannot_read(path))),

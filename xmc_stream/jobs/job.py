@@ -33,6 +33,7 @@ class Phase:
     in every session, as what they leave on disk is not durable. unit, number: how far the run is in its method's own
     terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read scattered rows, no stream. twice: two
     copies of a job may run beside each other, as what it leaves gets its name when it is whole: a straggler is begun again.
+    at_home: each job goes to the process that the one in its place went to before, if it can: something stayed in memory there.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Phase:
     number: int = 0
     gathers: bool = False
     twice: bool = False
+    at_home: bool = False
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

@@ -156,11 +156,16 @@ class SparseMatrix:
         Reads two items of indptr itself. Does nothing for compressed and remote arrays.
         """
         if self.indptr.path is not None:
-            first, last = (int(self.indptr.read(line, line + 1)[0]) for line in (start, stop))
-            if not 0 <= first <= last <= self.nnz:
-                raise self._damaged(f"lines {start} to {stop} begin and end")
+            first, last = self.entries(start, stop)
             self.indptr.will_need(start, stop + 1)
             self._entries_needed(first, last)
+
+    def entries(self, start: int, stop: int) -> tuple[int, int]:
+        """Where the entries of lines [start, stop) begin and end. Reads two items of indptr."""
+        first, last = (int(self.indptr.read(line, line + 1)[0]) for line in (start, stop))
+        if not 0 <= first <= last <= self.nnz:
+            raise self._damaged(f"lines {start} to {stop} begin and end")
+        return first, last
 
     def _entries_needed(self, first: int, last: int) -> None:
         self.indices.will_need(first, last)

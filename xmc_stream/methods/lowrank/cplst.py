@@ -6,6 +6,7 @@ X W = P Y H. Subspace iterations take Y^T P Y times V as Y^T (X W), where W = ar
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from xmc_stream.methods.lowrank.parameters import CPLSTParameters
 from xmc_stream.methods.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.methods.lowrank.steps import ModelJob, StartJob, write_factors
 from xmc_stream.models.lowrank.factors import FACTORS, Factor, Panels, SideBySide
+from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import LINES, Learned, ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
@@ -85,6 +87,7 @@ class CPLSTRun:
     def __post_init__(self) -> None:
         self._inner = self.parameters.steps(self.dataset.n_features, self.dataset.n_labels)
         self._sizes = plan_lowrank(self.plan, self.dataset, self._inner)
+        self._holding = Holding(uuid.uuid4().hex, *self._sizes.held)
 
     def loop(self) -> Loop:
         """Phases of jobs; returns attributes of the model."""
@@ -99,7 +102,9 @@ class CPLSTRun:
         for number in range(1, p.iterations + 1):
             before = Factor(str(state / f"factors-{number - 1}" / "all" / "H"), q, d.n_labels)
             last, out = number == p.iterations, state / f"factors-{number}" / "all"
-            whole = Ridges(learned, p.lam, (0, q), (1.0,) * q, before, None, self._sizes.parts, self._sizes.row_bytes)
+            whole = Ridges(
+                learned, p.lam, (0, q), (1.0,) * q, before, None, self._sizes.parts, self._sizes.row_bytes, self._holding
+            )  # fmt: skip
             solves = self._sizes.ridges(whole, f"w/{number}", inner, state / f"w-{number}")
             w = SideBySide(tuple(job.found for job in solves))
             name = f"iteration {number}"

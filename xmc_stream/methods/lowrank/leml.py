@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from xmc_stream.methods.lowrank.scale import ScaleJob
 from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, StartJob
 from xmc_stream.metrics import average_auc
 from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
+from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LARGE_ROW_BYTES,
@@ -48,6 +50,9 @@ _ALTERNATED = 0.97  # of a run, that alternations take
 _GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
+_HELD = (
+    0.75  # of what is left of a plan, that rows may take which jobs by rows leave in memory: near its limit a run waits
+)
 _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes longer than doing it
 
 
@@ -56,7 +61,7 @@ class LowRankPlan:
     """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
 
     pairs; small: whether a W step is one job. parts: of the rows, which sums over all pairs are taken in; products: see
-    `solve_ridges`; row_bytes: of X in a row block of a W step.
+    `solve_ridges`; row_bytes: of X in a row block of a W step; held: bytes of a part, and of a process, see `Holding`.
     """
 
     cuts: tuple[Cut, ...]
@@ -67,6 +72,7 @@ class LowRankPlan:
     parts: tuple[Rows, ...]
     products: tuple[Cut, ...]
     row_bytes: int = ROW_BYTES
+    held: tuple[int, int] = (0, 0)
 
     def ridges(self, whole: Ridges, name: str, p: LEMLParameters, out: Path) -> list[RidgeJob]:
         """The jobs of a W step."""
@@ -106,12 +112,14 @@ def lowrank_needs(
         needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
         vectors = 5 if len(row_parts(dataset)) > 1 else 4
-        needs |= {
-            "columns of W": t * 4 * d * max(vectors * width, 2 * wide),
-            "columns of H": t * 4 * k * max(width, wide),
-        }
-        kept = held_bytes(dataset)
-        return {**needs, "rows": t * kept if t * kept < (plan.budget - sum(needs.values())) // 2 else 0}
+        lines = max(2 * wide, width) if by_rows else vectors * width
+        needs |= {"columns of W": t * 4 * d * lines, "columns of H": t * 4 * k * max(width, wide)}
+        kept, left = held_bytes(dataset), plan.budget - sum(needs.values())
+        if by_rows:
+            larger = _row_block(dataset, max(width, wide), LARGE_ROW_BYTES)
+            left -= t * (larger - _row_block(dataset, max(width, wide), row_bytes))
+            return {**needs, "rows": max(0, min(kept, int(_HELD * left))) if range_bits(dataset.n_features) else 0}
+        return {**needs, "rows": t * kept if t * kept < left // 2 else 0}
     given = p.observed == "given"
     return {
         **needs,
@@ -167,7 +175,9 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
     wide = _widest(products)
     needs = lowrank_needs(plan, dataset, p, width, wide)
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
-    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes)
+    room = needs.get("rows", 0) if products else 0
+    held = room // math.ceil(len(of_rows) / plan.processes), room
+    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes, held)
 
 
 def _products(cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
@@ -259,6 +269,7 @@ class LEMLRun:
     def __post_init__(self) -> None:
         self._sizes = plan_lowrank(self.plan, self.dataset, self.parameters)
         self._scratch = self.work / "scratch"
+        self._holding = Holding(uuid.uuid4().hex, *self._sizes.held)
 
     def _panels(self, name: str, n: int, whole: bool = False) -> Panels:
         cuts = ((0, self.parameters.rank),) if whole else self._sizes.cuts
@@ -377,7 +388,7 @@ class LEMLRun:
         h, w = self._factor(step.start, "H"), self._state("w", number)
         previous = self._factor(step.start, "W") if step.start else None
         whole = Ridges(learned, step.lam, (0, p.rank), tuple(before["values"]), h, previous, self._sizes.parts,
-            self._sizes.row_bytes,
+            self._sizes.row_bytes, self._holding,
         )  # fmt: skip
         solves = self._sizes.ridges(whole, f"w/{number}", p, w)
         out = self._state("factors", number) / "all"

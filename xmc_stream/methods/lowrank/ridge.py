@@ -23,6 +23,7 @@ from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 from xmc_stream.methods.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.models.lowrank.factors import LINES, Cut, Dense, Factor, Panels, new_factors
+from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding, held_or_read
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     ROW_BYTES,
@@ -36,7 +37,7 @@ from xmc_stream.models.lowrank.products import (
 )
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.matrix import Block, SparseMatrix
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
 
 _LARGE = 1 << 24  # entries of X, from which on its sums are taken in parts
 _PART = 128  # entries of a part for each feature, at least: to add its D x c sum takes a fiftieth of making it
@@ -67,7 +68,7 @@ def add_in_parts(parts: Sequence[Rows], add: Callable[[Rows, Array], None], out:
 class Ridges:
     """Ridge regressions of a range of columns. values: v_c of each; labels: H; before: the W to begin from, None for 0;
 
-    parts: see `row_parts`. row_bytes: of X in a row block.
+    parts: see `row_parts`. row_bytes: of X in a row block. holding: what jobs by rows may leave in memory.
     """
 
     learned: Learned
@@ -78,6 +79,7 @@ class Ridges:
     before: Dense | None
     parts: tuple[Rows, ...]
     row_bytes: int = ROW_BYTES
+    holding: Holding = NO_HOLDING
 
     @property
     def width(self) -> int:
@@ -100,10 +102,12 @@ class Ridges:
         lines *= values
 
     def add_residual(
-        self, x: Block | RangedBlock, y: Block, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
+        self, x: Block | RangedBlock, Y: SparseMatrix, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
     ) -> None:
-        """out += X^T (Y H - X W v) of a block of X and Y. rooms: for Y H and X W."""
-        targets = times(y, h, rooms[0])
+        """out += X^T (Y H - X W v) of a block of X. rooms: for Y H and X W."""
+        targets = rooms[0][: x.n]
+        for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n):
+            times(y, h, targets[y.start - x.start :])
         if self.before is not None:
             scores = self.learned.times(x, w, rooms[1])
             self._scale(scores)
@@ -161,8 +165,8 @@ class RidgeJob:
         room, other = ridges.room(w), ridges.room(w)
 
         def add_first(rows: Rows, out: Array) -> None:
-            for x, y in ranged_blocks(X, Y, rows=rows, row_bytes=ridges.row_bytes):
-                ridges.add_residual(x, y, h, w, (room, other), out)
+            for x in ranged_blocks(X, rows, ridges.row_bytes):
+                ridges.add_residual(x, Y, h, w, (room, other), out)
 
         add_in_parts(ridges.parts, add_first, residual)
         image = aligned_zeros(w.shape)
@@ -174,7 +178,7 @@ class RidgeJob:
             nonlocal passes
 
             def add(rows: Rows, out: Array) -> None:
-                for (x,) in in_memory.get(rows) or ranged_blocks(X, rows=rows, row_bytes=ridges.row_bytes):
+                for x in in_memory.get(rows) or ranged_blocks(X, rows, ridges.row_bytes):
                     ridges.add_product(x, direction, room, out)
 
             np.multiply(direction, np.float32(ridges.lam), out=image)
@@ -231,14 +235,14 @@ class PartJob:
         if self.number:
             direction = self.source.take(ridges.cut)
             total, room = self._begun(direction, ridges.lam), ridges.room(direction)
-            for (x,) in ranged_blocks(X, rows=rows, row_bytes=ridges.row_bytes):
+            for x in held_or_read(X, rows, ridges.row_bytes, ridges.holding):
                 ridges.add_product(x, direction, room, total)
             return total
         h = ridges.labels.take(ridges.cut)
         w = ridges.start(h.shape[1])
         total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
-        for x, y in ranged_blocks(X, Y, rows=rows, row_bytes=ridges.row_bytes):
-            ridges.add_residual(x, y, h, w, rooms, total)
+        for x in held_or_read(X, rows, ridges.row_bytes, ridges.holding):
+            ridges.add_residual(x, Y, h, w, rooms, total)
         return total
 
     def _begun(self, lines: Array, lam: float) -> Array:
@@ -425,7 +429,8 @@ def solve_ridges(
     receipts: list[Receipt] = [{"going": True}] * len(jobs)
     while number <= most and any(receipt["going"] for receipt in receipts):
         ends = [(number + of) / (most + 1) for of in (0.0, 1 - _STEPPING, 1.0)]
-        yield replace(phase, jobs=by_rows.parts(number), kept=False, span=_within(phase.span, ends[0], ends[1]))
+        span = _within(phase.span, ends[0], ends[1])
+        yield replace(phase, jobs=by_rows.parts(number), kept=False, at_home=True, span=span)
         steps = by_rows.steps(number, receipts)
         receipts = yield replace(phase, jobs=steps, kept=False, span=_within(phase.span, ends[1], ends[2]))
         number += 1

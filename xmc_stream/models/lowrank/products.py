@@ -89,24 +89,21 @@ def ranged(block: Block, n_features: int, places: Array | None = None, values: A
     return RangedBlock(block.start, block.n, entries)
 
 
-def ranged_blocks(
-    X: SparseMatrix, *others: SparseMatrix, rows: tuple[int, int], row_bytes: int
-) -> Iterator[tuple[Any, ...]]:
-    """Rows [first, last) of X by ranges of features, of other matrices as they stand; row_bytes: of X in a block."""
+def ranged_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> Iterator[Rows]:
+    """Rows [first, last) of X by ranges of features. row_bytes: of X in a block."""
     bits = range_bits(X.shape[1])
     most = min(X.nnz, row_bytes // X.entry_bytes) if bits else 0
     places, values = np.empty(most, np.uint32), np.empty(most, np.float32)
-    sizes = (row_bytes, *[ROW_BYTES] * len(others))
-    for x, *beside in stream((X, *others), sizes, *rows, lines_of(row_bytes)):
-        yield (ranged(x, X.shape[1], places, values), *beside)
+    for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
+        yield ranged(x, X.shape[1], places, values)
 
 
-def held_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> list[tuple[Rows]]:
-    """The same as `ranged_blocks` of X alone gives, all of them at once."""
+def held_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> list[Rows]:
+    """The same as `ranged_blocks` gives, all of them at once."""
     n_features, lines = X.shape[1], lines_of(row_bytes)
     if not range_bits(n_features):
-        return [(X.block(low, min(low + lines, rows[1])),) for low in range(*rows, lines)]
-    return [(ranged(x, n_features),) for (x,) in stream((X,), row_bytes, *rows, lines)]
+        return [X.block(low, min(low + lines, rows[1])) for low in range(*rows, lines)]
+    return [ranged(x, n_features) for (x,) in stream((X,), row_bytes, *rows, lines)]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,185 @@
+"""Blocks of X that W steps by rows leave in memory: the same bits, within their room, and let go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import xmc_stream as xs
+from xmc_stream.engine.workers import Folders, about_this
+from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.methods.lowrank import leml, ridge
+from xmc_stream.methods.lowrank.leml import LEMLRun, lowrank_needs, plan_lowrank
+from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.models.lowrank import heldrows
+from xmc_stream.models.lowrank import products as of_products
+from xmc_stream.models.lowrank.heldrows import Holding, held_or_read, let_go
+from xmc_stream.models.lowrank.products import ROW_BYTES, RangedBlock, ranged_blocks
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import SparseMatrix
+
+N, D, K, RANK = 700, 40, 30, 6
+LINES = 64  # of a row block
+ALL = 1 << 20
+LIMIT = "3GB"  # bounds the whole process of the tests
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    X = sp.random(N, D, 0.1, format="csr", dtype=np.float32, random_state=1)
+    Y = sp.random(N, K, 0.05, format="csr", dtype=np.float32, random_state=2)
+    path = tmp_path_factory.mktemp("held") / "data.xmc"
+    xs.convert(X, path, labels=Y, memory_limit=LIMIT)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def ranges_of_few_features(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(of_products, "_RANGE_BITS", 3)
+    monkeypatch.setattr(of_products, "_LINE_BYTES", ROW_BYTES // LINES)
+    let_go()
+    yield
+    let_go()
+
+
+def entries(blocks: Iterator[Any]) -> tuple[Any, Any, list[int]]:
+    """Places and values of all blocks, and where these begin."""
+    taken = [(x.entries.places.copy(), x.entries.values.copy(), x.start) for x in blocks if isinstance(x, RangedBlock)]
+    return np.concatenate([x[0] for x in taken]), np.concatenate([x[1] for x in taken]), [x[2] for x in taken]
+
+
+def bytes_of(path: Path, rows: tuple[int, int], holding: Holding) -> int:
+    """That are read of X; what comes is compared with what stands there."""
+    X, again = Dataset(path).X_rows(), Dataset(path).X_rows()
+    found, want = entries(held_or_read(X, rows, ROW_BYTES, holding)), entries(ranged_blocks(again, rows, ROW_BYTES))
+    for mine, theirs in zip(found, want, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    return X.bytes_read
+
+
+def size_of(X: SparseMatrix, first: int, last: int) -> int:
+    begin, end = X.entries(first, last)
+    return 8 * (end - begin)
+
+
+def test_blocks_stay_from_job_to_job_of_one_run(data: Path) -> None:
+    rows = (100, N)
+    first = bytes_of(data, rows, Holding("a", ALL, ALL))
+    entries_bytes = size_of(Dataset(data).X_rows(), *rows)
+    assert first > entries_bytes
+    assert bytes_of(data, rows, Holding("a", ALL, ALL)) < 100
+    assert bytes_of(data, rows, Holding("b", ALL, ALL)) == first
+    assert bytes_of(data, rows, Holding("a", ALL, ALL)) == first
+    let_go()
+    assert bytes_of(data, rows, Holding("a", ALL, ALL)) == first
+    assert bytes_of(data, rows, heldrows.NO_HOLDING) > entries_bytes
+
+
+def test_the_first_blocks_stay_where_there_is_no_room_for_all(data: Path) -> None:
+    X = Dataset(data).X_rows()
+    room = size_of(X, 0, 2 * LINES) + 8  # not enough for the third block
+    holding = Holding("a", room, 2 * room)
+    for rows in ((0, 350), (350, N)):
+        bytes_of(data, rows, holding)
+    left = bytes_of(data, (0, 350), holding)
+    assert size_of(X, 2 * LINES, 350) <= left < size_of(X, 2 * LINES, 350) + 3000
+    assert left < size_of(X, 0, 350)
+    assert heldrows._held._taken <= 2 * room
+
+
+def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
+    X = Dataset(data).X_rows()
+    room = size_of(X, 0, 350)
+    holding = Holding("a", room, room + 8)
+    for rows in ((0, 350), (350, N), (0, 350), (350, N)):
+        read = bytes_of(data, rows, holding)
+        assert heldrows._held._taken <= room + 8
+    assert read > size_of(X, 350, N)  # the second part found no room
+    assert bytes_of(data, (0, 350), holding) < 100
+
+
+def test_a_part_that_another_job_is_filling_is_read(data: Path) -> None:
+    holding, X = Holding("a", ALL, ALL), Dataset(data).X_rows()
+    filling = held_or_read(X, (0, N), ROW_BYTES, holding)
+    next(filling)
+    assert bytes_of(data, (0, N), holding) > size_of(X, 0, N)
+    filling.close()  # type: ignore[attr-defined]  # the job was stopped: the first block is there
+    assert bytes_of(data, (0, N), holding) == pytest.approx(size_of(X, LINES, N), abs=6000)
+
+
+def test_what_stays_is_let_go_when_nobody_asks_and_when_memory_is_planned(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding = Holding("a", ALL, ALL)
+    for act in (
+        lambda: MemoryLimit.kept(LIMIT),
+        lambda: about_this("worker", 0, Folders()),
+    ):
+        bytes_of(data, (0, N), holding)
+        assert heldrows._held._taken
+        act()
+        assert not heldrows._held._taken
+    monkeypatch.setattr(heldrows, "_IDLE", 0.05)
+    bytes_of(data, (0, N), holding)
+    end = time.monotonic() + 20
+    while heldrows._held._taken and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not heldrows._held._parts
+    assert bytes_of(data, (0, N), holding) > 1000
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ridge, "_LARGE", 1)
+    monkeypatch.setattr(ridge, "_PART", 1)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_training_whose_x_stays_in_memory_gives_the_model_of_one_by_columns(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "rank": RANK,
+        "cg_tol": 0.0,
+        "cg": 4,
+        "tol": 0.0,
+        "alternations": 3,
+        "memory_limit": LIMIT,
+    }
+    read, digests = {}, set()
+    monkeypatch.setattr(leml, "LARGE_ROW_BYTES", ROW_BYTES)
+    blocks = 8 * (size_of(Dataset(data).X_rows(), 0, LINES) + 500)  # of eight parts, the first block of each
+    for name, threads, room in (("columns", 1, 0), ("rows", 2, ALL), ("reads", 2, 0), ("some", 2, blocks)):
+        monkeypatch.setattr(leml, "held_bytes", lambda _, room=room: room)
+        clf = xs.LEML(**options, threads=threads).fit(data, model=tmp_path / name)
+        digests.add(clf.model_.digest())
+        read[name] = clf.report_["bytes_read"]
+        assert not heldrows._held._parts  # the run is over
+    assert len(digests) == 1
+    assert read["rows"] < 0.6 * read["reads"]
+    assert read["rows"] < read["some"] < read["reads"]
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_what_stays_is_planned(data: Path, tmp_path: Path) -> None:
+    dataset, p = Dataset(data), LEMLParameters(rank=RANK, lam=1.0)
+    kept = of_products.held_bytes(dataset)
+    plan = MemoryPlan(2**40, 2**30, 2)
+    assert plan_lowrank(plan, dataset, p).held == (kept // 8, kept)
+    assert plan_lowrank(MemoryPlan(2**40, 2**30, 1, 3), dataset, p).held == (kept // 3, kept)
+    assert plan_lowrank(MemoryPlan(2**40, 2**30, 1), dataset, p).held == (0, 0)  # by columns
+    fixed = sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, 3, RANK, of_products.LARGE_ROW_BYTES).values())
+    for more in (0, 8000, 16000):
+        tight = MemoryPlan(2**40, fixed + more, 2)
+        sizes = plan_lowrank(tight, dataset, p)
+        assert sizes.held[1] == int(0.75 * more)
+        assert sum(lowrank_needs(tight, dataset, p, *sizes.widest).values()) <= tight.budget
+    sessions = [LEMLRun(dataset, tmp_path, p, 0, plan, {})._holding.run for _ in range(2)]  # type: ignore[arg-type]
+    assert sessions[0] != sessions[1]
