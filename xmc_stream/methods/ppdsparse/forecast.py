@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, groups_read, groups_work, guide_weight
-from xmc_stream.methods.ppdsparse.implied import implied_margin, implied_read
+from xmc_stream.methods.ppdsparse.implied import implied_margin, implied_needs, implied_read
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
     INTERVALS,
@@ -179,6 +179,9 @@ class PPDSparseForecaster(Forecaster):
         if self.guided:
             phases["groups of labels"] = group_needs(plan, d)
             plan.refuse_unless(phases["groups of labels"], "learning groups of labels")
+        if self.lifts:
+            phases["implied labels"] = implied_needs(plan, d)
+            plan.refuse_unless(phases["implied labels"], "finding implied labels")
         if self.warm_start is not None:
             known = self.warm_start.shape == (d.n_features, d.n_labels)
             units = self._start_units(self.warm_start) if known else self._units(0, False)

@@ -44,6 +44,13 @@ def implied_attributes(receipt: Receipt, margin: float) -> dict[str, Any]:
     return {"margin": margin, "pairs": receipt["pairs"]}
 
 
+def implied_needs(plan: MemoryPlan, dataset: Dataset) -> dict[str, int]:
+    """Bytes by component that finding them takes at least."""
+    return {
+        "labels": _LABEL_BYTES * dataset.n_labels, "row blocks": 3 * plan.row_block_bytes, "lists of labels": MIB
+    }  # fmt: skip
+
+
 def implied_read(dataset: Dataset) -> int:
     """Bytes that finding them reads, where memory is not short."""
     Y = dataset.Y_rows()
@@ -67,7 +74,7 @@ class ImpliedJob:
         """Find and write; the receipt has how many pairs there are."""
         dataset = Dataset(self.data)
         Y, k = dataset.Y_rows(), dataset.n_labels
-        needs = {"labels": _LABEL_BYTES * k, "row blocks": 3 * self.plan.row_block_bytes, "lists of labels": MIB}
+        needs = implied_needs(self.plan, dataset)
         self.plan.refuse_unless(needs, "finding implied labels")
         others = np.full(k, -1, np.int64)
         for block in Y.blocks(self.plan.row_block_bytes):
