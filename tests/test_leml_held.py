@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_the_first_blocks_stay_where_there_is_no_room_for_all(data: Path) -> Non
     left = bytes_of(data, (0, 350), holding)
     assert size_of(X, 2 * LINES, 350) <= left < size_of(X, 2 * LINES, 350) + 3000
     assert left < size_of(X, 0, 350)
-    assert heldrows._held._taken <= 2 * room
+    assert heldrows._held.taken <= 2 * room
 
 
 def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
@@ -100,7 +101,7 @@ def test_no_more_stays_than_a_process_has_room_for(data: Path) -> None:
     holding = Holding("a", room, room + 8)
     for rows in ((0, 350), (350, N), (0, 350), (350, N)):
         read = bytes_of(data, rows, holding)
-        assert heldrows._held._taken <= room + 8
+        assert heldrows._held.taken <= room + 8
     assert read > size_of(X, 350, N)  # the second part found no room
     assert bytes_of(data, (0, 350), holding) < 100
 
@@ -114,6 +115,44 @@ def test_a_part_that_another_job_is_filling_is_read(data: Path) -> None:
     assert bytes_of(data, (0, N), holding) == pytest.approx(size_of(X, LINES, N), abs=6000)
 
 
+def test_what_jobs_under_way_work_with_is_counted_until_they_end(data: Path) -> None:
+    """Whatever lets go of it: a plan, or a job of another run. Else more would be held than there is room for."""
+    X, rows, others = Dataset(data).X_rows(), (350, N), (0, 350)
+    room = size_of(X, *rows)
+    assert size_of(X, *others) <= room
+    for full in (False, True):  # the job makes the blocks, or has them from memory
+        for run, lets_go in (("a", let_go), ("b", None)):
+            holding, held = Holding("a", room, room), heldrows._held
+            if full:
+                bytes_of(data, rows, holding)
+            job = held_or_read(X, rows, ROW_BYTES, holding)
+            next(job)
+            if lets_go:
+                lets_go()
+            other = replace(holding, run=run)
+            for _ in range(2):
+                assert bytes_of(data, others, other) > size_of(X, *others)  # there was no room
+            assert held.taken == room
+            job.close()  # type: ignore[attr-defined]
+            assert held.taken == 0
+            bytes_of(data, others, other)
+            assert bytes_of(data, others, other) < 100
+            assert held.taken == size_of(X, *others)
+            let_go()
+
+
+def test_a_job_that_is_late_leaves_nothing_in_the_place_of_what_is_there(data: Path) -> None:
+    holding, X, rows = Holding("a", ALL, ALL), Dataset(data).X_rows(), (0, 350)
+    late = held_or_read(X, rows, ROW_BYTES, holding)
+    next(late)
+    let_go()
+    bytes_of(data, rows, holding)
+    assert heldrows._held.taken == 2 * size_of(X, *rows)
+    late.close()  # type: ignore[attr-defined]  # it had the first block only
+    assert bytes_of(data, rows, holding) < 100
+    assert heldrows._held.taken == size_of(X, *rows)
+
+
 def test_what_stays_is_let_go_when_nobody_asks_and_when_memory_is_planned(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,13 +162,13 @@ def test_what_stays_is_let_go_when_nobody_asks_and_when_memory_is_planned(
         lambda: about_this("worker", 0, Folders()),
     ):
         bytes_of(data, (0, N), holding)
-        assert heldrows._held._taken
+        assert heldrows._held.taken
         act()
-        assert not heldrows._held._taken
+        assert not heldrows._held.taken
     monkeypatch.setattr(heldrows, "_IDLE", 0.05)
     bytes_of(data, (0, N), holding)
     end = time.monotonic() + 20
-    while heldrows._held._taken and time.monotonic() < end:
+    while heldrows._held.taken and time.monotonic() < end:
         time.sleep(0.01)
     assert not heldrows._held._parts
     assert bytes_of(data, (0, N), holding) > 1000

@@ -8,7 +8,7 @@ is not told of a run's end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.memory import return_freed_memory, when_room_is_needed
-from xmc_stream.models.lowrank.products import RangedBlock, Rows, lines_of, range_bits, ranged, ranged_blocks
+from xmc_stream.models.lowrank.products import RangedBlock, Rows, by_ranges, lines_of, range_bits, ranged_blocks
 from xmc_stream.store.matrix import SparseMatrix, stream
 
 _ENTRY = 8  # bytes, with its place
@@ -40,51 +40,63 @@ class Holding:
 NO_HOLDING = Holding()
 
 
+@dataclass(eq=False)
+class _Share:
+    """Memory for the first blocks of a part of the rows: bytes, the blocks once they are made, jobs that work with it."""
+
+    n_bytes: int
+    blocks: Sequence[RangedBlock] = ()
+    jobs: int = 0
+
+
 class _Held:
-    """The first blocks of parts of the rows of one run, None where they are being made; users: jobs that are under way."""
+    """Shares of parts of the rows of one run, and those let go of that jobs work with still; jobs: that are under way."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._run, self._taken, self._users = "", 0, 0
-        self._parts: dict[Part, list[RangedBlock] | None] = {}
+        # taken again by a thread that has it where the garbage collector, which runs anywhere, puts away a job that failed
+        self._lock = threading.RLock()
+        self._run, self._jobs = "", 0
+        self._parts: dict[Part, _Share] = {}
+        self._leaving: list[_Share] = []
         self._timer: threading.Timer | None = None
 
+    @property
+    def taken(self) -> int:
+        """Bytes that are set aside. What jobs work with is, until these end, or more would be taken than was planned."""
+        return sum(share.n_bytes for share in (*self._parts.values(), *self._leaving))
+
     @contextmanager
-    def using(self, run: str) -> Iterator[None]:
-        """A block in which a job of a run works: what stays is that run's."""
+    def using(self, holding: Holding, rows: Part, n_bytes: int) -> Iterator[tuple[_Share, bool]]:
+        """A block in which a job works on a part: its share, and whether to fill it. What stays is the job's run's.
+
+        n_bytes: to set aside; where there is no room for them, the share has none.
+        """
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
-            if run != self._run:
+            if holding.run != self._run:
                 self._forget()
-                self._run = run
-            self._users += 1
+                self._run = holding.run
+            share, to_fill = self._parts.get(rows), False
+            if share is None:
+                to_fill = self.taken + n_bytes <= holding.room
+                share = _Share(n_bytes if to_fill else 0)
+                if to_fill:
+                    self._parts[rows] = share
+            share.jobs += 1
+            self._jobs += 1
         try:
-            yield
+            yield share, to_fill
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users:
+                share.jobs -= 1
+                if not share.jobs and share in self._leaving:
+                    self._leaving.remove(share)
+                self._jobs -= 1
+                if not self._jobs:
                     self._timer = threading.Timer(_IDLE, self.let_go)
                     self._timer.daemon = True
                     self._timer.start()
-
-    def ask(self, rows: Part, n_bytes: int, room: int) -> tuple[list[RangedBlock], bool]:
-        """What is there of a part; whether it is to be filled, for which n_bytes are set aside."""
-        with self._lock:
-            if rows in self._parts:
-                return self._parts[rows] or [], False
-            if self._taken + n_bytes > room:
-                return [], False
-            self._parts[rows] = None
-            self._taken += n_bytes
-            return [], True
-
-    def fill(self, run: str, rows: Part, blocks: list[RangedBlock]) -> None:
-        """Leave a part's first blocks, if its run is still the one that is here."""
-        with self._lock:
-            if run == self._run and rows in self._parts:
-                self._parts[rows] = blocks
 
     def let_go(self) -> None:
         """Of all; what jobs are working with goes when these end."""
@@ -95,7 +107,8 @@ class _Held:
             return_freed_memory()
 
     def _forget(self) -> None:
-        self._parts, self._taken, self._run = {}, 0, ""
+        self._leaving += [share for share in self._parts.values() if share.jobs]
+        self._parts, self._run = {}, ""
 
 
 _held = _Held()
@@ -110,18 +123,20 @@ def held_or_read(X: SparseMatrix, rows: Part, row_bytes: int, holding: Holding) 
         return
     begin, end = X.entries(*rows)
     n_bytes = min(holding.part, _ENTRY * (end - begin))
-    with _held.using(holding.run):
-        there, to_fill = _held.ask(rows, n_bytes, holding.room)
+    with _held.using(holding, rows, n_bytes) as (share, to_fill):
+        if to_fill:
+            yield from _filled(X, rows, row_bytes, share)
+            return
+        there = share.blocks
         yield from there
         first = there[-1].start + there[-1].n if there else rows[0]
-        if to_fill:
-            yield from _filled(X, rows, row_bytes, n_bytes // _ENTRY, holding.run)
-        elif first < rows[1]:
+        if first < rows[1]:
             yield from ranged_blocks(X, (first, rows[1]), row_bytes)
 
 
-def _filled(X: SparseMatrix, rows: Part, row_bytes: int, entries: int, run: str) -> Iterator[Rows]:
-    """The blocks of a part. The first ones stay, as far as they have so many entries in all."""
+def _filled(X: SparseMatrix, rows: Part, row_bytes: int, share: _Share) -> Iterator[Rows]:
+    """The blocks of a part. The first ones stay, as far as there is memory for them."""
+    entries = share.n_bytes // _ENTRY
     places, values = np.empty(entries, np.uint32), np.empty(entries, np.float32)
     spare: tuple[NDArray[np.uint32], NDArray[np.float32]] | None = None  # for those that do not stay
     blocks: list[RangedBlock] = []
@@ -130,15 +145,13 @@ def _filled(X: SparseMatrix, rows: Part, row_bytes: int, entries: int, run: str)
         for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
             end = at + len(x.indices)
             if spare is None and end <= entries:
-                block = ranged(x, X.shape[1], places[at:end], values[at:end])
-                assert isinstance(block, RangedBlock)
-                blocks.append(block)
-                yield block
+                blocks.append(by_ranges(x, X.shape[1], places[at:end], values[at:end]))
+                yield blocks[-1]
                 at = end
                 continue
             if spare is None:
                 most = row_bytes // X.entry_bytes
                 spare = np.empty(most, np.uint32), np.empty(most, np.float32)
-            yield ranged(x, X.shape[1], *spare)
+            yield by_ranges(x, X.shape[1], *spare)
     finally:
-        _held.fill(run, rows, blocks)
+        share.blocks = blocks

@@ -78,9 +78,12 @@ def lines_of(row_bytes: int) -> int:
 
 def ranged(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> Rows:
     """A block of X by ranges of features, where X has many. places, values: to fill, in the place of new arrays."""
+    return by_ranges(block, n_features, places, values) if range_bits(n_features) else block
+
+
+def by_ranges(block: Block, n_features: int, places: Array | None = None, values: Array | None = None) -> RangedBlock:
+    """The same, of an X that has many features."""
     bits, nnz = range_bits(n_features), len(block.indices)
-    if not bits:
-        return block
     places = np.empty(nnz, np.uint32) if places is None else places
     values = np.empty(nnz, np.float32) if values is None else values
     starts = np.empty(((n_features - 1) >> bits) + 2, np.int64)
