@@ -271,6 +271,4 @@ def test_what_is_foreseen_comes_true(algorithm: str, some_rows: Path, tmp_path: 
     foreseen = cli("plan", "train", some_rows, tmp_path / "m", *options)
     done = cli("train", some_rows, tmp_path / "m", *options)
     assert done["passes"] <= foreseen["passes"] + 2
-    assert (
-        done["peak_rss"] <= foreseen["peak_rss"] <= 1.4 * done["peak_rss"]
-    )  # a process of 115 MB, and buffers not filled
+    assert done["peak_rss"] <= foreseen["peak_rss"] <= done["peak_rss"] + 56e6  # buffers that so few rows do not fill

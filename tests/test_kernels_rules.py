@@ -68,17 +68,17 @@ from numba.core import cpu
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from xmc_stream.kernels.jit import inner_kernel, kernel
+
+    @inner_kernel
+    def double(x):
+        return 2.0 * x
+
+    @kernel
+    def twice(x):
+        return double(x)
+
+    assert twice(1.5) == 3.0
 print(*[str(each.message) for each in caught if "_nrt" in str(each.message)])
-
-@inner_kernel
-def double(x):
-    return 2.0 * x
-
-@kernel
-def twice(x):
-    return double(x)
-
-assert twice(1.5) == 3.0
 """
 
 

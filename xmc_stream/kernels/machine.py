@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NUMBERS = int, float, bool, np.number, np.bool_
+_SAME: dict[type, type] = {np.int64: int, np.float64: float, np.bool_: bool}  # to numba
 _C_ORDER, _F_ORDER, _LAYOUT = 0x1, 0x2, 0x503  # of an array's flags: either order, whether aligned, whether writeable
 _LARGEST = (1 << 63) - 1
 
@@ -62,7 +63,7 @@ def kinds_of(arguments: Iterable[Any]) -> Any:
         elif kind is int and not -_LARGEST <= value <= _LARGEST:
             kinds.append(object())
         else:
-            kinds.append(kind if isinstance(value, _NUMBERS) else object())
+            kinds.append(_SAME.get(kind, kind) if isinstance(value, _NUMBERS) else object())
     return tuple(kinds)
 
 

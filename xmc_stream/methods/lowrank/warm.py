@@ -10,17 +10,18 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.methods.lowrank.leml import LEMLRun
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
+from xmc_stream.models.lowrank.products import MOST_WHOLE
 from xmc_stream.store.dataset import write_observed
 from xmc_stream.store.model import begin_model
 
 
 @dataclass(frozen=True)
 class LEMLWarmUp(WarmUp):
-    """Train by LEML on a few rows, over all pairs and over given ones."""
+    """Train by LEML on a few rows, over all pairs and over given ones; and over rows that are sorted by ranges of features."""
 
     @property
     def loads(self) -> str:
-        return "leml"
+        return "leml, also by ranges"
 
     def load(self) -> None:
         with a_few_rows() as dataset:
@@ -31,3 +32,8 @@ class LEMLWarmUp(WarmUp):
                 begin_model(path / f"{name}.partial")
                 notes = Notes()
                 run_here(LEMLRun(dataset, path / f"{name}.partial", p, 0, plan, notes).loop(), notes)
+        with a_few_rows(d=MOST_WHOLE + 1) as dataset:
+            work = Path(dataset.path).parent / "wide.partial"
+            begin_model(work)
+            notes = Notes()
+            run_here(LEMLRun(dataset, work, LEMLParameters(rank=2, alternations=1), 0, plan, notes).loop(), notes)

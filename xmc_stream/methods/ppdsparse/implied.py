@@ -7,7 +7,7 @@ Y, or more where memory is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.models.linear.implied import IMPLIED
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_matrix
-from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.matrix import Block
 
 MARGIN = 0.1  # where nothing else is asked for
 FEWEST = 5  # training rows of a label that implies others: of fewer, it may be chance
@@ -83,21 +83,24 @@ class ImpliedJob:
         most = (MIB + max(0, self.plan.per_thread - sum(needs.values()))) // _ENTRY_BYTES
         with new_matrix(Path(self.out), "csr_matrix", (k, k), None) as writer:
             for first, last in _ranges(room, most):
-                writer.append(*self._of_labels(Y, first, room[first:last]))
+                writer.append(*implied_of(lambda: Y.blocks(self.plan.row_block_bytes), first, room[first:last]))
         return {"pairs": writer.nnz, "bytes_read": Y.bytes_read, "bytes_gathered": Y.bytes_read}
 
-    def _of_labels(
-        self, Y: SparseMatrix, first: int, room: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """How many labels each of some labels implies, and which. room: what the lists of these labels take at most."""
-        ptr = np.concatenate([[0], np.cumsum(room)])
-        sizes, labels = np.full(len(room), -1, np.int64), np.empty(ptr[-1], np.int32)
-        if len(labels):
-            for block in Y.blocks(self.plan.row_block_bytes):
-                intersect(Labels.of(block), first, ptr, sizes, labels)
-        sizes = np.maximum(sizes, 0) * (room > 0)
-        kept = np.arange(len(labels)) < np.repeat(ptr[:-1] + sizes, room)
-        return sizes, labels[kept]
+
+def implied_of(
+    blocks: Callable[[], Iterable[Block]], first: int, room: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """How many labels each of labels first, first + 1, ... implies, and which. blocks: gives the rows of Y.
+
+    room: what the lists of these labels take at most.
+    """
+    ptr = np.concatenate([[0], np.cumsum(room)])
+    sizes, labels = np.full(len(room), -1, np.int64), np.empty(ptr[-1], np.int32)
+    for block in blocks() if len(labels) else ():
+        intersect(Labels.of(block), first, ptr, sizes, labels)
+    sizes = np.maximum(sizes, 0) * (room > 0)
+    kept = np.arange(len(labels)) < np.repeat(ptr[:-1] + sizes, room)
+    return sizes, labels[kept]
 
 
 def _ranges(room: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:

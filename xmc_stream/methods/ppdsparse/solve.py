@@ -530,7 +530,7 @@ class _ShareSolve:
         if self.previous is None:
             return
         low = self.line + sets.first_label - self.first
-        biases = self.previous.statistics[:, BIAS]
+        biases = self.previous.statistics[:, BIAS].copy()
         dense = np.zeros(self.dataset.n_features, np.float32)
         for w in self.previous.weights.blocks(max(MIB, 16 * len(dense)), low, low + len(sets.ptr) - 1):
             ptr = sets.ptr[w.start - low : w.start - low + w.n + 1]

@@ -13,6 +13,7 @@ from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import rows_on_disk
+from xmc_stream.methods.ppdsparse.implied import implied_of
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
@@ -21,6 +22,7 @@ from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import new_unit_state
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 
 
@@ -60,6 +62,9 @@ class PPDSparseWarmUp(WarmUp):
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
+            if self.lifts:  # a row of these has one label, which implies none
+                two = Block(0, np.array([0, 2]), np.arange(2, dtype=np.int32), None)
+                implied_of(lambda: [two], 0, np.ones(2, np.int64))
             if self.again:
                 finish_model(work, path / "model", model_attributes(dataset, p.solver, p.to_dict(), 0, result))
                 begin_model(work)
@@ -70,7 +75,7 @@ class PPDSparseWarmUp(WarmUp):
         """Solve class 0 with all rows streaming by."""
         n, d = dataset.n_samples, dataset.n_features
         sign = np.where(np.arange(n) < 3, 1, -1).astype(np.int8)
-        active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.zeros(n))
+        active = ActiveSets(0, np.array([0, n]), np.arange(n), sign, np.where(sign > 0, 0.5, 0.0))
         solver = LargeClasses(
             parameters, 0, 0, RowOrder(n, 0, 1), dataset.X_rows(), StreamRoom(64, MIB, 1, d, 1.0, n), False, lambda c: active,
             lambda c, folder: rows_on_disk(
