@@ -49,6 +49,29 @@ def test_every_public_name_can_be_reached_in_any_order() -> None:
     run_python("import xmc_stream as xs; assert len(set(xs.__all__)) == len(xs._HOME) + 9")
 
 
+@pytest.mark.parametrize(("told", "threads"), [(None, "1"), ("3", "3")])
+def test_a_command_gives_BLAS_one_thread_unless_it_is_told_otherwise(
+    told: str | None, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", told)
+    code = (
+        "import os, sys; from xmc_stream.cli import main, program\n"
+        "@main.command()\n"
+        "def look(): print('numpy' in sys.modules, os.environ['OPENBLAS_NUM_THREADS'])\n"
+        "sys.argv = ['xmc-stream', 'look']; program()"
+    )
+    assert run_python(code).split() == ["False", threads]
+
+
+def test_opening_a_model_loads_nothing_that_predicts() -> None:
+    heavy = "evaluate", "forecast", "predict", "warm"
+    code = "import sys, xmc_stream.training, xmc_stream.methods.ppdsparse.method, xmc_stream.models.linear.model;"
+    code += f"print([n for n in {heavy} if f'xmc_stream.models.linear.{{n}}' in sys.modules])"
+    assert run_python(code).strip() == "[]"
+
+
 def test_help_loads_no_heavy_package() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from xmc_stream.cli import main;"

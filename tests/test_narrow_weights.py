@@ -226,7 +226,7 @@ def test_a_killed_training_ends_with_the_same_bits(small: Path, tmp_path: Path) 
         killed = kill_when(small, tmp_path / name, ready, 0.0, more=more)
         assert killed or name == "finalise"  # which is over soon
         figures = train(small, tmp_path / name, "512MB", 1, more=more)
-        assert figures["resumed"] == killed
+        assert figures["resumed"]  # also where the model was finished
         assert xs.load_model(tmp_path / name).digest() == xs.load_model(tmp_path / "whole").digest()
 
 

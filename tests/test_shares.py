@@ -28,6 +28,7 @@ from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.store.dataset import Dataset
 
 FIGURES = (
     "bytes_streamed",
@@ -116,7 +117,8 @@ def test_shares_that_stream_have_a_process_for_themselves(data: xs.Dataset, monk
 
     def planned(threads: int, processes: int) -> tuple[int, SolvePlan]:
         plan = MemoryPlan(2**34, 2**33, threads, processes)
-        shares, sizes = solve_plan(plan, data, parameters, False, cut_units(data))
+        opened = Dataset(data.path)  # of one that was asked before the answer is kept
+        shares, sizes = solve_plan(plan, opened, parameters, False, cut_units(opened))
         return len(shares), sizes
 
     assert planned(4, 1)[0] == 8

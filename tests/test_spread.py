@@ -53,6 +53,18 @@ def test_the_spread_is_that_of_the_rows_about_their_mean(close: xs.Dataset, tmp_
     assert spread(data) == pytest.approx(exact(sparse.toarray()), rel=0.1)
 
 
+def test_the_spread_is_what_pairs_of_rows_say(tmp_path: Path) -> None:
+    rows = sp.random(400, 50, 0.2, dtype=np.float32, random_state=2).toarray()
+    rows[::7] = 0  # rows without entries too
+    X = sp.csr_matrix(rows)
+    data = xs.convert(X, tmp_path / "p.xmc", labels=X[:, :3])
+    rows, rng, total = rows.astype(np.float64), np.random.default_rng(0), 0.0
+    for _ in range(256):
+        i, j = int(rng.integers(400)), int(rng.integers(399))
+        total += 0.5 * float(np.square(rows[i] - rows[j + (j >= i)]).sum())
+    assert spread(data) == pytest.approx(total / 256, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("of_rows", "C", "weight"),
     [

@@ -8,7 +8,6 @@ over.
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -89,6 +88,8 @@ class WarmUp(ABC):
 
     def _elsewhere(self, what: str) -> int:
         """Do it in a process of its own; returns how that ended."""
+        import subprocess  # where all is compiled nobody needs it
+
         code = f"import pickle, sys; pickle.load(sys.stdin.buffer).{what}()"
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(self), check=False, **quiet)  # type: ignore[call-overload]

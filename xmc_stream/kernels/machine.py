@@ -40,7 +40,10 @@ class Environment(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A kernel's machine code for arguments of certain kinds. function: its symbol, of what Python calls."""
+    """A kernel's machine code for arguments of certain kinds. function: its symbol, of what Python calls.
+
+    helpers: names of what it calls, and perhaps of some more.
+    """
 
     module: str
     name: str
@@ -48,6 +51,7 @@ class Kept(NamedTuple):
     code: bytes
     function: str
     environments: list[Environment]  # its own first, then of the functions compiled into it
+    helpers: list[str]
 
 
 def kinds_of(arguments: Iterable[Any]) -> Any:
@@ -74,13 +78,17 @@ def kept_of(module: str, name: str, kinds: Any, compiled: Any) -> Kept:
     own = compiled.environment
     every = [own, *(one for one in compiled.referenced_envs if one is not own)]
     environments = [Environment(one.env_name, one.globals["__name__"], list(one.consts)) for one in every]
-    return Kept(module, name, kinds, compiled.library.code, compiled.fndesc.llvm_cpython_wrapper_name, environments)
+    code, function = compiled.library.code, compiled.fndesc.llvm_cpython_wrapper_name
+    helpers = [name for name in _helpers() if name.encode() in code]
+    return Kept(module, name, kinds, code, function, environments, helpers)
 
 
 def load(kept: Iterable[Kept]) -> list[Callable[..., Any]]:
     """The functions of machine code, which must have been made on this type of processor, by this numba and Python."""
     every = list(kept)
-    engine, binding = _linker(), _binding()
+    engine, binding, helpers = _linker(), _binding(), _helpers()
+    for name in {name for one in every for name in one.helpers}:  # all there are would take 0.003 s
+        binding.add_symbol(name, helpers[name])
     for one in every:
         engine.add_object_file(binding.ObjectFileRef.from_data(one.code))
     engine.finalize_object()
@@ -129,25 +137,29 @@ def _function(engine: Any, kept: Kept, environments: dict[str, Any]) -> Callable
 
 @functools.cache
 def _linker() -> Any:
-    """LLVM's, which finds all that machine code calls."""
+    """LLVM's."""
     binding = _binding()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    triple = binding.get_process_triple()
+    empty = binding.parse_assembly(f'target triple = "{triple}"')
+    target = binding.Target.from_triple(triple).create_target_machine(codemodel="jitdefault", jit=True)
+    return binding.create_mcjit_compiler(empty, target)
+
+
+@functools.cache
+def _helpers() -> dict[str, int]:
+    """All that machine code may call, by name: where it is."""
     helpers = {f"numba_{name}": at for part in ("_helperlib", "_dynfunc") for name, at in _part(part).c_helpers.items()}
     # functions of the C library: those of the version that numba was linked with
-    helpers.update({name: at for name, at in _part("_helperlib").c_helpers.items() if binding.address_of_symbol(name)})
+    helpers.update(_part("_helperlib").c_helpers)
     for name, at in _part("core.runtime._nrt_python").c_helpers.items():
         helpers[name if name.startswith("_") else f"NRT_{name}"] = at
     errors = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
     helpers.update({f"PyExc_{kind.__name__}": id(kind) for kind in errors})
     helpers["_Py_NoneStruct"] = id(None)
     helpers["numba_unpickle"] = ctypes.cast(_unpickle, ctypes.c_void_p).value
-    for name, at in helpers.items():
-        binding.add_symbol(name, at)
-    triple = binding.get_process_triple()
-    empty = binding.parse_assembly(f'target triple = "{triple}"')
-    target = binding.Target.from_triple(triple).create_target_machine(codemodel="jitdefault", jit=True)
-    return binding.create_mcjit_compiler(empty, target)
+    return helpers
 
 
 @ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

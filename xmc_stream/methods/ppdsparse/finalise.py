@@ -95,7 +95,7 @@ class FinaliseJob:
         for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
             lengths, features, values = np.diff(block.indptr), block.indices, block.values
             if least > 0:
-                kept = np.abs(values) >= least
-                lengths = np.diff(np.concatenate([[0], np.cumsum(kept)])[block.indptr])
+                kept = np.flatnonzero(np.abs(values) >= least)
+                lengths = np.diff(np.searchsorted(kept, block.indptr))
                 features, values = features[kept], values[kept]
             yield lengths, features, values

@@ -34,6 +34,7 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import half_holds
+from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 from xmc_stream.store.model import UNIT
@@ -59,6 +60,7 @@ def guide_weight(parameters: PPDSparseParameters, dataset: Dataset) -> float:
     return WEIGHT if has_many_labels(dataset) else 0.0
 
 
+@last_answer_kept
 def has_many_labels(dataset: Dataset) -> bool:
     """Whether so many labels have positives that groups of them are worth their while."""
     return int(dataset.positives_of_ranges(UNIT)[0].sum()) >= LEAST_LABELS

@@ -62,7 +62,9 @@ def _spread(path: Path, fingerprint: str) -> float:
             left, right = (slice(*read.indptr[r : r + 2]) for r in (first, second))
             x, y = (np.ones(of.stop - of.start) if read.data is None else read.data[of] for of in (left, right))
             values = np.concatenate([x, y]).astype(np.float64)
-            _, a, b = np.intersect1d(read.indices[left], read.indices[right], assume_unique=True, return_indices=True)
+            x, y = values[: len(x)], values[len(x) :]
+            low, high = (np.searchsorted(read.indices[right], read.indices[left], side) for side in ("left", "right"))
+            both = low < high  # features of x that y has too
             # no BLAS: its sums depend on the number of threads
-            total += 0.5 * float(np.square(values).sum()) - float((values[a] * values[len(x) + b]).sum())
+            total += 0.5 * float(np.square(values).sum()) - float((x[both] * y[low[both]]).sum())
     return max(0.0, total / _PAIRS)

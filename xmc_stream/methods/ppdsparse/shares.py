@@ -28,6 +28,7 @@ from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -175,6 +176,14 @@ def solve_plan(
     of_samples: bool = False,
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     """What the solve jobs of a round solve, and what one may hold. Raises MemoryLimitError where that is too little."""
+    return _solve_plan(dataset, plan, parameters, warm_start, units, of_samples)
+
+
+@last_answer_kept
+def _solve_plan(
+    dataset: Dataset, plan: MemoryPlan, parameters: PPDSparseParameters, warm_start: bool, units: Sequence[Unit],
+    of_samples: bool,
+) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     whole = whole_units(units)
     shares, beside = cut_shares(units, dataset, plan)
     if shares != whole:

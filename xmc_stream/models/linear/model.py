@@ -1,4 +1,7 @@
-"""Models with a vector of weights for each class: score_k = w_k0 + sum_j w_kj x_j."""
+"""Models with a vector of weights for each class: score_k = w_k0 + sum_j w_kj x_j.
+
+What predicts and evaluates is imported when it is asked for: a training opens its model, and does neither.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,8 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
-from xmc_stream.models.linear.evaluate import EvaluateRun
-from xmc_stream.models.linear.forecast import PredictForecaster
 from xmc_stream.models.linear.guide import GUIDE, Guide
 from xmc_stream.models.linear.implied import IMPLIED, ImpliedLabels
-from xmc_stream.models.linear.predict import HeldTiles, PredictRun, held_needs
-from xmc_stream.models.linear.warm import LinearWarmUp
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.model import Checker, Model, WeightArrays
 from xmc_stream.store.chunks import plain_arrays
@@ -27,6 +26,9 @@ from xmc_stream.store.model import UNIT
 
 if TYPE_CHECKING:
     import scipy.sparse
+
+    from xmc_stream.models.linear.evaluate import EvaluateRun
+    from xmc_stream.models.linear.predict import HeldTiles, PredictRun
 
 _WINDOW = 1 << 20  # items exported at a time
 
@@ -96,32 +98,44 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
+        from xmc_stream.models.linear.warm import LinearWarmUp
+
         return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None)
 
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False
     ) -> PredictRun:
         """Tile by tile."""
+        from xmc_stream.models.linear.predict import PredictRun
+
         return PredictRun(self, dataset, k, out, plan, filtered, raw=raw)
 
     def held_needs(self) -> dict[str, int]:
         """All tiles."""
+        from xmc_stream.models.linear.predict import held_needs
+
         return held_needs(self)
 
     def hold(self) -> HeldTiles:
         """All tiles."""
+        from xmc_stream.models.linear.predict import HeldTiles
+
         return HeldTiles(self)
 
     def evaluating(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
     ) -> EvaluateRun:
         """Tile by tile, twice."""
+        from xmc_stream.models.linear.evaluate import EvaluateRun
+
         return EvaluateRun(self, dataset, k, out, plan, filtered, threshold, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]
     ) -> Forecaster:
         """By a probe of a few tiles and rows."""
+        from xmc_stream.models.linear.forecast import PredictForecaster
+
         return PredictForecaster(self, dataset, k, evaluate, filtered, once)
 
     def check_jobs(self) -> Sequence[Job]:
