@@ -85,28 +85,6 @@ def test_as_many_jobs_as_threads_run_at_a_time(threads: int) -> None:
     assert meeting.most == threads
 
 
-def test_a_phase_gives_back_what_was_freed_where_that_may_be_much_of_the_reserve(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    held, given = [10 << 20], []
-    monkeypatch.setattr("xmc_stream.engine.runner.resident", lambda: held[0])
-    monkeypatch.setattr("xmc_stream.engine.runner.return_freed_memory", lambda: given.append(held[0]))
-
-    def loop(more: int) -> Loop:
-        held[0] += more
-        yield Phase("meet", [Meets("one", Meeting())])
-        return {}
-
-    with Engine(MemoryLimit(32 << 20), 1) as engine:  # a reserve of 25 MiB
-        engine.run(loop(0), Notes())
-        assert given == [10 << 20]  # what the process held at first is not known
-        monkeypatch.setattr(engine, "_resident", 10 << 20)
-        engine.run(loop(6 << 20), Notes())
-        assert len(given) == 1
-        engine.run(loop(1 << 20), Notes())
-        assert given[1:] == [17 << 20]
-
-
 def test_an_error_that_is_not_ours_names_the_job() -> None:
     def loop(error: BaseException) -> Loop:
         yield Phase("raise", [Raises(error)])

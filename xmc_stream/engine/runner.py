@@ -23,7 +23,7 @@ from xmc_stream.engine.work import Done, receipt_of
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.job import Ledger as Notebook
-from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, resident, return_freed_memory
+from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.progress import current
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 UNKEPT = "unkept"  # in a receipt: sums over jobs right before it whose receipts are not kept
 _SUMS = ("passes", "bytes_read", "bytes_gathered")
-_LEFT = 4  # what stays resident between phases may be one in so many of the bytes that no plan uses
 _GRACE = 1.5  # seconds that an interrupted run gives its jobs to come to a block boundary
 
 _leaving: list[threading.Thread] = []  # each waits for the jobs of an interrupted run, then closes what it held
@@ -81,7 +80,6 @@ class Engine:
         self.processes = 1
         self.peak = 0
         self.loading = self.compiling = 0.0
-        self._resident = 0  # bytes in memory when kernels were loaded, in the process that holds most
         self._scheduler = scheduler
         self._events_path = events
         self._name = f"{events or ''}#{uuid.uuid4().hex}"
@@ -136,8 +134,7 @@ class Engine:
         current().phase("loading kernels" if self.in_process else "loading kernels on the workers", (0.0, 0.0))
         done = self._workers.warm(job)
         self.loading, self.compiling = (float(done.receipt.get(name, 0.0)) for name in ("loading", "compiling"))
-        self._resident = done.usage.resident
-        return self._resident
+        return done.usage.resident
 
     def note_again(self, key: str) -> None:
         """Put into the log that a finished job is done again."""
@@ -166,7 +163,7 @@ class Engine:
         todo = [job for job in phase.jobs if receipts[job.key] is None]
         n_done, progress = len(phase.jobs) - len(todo), current()
         if self.in_process:
-            self._return_freed()
+            return_freed_memory()  # buffers of another phase have other sizes
         if todo:
             self._events.phase(phase.name, len(phase.jobs), n_done, phase.unit, phase.number)
             progress.phase(phase.words or phase.name, phase.span)
@@ -192,14 +189,6 @@ class Engine:
             self._withdraw(book, math.inf if isinstance(error, Exception) else _GRACE)
             raise
         return [receipt for receipt in receipts.values() if receipt is not None]
-
-    def _return_freed(self) -> None:
-        """Before a phase, whose buffers have other sizes than those freed before: where these may be much of the reserve.
-
-        It takes a millisecond, and as long again to get the same pages anew.
-        """
-        if resident() - self._resident > self.limit.reserve // _LEFT:
-            return_freed_memory()
 
     def _as_completed(self, jobs: Iterable[Job], twice: bool, at_home: bool) -> Iterator[tuple[Job, Done]]:
         """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""
