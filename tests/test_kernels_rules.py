@@ -87,7 +87,9 @@ def test_where_numba_has_lost_its_private_option_it_is_said(tmp_path: Path) -> N
     for number, remove in enumerate(("", "del cpu._options_mixin._nrt")):
         script = tmp_path / f"gone{number}.py"
         script.write_text(GONE.format(remove=remove))
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ROOT}
+        environment = {
+            **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ROOT, "NUMBA_DISABLE_JIT": "0"
+        }  # fmt: skip
         ended = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
         said.append(ended.stdout.strip())

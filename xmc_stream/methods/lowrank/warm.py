@@ -10,7 +10,7 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.methods.lowrank.leml import LEMLRun
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
-from xmc_stream.models.lowrank.products import MOST_WHOLE
+from xmc_stream.models.lowrank.products import most_whole
 from xmc_stream.store.dataset import write_observed
 from xmc_stream.store.model import begin_model
 
@@ -32,7 +32,7 @@ class LEMLWarmUp(WarmUp):
                 begin_model(path / f"{name}.partial")
                 notes = Notes()
                 run_here(LEMLRun(dataset, path / f"{name}.partial", p, 0, plan, notes).loop(), notes)
-        with a_few_rows(d=MOST_WHOLE + 1) as dataset:
+        with a_few_rows(d=most_whole() + 1) as dataset:
             work = Path(dataset.path).parent / "wide.partial"
             begin_model(work)
             notes = Notes()

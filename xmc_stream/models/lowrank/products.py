@@ -35,7 +35,6 @@ ROW_LINES = 2048  # rows of a row block, at most
 LARGE_ROW_BYTES = 32 * MIB  # of X in a row block by ranges of features, at most
 _LINE_BYTES = ROW_BYTES // ROW_LINES
 _RANGE_BITS = 14  # features of a range: 4 MB of a line of 64 columns each
-MOST_WHOLE = 2 << _RANGE_BITS  # features, up to which rows are as good as they stand
 _RANGES = 256  # about, at most: more are slow to fill
 _HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
 _LEAST_HELD = 1000  # rows, about, whatever that takes
@@ -62,9 +61,14 @@ class RangedBlock:
 Rows = Block | RangedBlock
 
 
+def most_whole() -> int:
+    """Features, up to which rows are as good as they stand."""
+    return 2 << _RANGE_BITS
+
+
 def range_bits(n_features: int) -> int:
     """2^bits features are a range; 0 where X has so few that rows are as good as they stand."""
-    if n_features <= MOST_WHOLE:
+    if n_features <= most_whole():
         return 0
     # a place has 32 bits: a row's number needs these of the most lines of a block
     return min(
