@@ -80,11 +80,11 @@ class ImpliedJob:
         for block in Y.blocks(self.plan.row_block_bytes):
             first_others(Labels.of(block), others)
         room = np.where(dataset.label_counts() >= FEWEST, np.maximum(others, 0), 0)
-        most = (MIB + max(0, self.plan.per_thread - sum(needs.values()))) // _ENTRY_BYTES
+        most = (MIB + self.plan.budget - sum(needs.values())) // _ENTRY_BYTES
         with new_matrix(Path(self.out), "csr_matrix", (k, k), None) as writer:
             for first, last in _ranges(room, most):
                 writer.append(*implied_of(lambda: Y.blocks(self.plan.row_block_bytes), first, room[first:last]))
-        return {"pairs": writer.nnz, "bytes_read": Y.bytes_read, "bytes_gathered": Y.bytes_read}
+        return {"pairs": writer.nnz, "bytes_read": Y.bytes_read}
 
 
 def implied_of(

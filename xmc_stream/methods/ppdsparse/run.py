@@ -46,9 +46,7 @@ from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, remove_shares, solve_plan
 from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
-from xmc_stream.methods.ppdsparse.state import (
-    UnitState,
-)
+from xmc_stream.methods.ppdsparse.state import UnitState
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.guide import GUIDE
@@ -150,10 +148,13 @@ class PPDSparseRun:
         large = sum(receipt["nnz"] for receipt in solves) >= LARGE_MODEL
         prune = self._least_weight if large or p.prune is not None else 0.0
         finalise = self._finalise_jobs(round_, files, prune, p.halves(large))
-        margin = implied_margin(p, self.dataset)
-        beside = [] if margin is None else [ImpliedJob(str(self.dataset.path), str(self.work / IMPLIED), self.plan)]
-        receipts = yield Phase("finalise", [*beside, *finalise], WRITING, self._outline.span("finalise"), twice=True)
-        implied = {} if margin is None else {IMPLIED: implied_attributes(receipts.pop(0), margin)}
+        implied: dict[str, Any] = {}
+        if (margin := implied_margin(p, self.dataset)) is not None:
+            # alone: its lists may take all of the budget
+            job = ImpliedJob(str(self.dataset.path), str(self.work / IMPLIED), self.plan)
+            (found,) = yield Phase("implied labels", [job], gathers=True, twice=True)
+            implied = {IMPLIED: implied_attributes(found, margin)}
+        receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"), twice=True)
         halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
