@@ -190,8 +190,9 @@ def _predict_raw(
 ) -> None:
     """The best k labels of all rows, by the scores before calibration."""
     from xmc_stream.jobs.job import Notes
+    from xmc_stream.models.runs import ToDisk
 
-    with planned(execution, limit, model.warm_up()) as (engine, plan):
+    with planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan):
         work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
         run = model.predicting(dataset, k, work, plan, raw=True)
         engine.run(checked(model, run.loop(), check), Notes())

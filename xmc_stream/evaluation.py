@@ -230,11 +230,12 @@ def _predict(
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the metrics that need every score."""
     from xmc_stream.jobs.job import Notes
+    from xmc_stream.models.runs import ToDisk
 
     model, store = load_model(path), folder / "predictions"
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
-    with planned(execution, limit, model.warm_up(evaluate=True)) as (engine, plan):
+    with planned(execution, limit, ToDisk(model.warm_up(evaluate=True))) as (engine, plan):
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         threshold = model.threshold if threshold is None else threshold

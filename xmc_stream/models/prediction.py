@@ -72,6 +72,7 @@ def predict_to(
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.jobs.job import Notes
+    from xmc_stream.models.runs import ToDisk
 
     began = time.perf_counter()
     check_k(model, k)
@@ -92,7 +93,7 @@ def predict_to(
     ):
         with (
             stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as filtered,
-            planned(execution, limit, model.warm_up()) as (engine, plan),
+            planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan),
         ):
             run = model.predicting(dataset, k, store.with_name(store.name + ".partial").absolute(), plan, filtered)
             begin_predictions(store, dataset.n_samples, model.n_labels, k)

@@ -7,15 +7,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.jobs.job import Job, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.ranking import check_features, check_labels
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
+from xmc_stream.store.predictions import load_library
 
 PREDICTING = "ranking labels"  # in words, for those who watch
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
+
+
+@dataclass(frozen=True)
+class ToDisk:
+    """What predictions to disk load before memory is planned: what `warm` loads, and the library that writes them."""
+
+    warm: Job
+
+    @property
+    def key(self) -> str:
+        """Never in a ledger."""
+        return self.warm.key
+
+    def run(self) -> Receipt:
+        """Load."""
+        load_library()
+        return self.warm.run()
 
 
 class CutIntoJobs:
