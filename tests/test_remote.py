@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,7 @@ from helpers.s3 import BUCKET, S3, SECRET, aws, nobody, s3_server, upload
 
 import xmc_stream as xs
 from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.store import remote
 from xmc_stream.store.remote import as_path, open_file, size_of
 
 
@@ -101,11 +103,38 @@ def test_a_cache_smaller_than_the_data_serves_them_all(
     assert model.digest() == trained.digest()
     assert max(s3.chunks().values()) > 1
     # files that are fetched beside each other may be more than the bound; one after another they are not
+    while remote._asked:  # the training ends while some are still fetched ahead
+        time.sleep(0.01)
     for _ in range(2):
         for file in sorted(as_path(url).rglob("c/*")):
             os.close(open_file(file))
     kept = fetched(tmp_path / "cache")
     assert 0 < sum(kept.values()) <= bound
+
+
+def test_what_is_being_fetched_while_others_are_removed_is_counted(
+    s3: S3, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_size = sorted(as_path(url).rglob("c/*"), key=size_of)
+    large, small = by_size[-1], [file for file in by_size if size_of(file) < size_of(by_size[-1]) / 2]
+    bound = size_of(large) + 1
+    monkeypatch.setenv("XMC_STREAM_CACHE_SIZE", str(bound))
+    s3.delay = 0.5
+    with ThreadPoolExecutor(1) as pool:
+        arrives = pool.submit(open_file, large)
+        while not any(file.read_bytes() for file in tmp_path.glob("cache/*/.locks/room")):
+            time.sleep(0.01)
+        os.close(open_file(small[-1]))  # no room beside the large file, and nothing to remove
+        os.close(arrives.result())
+    s3.delay = 0.0
+    os.close(open_file(small[0]))
+    assert sum(fetched(tmp_path / "cache").values()) <= bound
+    dead = next(iter(tmp_path.glob("cache/*/.locks/[0-9]*")))
+    dead.write_text(str(bound))  # of a process that was killed as it fetched
+    os.close(open_file(large))
+    for file in small:
+        os.close(open_file(file))
+    assert len(fetched(tmp_path / "cache")) == len(small)  # they have room, as nothing arrives
 
 
 def test_files_that_come_and_go_while_they_are_opened_are_never_missing(

@@ -399,16 +399,20 @@ def _fetch(path: str) -> None:
         raise FileNotFoundError(path)
     root, protocol, rest, _, inside = found.groups()
     url, slot = f"{protocol}://{rest}/{inside}", _slot(path)
-    with _locked(Path(root), slot):
+    with _locked(Path(root), slot) as fd:
         size = _announced(path)
         if size is None:
             return
         fs, _ = file_system(url)
         target = Path(root) / ".partial" / slot
         target.parent.mkdir(exist_ok=True)
-        _make_room(Path(root), size)
-        _download(fs, url, target, size)
-        target.replace(path)
+        _tell(fd, size)
+        try:
+            _make_room(Path(root), size)
+            _download(fs, url, target, size)
+            target.replace(path)
+        finally:
+            os.ftruncate(fd, 0)
 
 
 def _slot(path: str) -> str:
@@ -431,13 +435,38 @@ def _locked(root: Path, name: str) -> Iterator[int]:
 def _make_room(root: Path, size: int) -> None:
     """Count a file that is fetched, and remove those wanted longest ago where all would be larger than the bound."""
     with _locked(root, "room") as fd:
-        told = os.pread(fd, 32, 0)
-        used = int(told) if told.isdigit() else None
+        used = _told(fd)
         bound = _bound(root, used or 0)
         if used is None or used + size > bound:
-            used = _removed_down_to(root, bound - size, (1 - _FREED) * bound - size)
-        os.pwrite(fd, str(used + size).encode(), 0)
-        os.ftruncate(fd, len(str(used + size)))
+            used = _removed_down_to(root, bound, (1 - _FREED) * bound)
+        else:
+            used += size
+        _tell(fd, used)
+
+
+def _told(fd: int) -> int | None:
+    """The number in a lock file; None where there is none."""
+    told = os.pread(fd, 32, 0)
+    return int(told) if told.isdigit() else None
+
+
+def _tell(fd: int, number: int) -> None:
+    os.pwrite(fd, str(number).encode(), 0)
+    os.ftruncate(fd, len(str(number)))
+
+
+def _arriving(root: Path) -> int:
+    """Bytes of the files that are being fetched: their lock files say them. Those of processes that died have no lock."""
+    total = 0
+    for file in (root / ".locks").glob("[0-9]*"):
+        with open(file, "rb") as lock:
+            size = _told(lock.fileno())
+            if size is not None:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    total += size
+    return total
 
 
 def _bound(root: Path, used: int) -> float:
@@ -450,7 +479,10 @@ def _bound(root: Path, used: int) -> float:
 
 
 def _removed_down_to(root: Path, most: float, to: float) -> int:
-    """Where more bytes are fetched than `most`, remove files until there are `to`; returns how many are left."""
+    """Where more bytes are fetched, or are being, than `most`, remove files until there are `to`; returns how many are left."""
+    arriving = _arriving(
+        root
+    )  # before the files are listed: one that arrives meanwhile is counted twice, never not at all
     files = []
     for folder, _, names in os.walk(root):
         for name in names:
@@ -459,7 +491,7 @@ def _removed_down_to(root: Path, most: float, to: float) -> int:
                 with suppress(OSError):
                     about = os.stat(path)
                     files.append((about.st_mtime_ns, about.st_size, path))
-    used = sum(size for _, size, _ in files)
+    used = arriving + sum(size for _, size, _ in files)
     if used <= most:
         return used
     for _, size, path in sorted(files):
