@@ -133,6 +133,47 @@ def test_what_was_called_is_loaded_without_numba(tmp_path: Path) -> None:
     run(NOTED="yes")
 
 
+LOADED = """
+import sys
+from counting import Counting, count
+Counting().run()
+count("int32")
+print("numba" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_damaged_note_is_not_trusted_and_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(WARM_UP)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    environment = {
+        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
+    }  # fmt: skip
+
+    def said() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", LOADED], env=environment, check=True, capture_output=True
+        ).stdout.decode()
+
+    assert said() == "False\n"
+    (note,) = tmp_path.rglob("*.compiled")
+    whole = note.read_bytes()
+    for at in (0, len(whole) // 2, len(whole) - 1):
+        note.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert said() == "True\n"  # numba loads the kernel
+        assert said() == "False\n"  # and this process wrote another note
+    note.write_bytes(whole[: len(whole) // 2])
+    assert [said(), said()] == ["True\n", "False\n"]
+
+
+def test_machine_code_is_of_one_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xmc_stream.kernels import machine
+
+    mine = machine.stamp()
+    monkeypatch.setattr(np, "__version__", "1.0")
+    assert machine.stamp.__wrapped__() != mine
+
+
 CALLING = """
 import numpy as np
 from xmc_stream.kernels.jit import kernel

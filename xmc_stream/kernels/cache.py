@@ -17,6 +17,8 @@ from typing import Any
 from xmc_stream.kernels import machine
 from xmc_stream.kernels.jit import Kernel, sources
 
+_DIGEST = 32  # bytes, at the beginning of a note that holds machine code
+
 
 @functools.cache
 def _folder() -> Path | None:
@@ -58,16 +60,25 @@ def note_calls(name: str, calls: dict[tuple[Kernel, Any], Any]) -> None:
     for (kernel, kinds), types in calls.items():
         function = kernel.py_func
         kept.append(machine.kept_of(function.__module__, function.__name__, kinds, kernel.numba.overloads[types]))
-    _write(name, pickle.dumps(kept))
+    noted = pickle.dumps(kept)
+    _write(name, hashlib.sha256(noted).digest() + noted)
 
 
 def load_noted(name: str) -> bool:
-    """Load the machine code that a note holds; False where it holds none."""
+    """Load the machine code that a note holds; False where it holds none, or is damaged."""
     note = _note(name)
     try:
-        kept: list[machine.Kept] = pickle.loads(b"" if note is None else note.read_bytes())
-    except (EOFError, OSError, pickle.UnpicklingError):
+        noted = b"" if note is None else note.read_bytes()
+    except OSError:
         return False
+    if note is None or not noted:
+        return False
+    told, noted = noted[:_DIGEST], noted[_DIGEST:]
+    if told != hashlib.sha256(noted).digest():  # damaged code would end the process, or do worse
+        with suppress(OSError):
+            note.unlink()  # the next process makes it anew
+        return False
+    kept: list[machine.Kept] = pickle.loads(noted)
     wanted: list[tuple[Kernel, machine.Kept]] = [(getattr(import_module(one.module), one.name), one) for one in kept]
     wanted = [
         (kernel, one) for kernel, one in wanted if one.kinds not in kernel.machine_code

@@ -111,11 +111,11 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def stamp() -> str:
-    """What machine code is made by: versions of numba, LLVM and Python, and the processor."""
+    """What machine code is made by: versions of numba, LLVM, NumPy and Python, and the processor."""
     binding = _binding()
     features = binding.get_host_cpu_features().flatten()
     made_by = binding.get_process_triple(), binding.get_host_cpu_name(), features
-    return f"{versions()} {sys.implementation.cache_tag} {made_by}"
+    return f"{versions()} {np.__version__} {sys.implementation.cache_tag} {made_by}"
 
 
 def _function(engine: Any, kept: Kept, environments: dict[str, Any]) -> Callable[..., Any]:
