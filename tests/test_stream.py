@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xmc_stream as xs
 from xmc_stream.jobs.plan import Cuts
@@ -112,7 +114,7 @@ def test_a_class_that_exceeds_memory_ends_the_same(
     data: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     expected = digest(data, tmp_path / "held", **SETTINGS[name])
-    monkeypatch.setattr(StreamRoom, "bytes", lambda room, n_active, n_found=None, spilled=False: room.classes + 1)
+    monkeypatch.setattr(StreamRoom, "_bytes", lambda room, *_: room.classes + 1)
     assert digest(data, tmp_path / "disk", 1, STREAMED, **SETTINGS[name]) == expected
     assert watch.disk > 0
 
@@ -235,3 +237,27 @@ def test_active_rows_in_memory_are_those_of_one_turn(many_large: Path, tmp_path:
     report = cli("train", many_large, tmp_path / "model", "--memory-limit", str(least + 80 * 10**6), *settings)
     assert report["solve_passes"] >= 3 * (2 + 2)
     assert report["peak_rss"] <= report["memory_limit"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7)), max_size=40),
+    st.integers(0, 10**9),
+    st.booleans(),
+    st.booleans(),
+)
+def test_classes_are_put_together_as_long_as_they_fit(
+    sizes: list[tuple[int, int]], classes: int, spilled: bool, known: bool
+) -> None:
+    room = StreamRoom(10**6, classes, 2, 10**4, 0.01, 500)
+    active, found = (
+        (np.array(of, np.int64) for of in zip(*sizes, strict=True)) if sizes else (np.zeros(0, np.int64),) * 2
+    )
+    cuts, begin = [], 0
+    for end in range(1, len(active) + 1):
+        mine = slice(begin, end)
+        if end - begin > 1 and room.bytes(active[mine], found[mine] if known else None, spilled) > classes:
+            cuts.append((begin, end - 1))
+            begin = end - 1
+    if len(active):
+        cuts.append((begin, len(active)))
+    assert room._cut(active, found if known else None, spilled) == cuts

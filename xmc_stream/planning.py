@@ -139,9 +139,12 @@ def _advised(
             return False
         return True
 
+    least = _least(works, limit)
     advice = {
-        "least_limit": _least(works, limit),
-        "limit_for_fewest_passes": _least(lambda size: works(size) and forecaster.reads_least(at(size)), limit),
+        "least_limit": least,
+        "limit_for_fewest_passes": _least(
+            lambda size: works(size) and forecaster.reads_least(at(size)), limit, (least or _FINEST) - _FINEST
+        ),
     }
     common: Forecast = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
     try:
@@ -328,14 +331,16 @@ def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
 
 
-def _least(works: Callable[[int], bool], start: int) -> int | None:
-    """The smallest limit that works, to a megabyte; None where none up to a thousand times the start does."""
+def _least(works: Callable[[int], bool], start: int, low: int = 0) -> int | None:
+    """The smallest limit that works, to a megabyte; None where none up to a thousand times the start does.
+
+    low: a limit that is too small.
+    """
     high = start
     while not works(high):
         high *= 2
         if high > 1000 * start:
             return None
-    low = 0
     while high - low > _FINEST:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)

@@ -61,6 +61,14 @@ class _Cut(NamedTuple):
     needs: Needs
 
 
+class _Streams(NamedTuple):
+    """Of a round: classes solved as X streams by, how often it does in all, bytes of the most that go together."""
+
+    classes: NDArray[np.bool_]
+    passes: int
+    largest: int
+
+
 @dataclass(frozen=True)
 class Forecast:
     """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
@@ -187,8 +195,9 @@ class PPDSparseForecaster(Forecaster):
             units = self._start_units(self.warm_start) if known else self._units(0, False)
             cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
             phases["warm start: search"] = cuts[-1].needs
-        for round_ in range(self.rounds):
-            needs = self._solve_needs(plan, solve, starts, round_, len(cuts[-1].ranges) if cuts else 1)
+        streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
+        for round_, of_round in enumerate(streams):
+            needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
             if (
                 self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
             ):  # beside the solves of other threads
@@ -202,7 +211,7 @@ class PPDSparseForecaster(Forecaster):
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = cuts[-1].needs
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
-        reads = self._solve_reads(solve, starts)
+        reads = self._solve_reads(solve, starts, streams)
         gathered = (
             int(sum(map(sum, reads)))
             + (groups_read(plan, d) if self.guided else 0)
@@ -213,7 +222,7 @@ class PPDSparseForecaster(Forecaster):
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         return Forecast(
-            tuple(cut.blocks for cut in cuts), row_blocks, sum(self._streamed(solve, starts, r)[1] for r in range(self.rounds)),
+            tuple(cut.blocks for cut in cuts), row_blocks, sum(of.passes for of in streams),
             streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, len(shares)), p.max_rounds is not None,
         )  # fmt: skip
 
@@ -295,18 +304,18 @@ class PPDSparseForecaster(Forecaster):
         return needs
 
     def _solve_needs(
-        self, plan: MemoryPlan, sizes: SolvePlan, starts: NDArray[np.int64], round_: int, ranges: int
+        self, plan: MemoryPlan, sizes: SolvePlan, starts: NDArray[np.int64], round_: int, streams: _Streams, ranges: int
     ) -> Needs:
         """Of the shares with most active rows, one a thread: of their large classes that stream, or of their batches.
 
-        starts: where the shares begin. ranges: of the rows, in each of which the search before looked by itself.
+        starts: where the shares begin. streams: of the round. ranges: of the rows, in each of which the search before looked
+        by itself.
 
         Sets are merged before rows are gathered: in a share that is one batch, memory holds one or the other.
         """
         d, t = self.dataset, sizes.beside
-        streamed, _, largest_run = self._streamed(sizes, starts, round_)
-        active = np.where(streamed, 0.0, self.active[round_])
-        found = np.where(streamed, 0.0, self.found[round_] * ranges)
+        active = np.where(streams.classes, 0.0, self.active[round_])
+        found = np.where(streams.classes, 0.0, self.found[round_] * ranges)
         of_share = np.add.reduceat(active, starts)
         found_of_share = np.add.reduceat(np.minimum(found, d.n_samples), starts)
         bound = of_share + found_of_share / 4  # as solve jobs cut shares into batches
@@ -333,10 +342,10 @@ class PPDSparseForecaster(Forecaster):
         written = most(np.add.reduceat(self.weights, starts)) * _MORE_WEIGHTS * 8
         solving["rows found"] = int(second * merging["rows found"])
         kinds = [merging, solving]
-        if largest_run and sizes.room is not None:
+        if streams.largest and sizes.room is not None:
             groups = sizes.room.group_bytes(self.order) + 16 * d.n_features
             kinds.append({
-                "large classes": t * min(largest_run, sizes.room.classes),
+                "large classes": t * min(streams.largest, sizes.room.classes),
                 "rows gathered": t * 2 * min(8 * sizes.room.nnz, self.X.nnz * self.X.entry_bytes),
                 "groups of rows": t * groups,
             })  # fmt: skip
@@ -348,8 +357,7 @@ class PPDSparseForecaster(Forecaster):
             "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
-    def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> tuple[NDArray[np.bool_], int, int]:
-        """Classes that are solved as X streams by, how often it does in all, and bytes of the most that go together."""
+    def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> _Streams:
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples
         active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
         streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
@@ -363,22 +371,23 @@ class PPDSparseForecaster(Forecaster):
                 passes += len(turns) * (epochs + 2)
                 for begin, end in turns:
                     largest = max(largest, sizes.room.bytes(active[chosen[begin:end]], spilled=spilled))
-        return streamed, passes, largest
+        return _Streams(streamed, passes, largest)
 
-    def _solve_reads(self, sizes: SolvePlan, starts: NDArray[np.int64]) -> list[tuple[float, float]]:
+    def _solve_reads(
+        self, sizes: SolvePlan, starts: NDArray[np.int64], streams: Sequence[_Streams]
+    ) -> list[tuple[float, float]]:
         """Bytes that the solves of each round stream, X for large classes, and gather: each share's active rows, once a
         batch, and the positives.
         """
         n, reads = self.dataset.n_samples, []
-        for round_ in range(self.rounds):
-            streamed, passes, _ = self._streamed(sizes, starts, round_)
-            rows = np.add.reduceat(np.where(streamed, 0.0, self.active[round_]), starts)
+        for round_, of_round in enumerate(streams):
+            rows = np.add.reduceat(np.where(of_round.classes, 0.0, self.active[round_]), starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
             held = float((batches * (union * self.row_length * self.X.entry_bytes + 8.0 * n)).sum())
             of_pass = float(self.X.nnz * self.X.entry_bytes + 8 * n)
-            reads.append((passes * of_pass, held + self.Y.nnz * self.Y.entry_bytes))
+            reads.append((of_round.passes * of_pass, held + self.Y.nnz * self.Y.entry_bytes))
         return reads
 
     def _seconds(

@@ -85,13 +85,15 @@ class StreamRoom:
         n_found: rows that the searches found for each, where that is known. spilled: with the active rows on disk by strips.
         """
         most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
-        merging, v = _MERGING * int(most.max(initial=0)), 8 * self.n_features * len(n_active)
+        return self._bytes(len(n_active), int(n_active.sum()), int(most.max(initial=0)), spilled)
+
+    def _bytes(self, classes: int, active: int, most: int, spilled: bool) -> int:
+        """Of so many classes with so many active rows in all; most: of the largest, merged."""
+        merging, v = _MERGING * most, 8 * self.n_features * classes
         if not spilled:
-            starts = 4 * (self.n_strips + 1) * len(n_active)
-            return v + starts + ACTIVE_BYTES * int(n_active.sum()) + merging
-        active = float(n_active.sum())
+            return v + 4 * (self.n_strips + 1) * classes + ACTIVE_BYTES * active + merging
         taken = max(active * self.share, SORTED, _GROUPS * active / SLICES)
-        return v + 8 * (SLICES + 8) * len(n_active) + max(merging, int(_TAKEN_BYTES * taken))
+        return v + 8 * (SLICES + 8) * classes + max(merging, int(_TAKEN_BYTES * taken))
 
     def together(
         self, n_active: NDArray[np.int64], epochs: int, nnz: int, n_found: NDArray[np.int64] | None = None
@@ -109,16 +111,19 @@ class StreamRoom:
     def _cut(
         self, n_active: NDArray[np.int64], n_found: NDArray[np.int64] | None, spilled: bool
     ) -> list[tuple[int, int]]:
-        cuts, begin = [], 0
-        for end in range(2, len(n_active) + 1):
-            mine = slice(begin, end)
-            if (
-                end - begin > 1
-                and self.bytes(n_active[mine], None if n_found is None else n_found[mine], spilled) > self.classes
-            ):
-                cuts.append((begin, end - 1))
-                begin = end - 1
-        return [*cuts, (begin, len(n_active))] if len(n_active) else []
+        if not len(n_active):
+            return []
+        if self.bytes(n_active, n_found, spilled) <= self.classes:
+            return [(0, len(n_active))]
+        most = n_active if n_found is None else np.maximum(n_active, n_found // 2)
+        cuts, begin, active, largest = [], 0, 0, 0
+        # plain numbers: forecasts cut a million classes again and again
+        for at, (mine, merged) in enumerate(zip(n_active.tolist(), most.tolist(), strict=True)):
+            active, largest = active + mine, max(largest, merged)
+            if at > begin and self._bytes(at + 1 - begin, active, largest, spilled) > self.classes:
+                cuts.append((begin, at))
+                begin, active, largest = at, mine, merged
+        return [*cuts, (begin, len(n_active))]
 
     def passes(self, n_active: NDArray[np.int64], epochs: int, nnz: int) -> int:
         """How often X streams by for these classes: every epoch, once before and once after."""

@@ -33,7 +33,7 @@ _FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring
 _ROWS = 512  # scored at a time
-_STREAMED = 8 << 20  # bytes of X that are streamed for the rate
+_STREAMED, _PLACES = 8 << 20, 5  # bytes of X that are streamed for the rate at each place, and places at most
 # without a label that has positives, there is nothing to do
 _NO_RATES = dict.fromkeys(("step", "score", "gather", "stream"), 0.0)
 
@@ -180,10 +180,14 @@ class ProbeJob:
         return took / max(rows, 1) / width
 
     def _stream(self, X: SparseMatrix, Y: SparseMatrix) -> float:
-        """Seconds of a byte that is streamed, while nothing else is done: some rows before the middle."""
-        middle, before = X.n_lines // 2, X.bytes_read + Y.bytes_read
-        n = max(1, int(_STREAMED / (8 * X.nnz / max(X.n_lines, 1) + 8)))
-        began = time.perf_counter()
-        for _ in stream((X, Y), self.plan.row_block_bytes, max(0, middle - n), max(1, middle)):
-            pass
-        return (time.perf_counter() - began) / max(X.bytes_read + Y.bytes_read - before, 1)
+        """Seconds of a byte that is streamed, while nothing else is done: the median of some places, one in few rows."""
+        n_lines, rates = X.n_lines, []
+        n = max(1, int(_STREAMED / (8 * X.nnz / max(n_lines, 1) + 8)))
+        places = max(1, min(_PLACES, n_lines // (2 * n)))
+        for place in range(1, places + 1):
+            end, before = max(1, n_lines * place // (places + 1)), X.bytes_read + Y.bytes_read
+            began = time.perf_counter()
+            for _ in stream((X, Y), self.plan.row_block_bytes, max(0, end - n), end):
+                pass
+            rates.append((time.perf_counter() - began) / max(X.bytes_read + Y.bytes_read - before, 1))
+        return float(np.median(rates))
