@@ -212,3 +212,34 @@ def test_names_that_the_package_gives() -> None:
     assert xs.errors.InputError is InputError
     assert {"CPLST", "errors", "PPDSparse"} <= set(xs.__all__)
     assert "__version__" in dir(xs)
+
+
+def test_only_what_outlives_the_process_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable: set[int] = set()
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        durable.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    X, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+    clf = xs.PPDSparse().fit(X, y)
+    assert not durable
+    for name in ("saved", "trained"):
+        durable.clear()
+        if name == "saved":
+            clf.save(tmp_path / name)
+        else:
+            xs.PPDSparse().fit(X, y, model=tmp_path / name)
+        files = {file.stat().st_ino for file in (tmp_path / name).rglob("*") if file.name != "events.jsonl"}
+        assert len(files) > 5
+        assert files <= durable
+
+
+def test_folders_of_the_process_and_others_are_told_apart(tmp_path: Path) -> None:
+    with folders.temporary_folder() as folder:
+        assert not folders.outlives_process(folder)
+        assert not folders.outlives_process(folder / "model" / "units")
+        assert folders.outlives_process(folder.parent.parent / (folder.parent.name + "-more") / "model")
+    assert folders.outlives_process(tmp_path)

@@ -54,6 +54,15 @@ def kept_folder() -> Iterator[Path]:
         raise
 
 
+def outlives_process(path: str | Path) -> bool:
+    """Whether a file may be wanted when this process has ended: it lies in none of its temporary folders.
+
+    Else it need not be made durable, which takes longer than all else that small data need.
+    """
+    mine = (root for (process, _), root in list(_roots.items()) if process == os.getpid())
+    return not any(str(path).startswith(f"{root}{os.sep}") for root in mine)
+
+
 def removed_with(owner: object, folder: Path) -> None:
     """Have a temporary folder removed with an object of this process; a fork of the process leaves it alone."""
     weakref.finalize(owner, _remove_of, os.getpid(), folder)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.folders import outlives_process
 
 Receipt = dict[str, Any]
 IDENTITY = "identity"
@@ -84,7 +85,8 @@ class Ledger:
             written = 0
             while written < len(line):
                 written += self._file.write(line[written:])
-            os.fsync(self._file.fileno())
+            if outlives_process(self.path):
+                os.fsync(self._file.fileno())
         except OSError:
             with suppress(OSError):
                 self._file.truncate(self._size)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import NO_ROOM, StoreError, XmcStreamError
+from xmc_stream.folders import outlives_process
 from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
@@ -320,6 +321,8 @@ def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
 
     Some at a time: the file system then writes its journal once for many of them, where one by one it does for each.
     """
+    if not outlives_process(path):
+        return
     names: list[str] = []
     for folder, folders, files in os.walk(path):
         if folder == str(path):
@@ -354,7 +357,8 @@ def _beside(do: Callable[[str], None], paths: list[str]) -> None:
 
 def fsync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
-    _fsync(path)
+    if outlives_process(path):
+        _fsync(path)
 
 
 def _fsync(path: str | Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
+from xmc_stream.folders import outlives_process
 from xmc_stream.stop import stop_if_unwanted, work_name
 from xmc_stream.store.encoding import Encoding, LineWriter, fsync_folder, index_dtype, naming, remove
 from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
@@ -131,9 +132,10 @@ def new_pack(path: Path, durable: bool = True) -> Iterator[PackWriter]:
     """A new pack under a work name, renamed to `path` when the block ends well, else removed; what had the name is replaced.
 
     A killed process leaves `NAME.partial`, which nobody reads and the next writer of that name replaces (a killed worker
-    `NAME.COPY.partial`). durable: the file before it has its name, and its name when the block has ended.
+    `NAME.COPY.partial`). durable: the file before it has its name, and its name when the block has ended; not in a folder that
+    goes with this process.
     """
-    work = work_name(path)
+    work, durable = work_name(path), durable and outlives_process(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in (work, path):  # of a run that an earlier release began
         if folder.is_dir():
