@@ -406,7 +406,8 @@ def _fetch(path: str) -> None:
         fs, _ = file_system(url)
         target = Path(root) / ".partial" / slot
         target.parent.mkdir(exist_ok=True)
-        _tell(fd, size)
+        with suppress(OSError):  # where the disk is full, the download says so
+            _tell(fd, size)
         try:
             _make_room(Path(root), size)
             _download(fs, url, target, size)
