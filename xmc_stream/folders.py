@@ -57,7 +57,7 @@ def kept_folder() -> Iterator[Path]:
 def outlives_process(path: str | Path) -> bool:
     """Whether a file may be wanted when this process has ended: it lies in none of its temporary folders.
 
-    Else it need not be made durable, which takes longer than all else that small data need.
+    Else it need not be made durable: a fit of small data makes hundreds of files, and a slow disk takes milliseconds for each.
     """
     mine = (root for (process, _), root in list(_roots.items()) if process == os.getpid())
     return not any(str(path).startswith(f"{root}{os.sep}") for root in mine)

@@ -481,9 +481,8 @@ def _bound(root: Path, used: int) -> float:
 
 def _removed_down_to(root: Path, most: float, to: float) -> int:
     """Where more bytes are fetched, or are being, than `most`, remove files until there are `to`; returns how many are left."""
-    arriving = _arriving(
-        root
-    )  # before the files are listed: one that arrives meanwhile is counted twice, never not at all
+    # before the files are listed: one that arrives meanwhile is counted twice, never not at all
+    arriving = _arriving(root)
     files = []
     for folder, _, names in os.walk(root):
         for name in names:
