@@ -117,13 +117,18 @@ count("int32")
 """
 
 
+def counting(folder: Path) -> dict[str, str]:
+    """The environment of processes that import `counting`, with a cache of their own."""
+    (folder / "counting.py").write_text(WARM_UP)
+    root = str(Path(xmc_stream.__file__).parents[1])
+    return {
+        **os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": os.pathsep.join([str(folder), root])
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_what_was_called_is_loaded_without_numba(tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(WARM_UP)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    environment = {
-        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
-    }  # fmt: skip
+    environment = counting(tmp_path)
 
     def run(**more: str) -> None:
         subprocess.run([sys.executable, "-c", RUN], env={**environment, **more}, check=True)
@@ -144,11 +149,7 @@ print("numba" in sys.modules)
 
 @pytest.mark.slow
 def test_a_damaged_note_is_not_trusted_and_made_anew(tmp_path: Path) -> None:
-    (tmp_path / "counting.py").write_text(WARM_UP)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    environment = {
-        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
-    }  # fmt: skip
+    environment = counting(tmp_path)
 
     def said() -> str:
         return subprocess.run(
