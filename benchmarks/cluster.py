@@ -42,7 +42,7 @@ from xmc_stream.memory import format_size, parse_size
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
 from start_cluster import SETTINGS
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(path_type=Path, resolve_path=True)  # workers run in folders of their own
 _AGAIN = "takes long: once more, on "  # what a run logs of a straggler
 _MEMORY = ("Worker is at", "terminated by", "Restarting worker", "exceeded")  # what dask logs of its memory manager
 

@@ -14,18 +14,6 @@ from xmc_stream.kernels.jit import kernel
 
 
 @kernel
-def project(x: CSR, directions: NDArray[np.float64], out: NDArray[np.float64]) -> None:
-    """out[i, m] = x_i . directions[:, m]."""
-    indptr, indices, data = x
-    out[:] = 0.0
-    for i in range(len(indptr) - 1):
-        for p in range(indptr[i], indptr[i + 1]):
-            value = np.float64(data[p])
-            for m in range(out.shape[1]):
-                out[i, m] += value * directions[indices[p], m]
-
-
-@kernel
 def add_to_labels(y: Labels, projected: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
     """sums[l, m] += projected[i, m] for every row i and each of its labels l."""
     indptr, indices = y
@@ -36,29 +24,22 @@ def add_to_labels(y: Labels, projected: NDArray[np.float64], sums: NDArray[np.fl
 
 
 @kernel
-def add_sides(x: CSR, y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
-    """sums[:, b, m] += sum of m_l over the labels of side b of split m, for b = 0 and 1.
+def shares_of_sides(
+    y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], shares: NDArray[np.float64]
+) -> None:
+    """shares[i, b, m] = sum of s_l over the labels of row i that are on side b of split m, for b = 0 and 1.
 
-    side (K, M): 0, 1, or -1 for neither; sums (D, 2, M).
+    side (K, M): 0, 1, or -1 for neither; shares (rows, 2, M). The sum of m_l over a side is then sum_i shares[i, b, m] x_i.
     """
-    indptr, indices, data = x
-    y_indptr, y_indices = y
-    n = side.shape[1]
-    both = np.empty((2, n))
+    indptr, indices = y
+    shares[:] = 0.0
     for i in range(len(indptr) - 1):
-        both[:] = 0.0
-        for p in range(y_indptr[i], y_indptr[i + 1]):
-            label = y_indices[p]
-            share = scale[label]
-            for m in range(n):
-                both[0, m] += share if side[label, m] == 0 else 0.0
-                both[1, m] += share if side[label, m] == 1 else 0.0
+        first, second = shares[i, 0], shares[i, 1]
         for p in range(indptr[i], indptr[i + 1]):
-            value = np.float64(data[p])
-            of_feature = sums[indices[p]]
-            for b in range(2):
-                for m in range(n):
-                    of_feature[b, m] += value * both[b, m]
+            share, sides = scale[indices[p]], side[indices[p]]
+            for m in range(len(sides)):
+                first[m] += share if sides[m] == 0 else 0.0
+                second[m] += share if sides[m] == 1 else 0.0
 
 
 @kernel

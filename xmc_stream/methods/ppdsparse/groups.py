@@ -12,7 +12,7 @@ side by all of its rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.domains import LABEL_GROUPS
-from xmc_stream.kernels.groups import add_sides, add_to_labels, project, signs_of_group
+from xmc_stream.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
+from xmc_stream.kernels.lowrank import add_transposed, multiply
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -268,10 +269,10 @@ class _Sample:
             bits = word_bits(len(labels))
             for b in range(2):
                 side[labels[permuted(b, len(labels), bits, keys[m])], m] = b
-        directions[:, going] = self._directions(side[:, going])
+        directions[:, going] = self._directions(np.take(side, going, axis=1))
         for _ in range(_MOST_STEPS if going else 0):
             sums = np.zeros((len(self.scale), len(going)))
-            _add_along(self.x, self.y, directions[:, going], sums)
+            _add_along(self.x, self.y, np.take(directions, going, axis=1), sums)
             moved = []
             for at, m in enumerate(going):
                 labels, before = parts[m], side[parts[m], m]
@@ -283,13 +284,17 @@ class _Sample:
             going = moved
             if not going:
                 break
-            directions[:, going] = self._directions(side[:, going])
+            directions[:, going] = self._directions(np.take(side, going, axis=1))
         return directions, halves
 
     def _directions(self, side: NDArray[np.int8]) -> NDArray[np.float64]:
         """The difference of the unit vectors of the sums of both sides, of each split (D, splits)."""
-        sums = np.zeros((self._n_features, 2, side.shape[1]))
-        add_sides(self.x, self.y, side, self.scale, sums)
+        n_splits = side.shape[1]
+        sums = np.zeros((self._n_features, 2, n_splits))
+        for x, y in _blocks(self.x, self.y, 2 * n_splits):
+            shares = np.empty((len(x.indptr) - 1, 2, n_splits))
+            shares_of_sides(y, side, self.scale, shares)
+            add_transposed(*x, shares.reshape(len(shares), -1), sums.reshape(len(sums), -1))
         lengths = np.sqrt(np.einsum("jbm,jbm->bm", sums, sums))
         sums /= np.where(lengths > 0.0, lengths, 1.0)
         return sums[:, 0] - sums[:, 1]
@@ -297,12 +302,18 @@ class _Sample:
 
 def _add_along(x: CSR, y: Labels, directions: NDArray[np.float64], sums: NDArray[np.float64]) -> None:
     """Add to each label's sums (K, directions), over its rows, x_i . d for each direction d."""
-    n, step = len(x.indptr) - 1, max(1, MIB // (8 * directions.shape[1]))
+    for some, labels in _blocks(x, y, directions.shape[1]):
+        projected = np.empty((len(some.indptr) - 1, directions.shape[1]))
+        multiply(*some, directions, projected)
+        add_to_labels(labels, projected, sums)
+
+
+def _blocks(x: CSR, y: Labels, columns: int) -> Iterator[tuple[CSR, Labels]]:
+    """Rows of x and y for which so many float64 columns take a MiB, in turn."""
+    n, step = len(x.indptr) - 1, max(1, MIB // (8 * max(columns, 1)))
     for low in range(0, n, step):
-        high = min(low + step, n)
-        projected = np.empty((high - low, directions.shape[1]))
-        project(CSR(x.indptr[low : high + 1], x.indices, x.values), directions, projected)
-        add_to_labels(Labels(y.indptr[low : high + 1], y.indices), projected, sums)
+        lines = slice(low, min(low + step, n) + 1)
+        yield CSR(x.indptr[lines], x.indices, x.values), Labels(y.indptr[lines], y.indices)
 
 
 def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.groups import project
+from xmc_stream.kernels.lowrank import multiply
 from xmc_stream.methods.ppdsparse.groups import CLUSTERINGS, GROUPS, N_GROUPS, group_needs
 from xmc_stream.methods.ppdsparse.start import matched
 from xmc_stream.models.cache import drop_tiles
@@ -101,6 +101,6 @@ def _nearest(
 ) -> NDArray[np.uint8]:
     """Of each clustering the group of the highest mean score; ties go to the first."""
     scores = np.empty((len(rows), N_GROUPS))
-    project(CSR.of(X.gather(rows)), directions, scores)
+    multiply(*CSR.of(X.gather(rows)), directions, scores)
     mean = (scores.mean(axis=0) + bias).reshape(CLUSTERINGS, GROUPS)
     return np.asarray(np.arange(CLUSTERINGS) * GROUPS + mean.argmax(axis=1), np.uint8)
