@@ -16,6 +16,7 @@ code 1 otherwise.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -146,8 +147,16 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
     print(f"{machine()}; {memory_limit}")
-    for way, how in _ways(folder, memory_limit):
-        for _ in range(repeats + 1):  # the first loads kernels
+    with ExitStack() as stack:
+        clusters = [stack.enter_context(_workers(folder, n, memory_limit)) for n in (1, 2)]
+        places: dict[str, tuple[dict[str, Any], Workers | None]] = {
+            "1 thread": ({"threads": 1}, None),
+            "2 threads": ({"threads": 2}, None),
+            "1 worker": ({"scheduler": clusters[0].client}, clusters[0]),
+            "2 workers": ({"scheduler": clusters[1].client}, clusters[1]),
+        }
+        # in turns, as the machine's speed changes by the minute; the first turn loads kernels
+        for _, (way, (how, at_work)) in itertools.product(range(repeats + 1), places.items()):
             commands: dict[str, Callable[[], Any]] = {}
             if not trained:
                 clean(model)
@@ -158,10 +167,11 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                 ),
                 "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
             }
-            for name, command in commands.items():
-                began = time.perf_counter()
-                command()
-                took.setdefault((name, way), []).append(time.perf_counter() - began)
+            with standing_still(*(cluster for cluster in clusters if cluster is not at_work)):
+                for name, command in commands.items():
+                    began = time.perf_counter()
+                    command()
+                    took.setdefault((name, way), []).append(time.perf_counter() - began)
             digests.add(xs.load_model(model).digest())
     ways = dict.fromkeys(way for _, way in took)
     print("| | " + " | ".join(f"{way}, s" for way in ways) + " | ratio of threads | of workers |\n" + "|---" * 7 + "|")
@@ -172,15 +182,11 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
     sys.exit(len(digests) > 1)
 
 
-def _ways(folder: Path, memory_limit: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """One thread and two, one worker and two. Nothing else is there meanwhile: idle workers take time from others."""
-    yield "1 thread", {"threads": 1}
-    yield "2 threads", {"threads": 2}
-    for n in (1, 2):
-        place = folder / f"cluster-{n}"
-        place.mkdir(exist_ok=True)
-        with Workers(place, n, memory_limit) as workers:
-            yield f"{n} workers", {"scheduler": workers.client}
+def _workers(folder: Path, n: int, memory_limit: str) -> Workers:
+    """A cluster in a folder of its own."""
+    place = folder / f"cluster-{n}"
+    place.mkdir(exist_ok=True)
+    return Workers(place, n, memory_limit)
 
 
 @main.command()

@@ -54,7 +54,7 @@ that fits, interpreter, packages and data included. model MB: as saved. P@k, PSP
 program's best five labels of each test row. ms/row: the call that predicts the whole test set, model and data loaded
 before, divided by its rows (Omikuji and scikit-learn as their Python interfaces allow); of xmc_stream a second
 `predict_topk` in one process, which has the model in memory and reads the data from the page cache. Times and memory:
-{take} of {repeats} runs; load: the highest at a start; accuracy: the first run's. napkinXC one-vs-rest is its BR, or
+{take} of {repeats} runs; load: the highest at a start; accuracy: the median. napkinXC one-vs-rest is its BR, or
 OVR where every row has one label."""
 
 
@@ -232,7 +232,9 @@ def row(name: str, program: Program, records: Sequence[dict[str, Any]], take: st
     for column, digits in (("fit s", 2), ("peak MB", 0), ("model MB", 1), ("ms/row", 4)):
         taken = [record[column] for record in records if column in record]
         cells[column] = f"{middle(taken):.{digits}f}" if taken else "-"
-    cells |= {figure: f"{records[0][figure]:.2f}" if figure in records[0] else "-" for figure in FIGURES}
+    for figure in FIGURES:  # some programs draw otherwise in each run
+        taken = [record[figure] for record in records if figure in record]
+        cells[figure] = f"{statistics.median(taken):.2f}" if taken else "-"
     cells["load"] = f"{max(record['load'] for record in records):.1f}"
     failures = [record["failure"] for record in records if "failure" in record]
     return table_line([cells[column] for column in HEAD]) + (f" {failures[0]}" if failures else "")

@@ -318,6 +318,10 @@ def _blocks(x: CSR, y: Labels, columns: int) -> Iterator[tuple[CSR, Labels]]:
 
 def _halves(labels: NDArray[np.int64], along: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Labels whose values are highest, and the others, as many or one fewer; ascending. Ties go to the lower label."""
-    order = np.argsort(-along[labels], kind="stable")
-    middle = -(-len(labels) // 2)
-    return np.sort(labels[order[:middle]]), np.sort(labels[order[middle:]])
+    values, first = along[labels], -(-len(labels) // 2)
+    chosen = np.zeros(len(labels), np.bool_)
+    if first:
+        least = np.partition(values, len(values) - first)[len(values) - first]
+        chosen = values > least
+        chosen[np.flatnonzero(values == least)[: first - int(chosen.sum())]] = True
+    return labels[chosen], labels[~chosen]

@@ -31,7 +31,7 @@ _ENTRIES = 1 << 21  # of active rows solved at most: 16 MiB, a fraction of a sec
 _SHARE = 16  # of what the first round solves, one entry in so many at most,
 _FEW_ENTRIES = 1 << 17  # or so many where that is more
 _FEWEST = 16  # classes, as far as they fit
-_SECONDS = 0.15  # of scoring
+_SECONDS = 0.15  # of scoring at most; as long as solving took, where that is less
 _ROWS = 512  # scored at a time
 _STREAMED, _PLACES = 8 << 20, 5  # bytes of X that are streamed for the rate at each place, and places at most
 # without a label that has positives, there is nothing to do
@@ -106,7 +106,8 @@ class ProbeJob:
         Solver(self.parameters, self.seed, row_order(n, X.nnz), dense).solve(
             sets, at, block, 0, scratch, statistics, sink
         )
-        step = (time.perf_counter() - began) / max(1, entries * self.parameters.epochs_of(0))
+        solving = time.perf_counter() - began
+        step = solving / max(1, entries * self.parameters.epochs_of(0))
         del block, scratch
         kept = np.empty(len(classes), np.int64)
         drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, kept)
@@ -128,7 +129,7 @@ class ProbeJob:
             "step": step,
             "gather": gather,
             "stream": self._stream(X, dataset.Y_rows()),
-            "score": self._score(X, dataset.Y_rows(), tile),
+            "score": self._score(X, dataset.Y_rows(), tile, min(solving, _SECONDS)),
         }
 
     def _most_rows(self, row_length: float) -> int:
@@ -157,8 +158,8 @@ class ProbeJob:
     def _largest(sets: ActiveSets, indptr: NDArray[np.int64], at: NDArray[np.int64]) -> int:
         return int(np.add.reduceat(np.diff(indptr)[at], sets.ptr[:-1]).max())
 
-    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile) -> float:
-        """Seconds of a search for a row and a class: rows from the middle on, until enough time is spent."""
+    def _score(self, X: SparseMatrix, Y: SparseMatrix, tile: Tile, seconds: float) -> float:
+        """Seconds of a search for a row and a class: rows from the middle on, until so many seconds are spent."""
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
         rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
@@ -175,7 +176,7 @@ class ProbeJob:
                 np.empty(width, np.float32),
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
-            if took > _SECONDS:
+            if took > seconds:
                 break
         return took / max(rows, 1) / width
 
