@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.jit import kernel
 
 
@@ -24,9 +24,7 @@ def add_to_labels(y: Labels, projected: NDArray[np.float64], sums: NDArray[np.fl
 
 
 @kernel
-def shares_of_sides(
-    y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], shares: NDArray[np.float64]
-) -> None:
+def shares_of_sides(y: Labels, side: NDArray[np.int8], scale: NDArray[np.float64], shares: NDArray[np.float64]) -> None:
     """shares[i, b, m] = sum of s_l over the labels of row i that are on side b of split m, for b = 0 and 1.
 
     side (K, M): 0, 1, or -1 for neither; shares (rows, 2, M). The sum of m_l over a side is then sum_i shares[i, b, m] x_i.
