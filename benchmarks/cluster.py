@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -344,7 +344,8 @@ def _disturb(what: str, workers: Workers, freeze: float, rng: random.Random, tra
         end = time.monotonic() + freeze
         while time.monotonic() < end and training.poll() is None:
             time.sleep(0.5)
-        os.kill(pids[address], signal.SIGCONT)
+        with suppress(ProcessLookupError):  # its nanny has ended it: the scheduler drops who is silent for a minute
+            os.kill(pids[address], signal.SIGCONT)
 
 
 if __name__ == "__main__":
