@@ -201,6 +201,9 @@ def test_damaged_gzip_names_the_line_reached(tmp_path: Path) -> None:
 def test_what_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     good = write(tmp_path / "a.txt", TEXT)
     assert "missing.txt cannot be read (No such file" in refused(tmp_path / "d.xmc", tmp_path / "missing.txt")
+    for names in ("label_names", "feature_names"):
+        line = refused(tmp_path / "d.xmc", good, **{names: tmp_path / "words.txt"})
+        assert line == f"{tmp_path / 'words.txt'} cannot be read (No such file or directory): check the name"
     assert f"{tmp_path} is a folder" in refused(tmp_path / "d.xmc", tmp_path)
     assert f"{tmp_path} is a folder" in refused(tmp_path / "d.xmc", tmp_path, format="libsvm")
     assert "format 'text' is not known: it is one of npz," in refused(tmp_path / "d.xmc", good, format="text")

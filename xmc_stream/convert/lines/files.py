@@ -367,8 +367,14 @@ def ranges(
 
 
 def file_identity(path: Path) -> list[Any]:
-    """What tells a file from another: name, size and time; of a pipe, something that never comes again."""
-    status = None if path == STANDARD_INPUT else path.stat()
+    """What tells a file from another: name, size and time; of a pipe, something that never comes again.
+
+    Raises InputError where there is no such file.
+    """
+    try:
+        status = None if path == STANDARD_INPUT else path.stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
     if status is None or not stat.S_ISREG(status.st_mode):
         return [str(path), os.urandom(16).hex()]
     return [str(path.absolute()), status.st_size, status.st_mtime_ns]
