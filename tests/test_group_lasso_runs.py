@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
 from helpers.damage import flip
 from helpers.forked import forked_command
 from helpers.problems import tight
@@ -21,7 +21,7 @@ from xmc_stream.cli import main
 from xmc_stream.engine.events import read_events
 from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import JobError, MemoryLimitError
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.grouplasso import descent, firstorder
 from xmc_stream.methods.grouplasso.descent import SegmentJob
@@ -48,22 +48,6 @@ def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("group-lasso") / "data.xmc"
     xs.convert(sp.csr_matrix(X), path, labels=Y, normalize="l2", memory_limit=LIMIT)
     return path
-
-
-class CutError(Exception):
-    """The run ends here."""
-
-
-class CutLedger(Notes):
-    """Ends the run after so many jobs."""
-
-    left = 0
-
-    def add(self, key: str, receipt: Receipt) -> None:
-        super().add(key, json.loads(json.dumps(receipt)))
-        self.left -= 1
-        if self.left == 0:
-            raise CutError
 
 
 def digest(data: Path, folder: Path, p: GroupLassoParameters, threads: list[int], budget: int = 2**30) -> str:

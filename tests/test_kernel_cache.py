@@ -117,9 +117,10 @@ count("int32")
 """
 
 
-def counting(folder: Path) -> dict[str, str]:
-    """The environment of processes that import `counting`, with a cache of their own."""
-    (folder / "counting.py").write_text(WARM_UP)
+def importing(folder: Path, **modules: str) -> dict[str, str]:
+    """The environment of processes that import some modules, by name with their text, and have a cache of their own."""
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
     root = str(Path(xmc_stream.__file__).parents[1])
     return {
         **os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": os.pathsep.join([str(folder), root])
@@ -128,7 +129,7 @@ def counting(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_what_was_called_is_loaded_without_numba(tmp_path: Path) -> None:
-    environment = counting(tmp_path)
+    environment = importing(tmp_path, counting=WARM_UP)
 
     def run(**more: str) -> None:
         subprocess.run([sys.executable, "-c", RUN], env={**environment, **more}, check=True)
@@ -149,7 +150,7 @@ print("numba" in sys.modules)
 
 @pytest.mark.slow
 def test_a_damaged_note_is_not_trusted_and_made_anew(tmp_path: Path) -> None:
-    environment = counting(tmp_path)
+    environment = importing(tmp_path, counting=WARM_UP)
 
     def said() -> str:
         return subprocess.run(
@@ -229,11 +230,7 @@ assert sum(wholes.numba.stats.cache_misses.values()) == (step == "caller")
 @pytest.mark.slow
 def test_a_loaded_kernel_can_be_called_by_one_that_is_compiled_later(tmp_path: Path) -> None:
     """And the caller, which holds its code, is loaded like any other: without the compiler, errors as they were."""
-    (tmp_path / "calling.py").write_text(CALLING)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    environment = {
-        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
-    }  # fmt: skip
+    environment = importing(tmp_path, calling=CALLING)
     for step in ("first", "again", "caller", "caller again"):
         subprocess.run([sys.executable, "-c", CALL, step], env=environment, check=True)
 
@@ -254,11 +251,7 @@ print(sum(halves.numba.stats.cache_misses.values()))
 
 @pytest.mark.slow
 def test_with_another_numba_kernels_load_its_own_way(tmp_path: Path) -> None:
-    (tmp_path / "calling.py").write_text(CALLING)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    environment = {
-        **os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
-    }  # fmt: skip
+    environment = importing(tmp_path, calling=CALLING)
     command = [sys.executable, "-c", OTHER_NUMBA]
     misses = [subprocess.run(command, env=environment, check=True, capture_output=True).stdout for _ in range(2)]
     assert misses == [b"1\n", b"0\n"]
@@ -326,13 +319,7 @@ assert wholes(2) == 2.0
 )
 def test_machine_code_does_what_numba_would(told: dict[str, str], said: list[str], tmp_path: Path) -> None:
     """Arrays that it makes, errors, beside numba; where another process cannot load it, numba does."""
-    (tmp_path / "calling.py").write_text(CALLING)
-    (tmp_path / "noted.py").write_text(NOTED)
-    root = str(Path(xmc_stream.__file__).parents[1])
-    environment = {
-        **os.environ, **told, "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), root])
-    }  # fmt: skip
+    environment = {**importing(tmp_path, calling=CALLING, noted=NOTED), **told}
     for _ in range(2):
         command = [sys.executable, "-c", CALL_NOTED]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from helpers.clusters import Worker, cluster
+from helpers.cuts import CutError
 from helpers.forked import Forked
 
 import xmc_stream as xs
@@ -164,10 +165,6 @@ def test_places_of_entries_have_room_for_all_rows_of_a_block() -> None:
         18,
     ]
     assert range_bits(2**62) + (lines_of(LARGE_ROW_BYTES) - 1).bit_length() <= 32
-
-
-class CutError(Exception):
-    """The run ends here."""
 
 
 def digest(path: Path, folder: Path, method: str, change: Callable[[LowRankPlan], LowRankPlan], cuts: list[int]) -> str:

@@ -13,13 +13,14 @@ import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
 from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
 from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Receipt, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
@@ -43,22 +44,6 @@ def several_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset = xs.convert(X, path, labels=sp.csr_matrix(Y.astype(np.float32)), memory_limit=LIMIT)
     dataset.with_observed(sp.csr_matrix(rng.random((n, k)) < 0.05))
     return path
-
-
-class CutError(Exception):
-    """The run ends here."""
-
-
-class CutLedger(Notes):
-    """Ends the run after so many jobs."""
-
-    left = 0
-
-    def add(self, key: str, receipt: Receipt) -> None:
-        super().add(key, receipt)
-        self.left -= 1
-        if self.left == 0:
-            raise CutError
 
 
 def digest(

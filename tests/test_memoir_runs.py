@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
 from helpers.damage import flip
 from helpers.forked import forked_command
 
 import xmc_stream as xs
 from xmc_stream.engine.events import read_events
 from xmc_stream.errors import JobError, StoreError
-from xmc_stream.jobs.job import Notes, Receipt, run_here
+from xmc_stream.jobs.job import Receipt, run_here
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.memory import resident
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
@@ -44,22 +44,6 @@ def some_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("memoir") / "data.xmc"
     xs.convert(X.astype(np.float32), path, labels=Y, normalize="l2", memory_limit=LIMIT)
     return path
-
-
-class CutError(Exception):
-    """The run ends here."""
-
-
-class CutLedger(Notes):
-    """Ends the run after so many jobs."""
-
-    left = 0
-
-    def add(self, key: str, receipt: Receipt) -> None:
-        super().add(key, json.loads(json.dumps(receipt)))
-        self.left -= 1
-        if self.left == 0:
-            raise CutError
 
 
 def digest(data: Path, folder: Path, p: MEMOIRParameters, threads: list[int], budget: int = 2**30) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
 from helpers.damage import flip
 from helpers.forked import forked_command
 from helpers.problems import LIMIT, overlapping
@@ -111,29 +112,11 @@ def several_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PARAMETERS = PDSparseParameters(lam=0.3, max_passes=3, post_solve=True)
 
 
-class CutError(Exception):
-    """The run ends here."""
-
-
-class CutLedger(Notes):
-    """Ends the run after so many jobs."""
-
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self.left = left
-
-    def add(self, key: str, receipt: Receipt) -> None:
-        super().add(key, receipt)
-        self.left -= 1
-        if self.left == 0:
-            raise CutError
-
-
 def digest(data: Path, folder: Path, budgets: list[int], parameters: PDSparseParameters = PARAMETERS) -> str:
     """Train, with a budget until the first cut (after each job in turn but the last), then the next; the model's digest."""
     dataset, work = Dataset(data), folder / "model.partial"
     begin_model(work)
-    ledger = CutLedger(0)
+    ledger = CutLedger()
     for number, budget in enumerate(budgets):
         ledger.left = 2 if number + 1 < len(budgets) else 0
         drop_session()
