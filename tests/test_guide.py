@@ -191,6 +191,31 @@ def test_a_split_is_that_of_dense_vectors() -> None:
         assert [half.tolist() for half in found] == wanted
 
 
+@given(st.lists(st.integers(-2, 2), max_size=30), st.randoms(use_true_random=False))
+def test_halves_are_the_highest_values_and_ties_go_to_lower_labels(values: list[int], random: Any) -> None:
+    along = np.array(values, np.float64)
+    labels = np.array(sorted(random.sample(range(len(values)), len(values) // 2)), np.int64)
+    ordered = sorted(labels.tolist(), key=lambda label: (-along[label], label))
+    first = -(-len(labels) // 2)
+    found = [half.tolist() for half in module._halves(labels, along)]
+    assert found == [sorted(ordered[:first]), sorted(ordered[first:])]
+
+
+def test_a_split_does_not_depend_on_how_many_rows_are_summed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = random_problem(60, 30, 15, seed=2)
+    x = CSR(X.indptr.astype(np.int64), X.indices, X.data)
+    y = Labels(Y.indptr.astype(np.int64), Y.indices)
+    sample = module._Sample(x, y, np.full(15, 0.5), 30, False)
+    parts, keys = [np.arange(8), np.arange(8, 15)], [np.uint64(1), np.uint64(2)]
+    directions, halves = sample.split(parts, keys)
+    monkeypatch.setattr(module, "MIB", 200)
+    again, others = sample.split(parts, keys)
+    assert np.array_equal(again, directions)
+    assert [[half.tolist() for half in pair] for pair in others] == [
+        [half.tolist() for half in pair] for pair in halves
+    ]
+
+
 def test_the_kernels_are_dense_products() -> None:
     _, Y = random_problem(40, 30, 15, seed=1)
     y = Labels(Y.indptr.astype(np.int64), Y.indices)

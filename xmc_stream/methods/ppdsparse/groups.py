@@ -264,13 +264,16 @@ class _Sample:
         directions = np.zeros((self._n_features, len(parts)))
         halves = [(labels, labels[len(labels) :]) for labels in parts]
         going = [m for m, labels in enumerate(parts) if len(labels) > 1]
+        if not going:
+            return directions, halves
         for m in going:
             labels = parts[m]
             bits = word_bits(len(labels))
             for b in range(2):
                 side[labels[permuted(b, len(labels), bits, keys[m])], m] = b
+        # np.take, as directions[:, going] would be by columns, and kernels go along lines
         directions[:, going] = self._directions(np.take(side, going, axis=1))
-        for _ in range(_MOST_STEPS if going else 0):
+        for _ in range(_MOST_STEPS):
             sums = np.zeros((len(self.scale), len(going)))
             _add_along(self.x, self.y, np.take(directions, going, axis=1), sums)
             moved = []
@@ -310,7 +313,7 @@ def _add_along(x: CSR, y: Labels, directions: NDArray[np.float64], sums: NDArray
 
 def _blocks(x: CSR, y: Labels, columns: int) -> Iterator[tuple[CSR, Labels]]:
     """Rows of x and y for which so many float64 columns take a MiB, in turn."""
-    n, step = len(x.indptr) - 1, max(1, MIB // (8 * max(columns, 1)))
+    n, step = len(x.indptr) - 1, max(1, MIB // (8 * columns))
     for low in range(0, n, step):
         lines = slice(low, min(low + step, n) + 1)
         yield CSR(x.indptr[lines], x.indices, x.values), Labels(y.indptr[lines], y.indices)
