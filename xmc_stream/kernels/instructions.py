@@ -229,3 +229,143 @@ def above(typingctx: Any, array: Any, at: Any, bounds: Any) -> Any:
         return builder.zext(bits, ir.IntType(WORD))
 
     return types.uint64(array, at, bounds), generate
+
+
+@intrinsic
+def soft_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, v: Any, lam: Any, sums: Any) -> Any:
+    """sums[l] = sum over entries p of values[p] soft(v[LANES indices[p] + l], lam), begin <= p < end, for float32 arrays.
+
+    Every other entry goes to sums of its own, which are added in the end: a sum waits for its last addition.
+    """
+    if not (_are_float32(values, v, sums) and _are_entries(indices, begin, end) and lam == types.float32):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_indices, of_values, of_v, of_sums = (
+            context.make_array(kind)(context, builder, arguments[at]).data
+            for at, kind in ((0, indices), (1, values), (4, v), (6, sums))
+        )
+        first, last, vector = arguments[2], arguments[3], ir.VectorType(ir.FloatType(), LANES)
+        high = _in_all_lanes(builder, arguments[5])
+        low, one, two = builder.fneg(high), ir.Constant(ir.IntType(64), 1), ir.Constant(ir.IntType(64), 2)
+        zero = ir.Constant(vector, [0.0] * LANES)
+        even, odd = (_cgutils.alloca_once_value(builder, zero) for _ in range(2))
+
+        def add(p: Any, sum_: Any) -> None:
+            x = builder.load(_line(builder, of_indices, p, of_v, indices.dtype), align=4)
+            clipped = builder.select(builder.fcmp_ordered(">", x, low), x, low)
+            clipped = builder.select(builder.fcmp_ordered("<", clipped, high), clipped, high)
+            value = _in_all_lanes(builder, builder.load(builder.gep(of_values, [p])))
+            product = builder.fmul(value, builder.fsub(x, clipped))
+            builder.store(builder.fadd(builder.load(sum_), product), sum_)
+
+        n = builder.sub(last, first)
+        with _cgutils.for_range(builder, builder.sdiv(n, two)) as loop:
+            p = builder.add(first, builder.mul(loop.index, two))
+            add(p, even)
+            add(builder.add(p, one), odd)
+        with builder.if_then(builder.icmp_signed("==", builder.srem(n, two), one)):
+            add(builder.sub(last, one), even)
+        total = builder.fadd(builder.load(even), builder.load(odd))
+        builder.store(total, builder.bitcast(of_sums, ir.PointerType(vector)), align=4)
+        return context.get_dummy_value()
+
+    return types.void(indices, values, begin, end, v, lam, sums), generate
+
+
+@intrinsic
+def add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any, steps: Any, v: Any) -> Any:
+    """v[LANES indices[p] + l] += values[p] steps[l] for entries p in turn, begin <= p < end, and each lane l."""
+    if not (_are_float32(values, steps, v) and _are_entries(indices, begin, end)):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        of_indices, of_values, of_steps, of_v = (
+            context.make_array(kind)(context, builder, arguments[at]).data
+            for at, kind in ((0, indices), (1, values), (4, steps), (5, v))
+        )
+        vector = ir.VectorType(ir.FloatType(), LANES)
+        step = builder.load(builder.bitcast(of_steps, ir.PointerType(vector)), align=4)
+        with _cgutils.for_range(builder, builder.sub(arguments[3], arguments[2])) as loop:
+            p = builder.add(arguments[2], loop.index)
+            line = _line(builder, of_indices, p, of_v, indices.dtype)
+            value = _in_all_lanes(builder, builder.load(builder.gep(of_values, [p])))
+            builder.store(builder.fadd(builder.load(line, align=4), builder.fmul(value, step)), line, align=4)
+        return context.get_dummy_value()
+
+    return types.void(indices, values, begin, end, steps, v), generate
+
+
+@intrinsic
+def lane_step(
+    typingctx: Any, i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
+    sums: Any, worst: Any,
+) -> Any:  # fmt: skip
+    """A coordinate step of row i in each lane, see `lanecd.Lanes`; returns a bit for each lane whose alpha moved.
+
+    awake: bits of the lanes that may move.
+
+    sums: the margins times tau; then what alpha moved by, times y. worst: the largest |gradient| of a coordinate that moved.
+    """
+    numbers = i == types.int64 and square == weight == tau == types.float32 and awake == positive == types.uint16
+    if not (numbers and _are_float32(h2, upper, alpha, sums, worst)):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), LANES)
+
+        def place(at: int, kind: Any, line: Any) -> Any:
+            start = context.make_array(kind)(context, builder, arguments[at]).data
+            first = builder.gep(start, [builder.mul(line, ir.Constant(ir.IntType(64), LANES))])
+            return builder.bitcast(first, ir.PointerType(vector))
+
+        def load(at: int, kind: Any, line: int) -> Any:
+            return builder.load(place(at, kind, ir.Constant(ir.IntType(64), line)), align=4)
+
+        zero, one = (ir.Constant(vector, [value] * LANES) for value in (0.0, 1.0))
+        square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4))
+        may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 5))
+        sign = builder.select(is_positive, one, builder.fneg(one))
+        own_h2 = builder.fdiv(builder.select(is_positive, load(6, h2, 1), load(6, h2, 0)), weight)
+        most = builder.fmul(builder.select(is_positive, load(7, upper, 1), load(7, upper, 0)), weight)
+        before = builder.load(place(8, alpha, arguments[0]), align=4)
+        g = builder.fsub(builder.fmul(sign, builder.fdiv(load(9, sums, 0), tau)), one)
+        g = builder.fadd(g, builder.fmul(before, own_h2))
+        after = builder.fsub(before, builder.fdiv(g, builder.fadd(builder.fdiv(square, tau), own_h2)))
+        after = builder.select(builder.fcmp_ordered(">", after, zero), after, zero)
+        after = builder.select(builder.fcmp_ordered("<", after, most), after, most)
+        after = builder.select(may_move, after, before)
+        moved = builder.fcmp_ordered("!=", after, before)
+        size = builder.select(builder.fcmp_ordered("<", g, zero), builder.fneg(g), g)
+        size = builder.select(moved, size, zero)
+        largest = load(10, worst, 0)
+        largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
+        first = ir.Constant(ir.IntType(64), 0)
+        builder.store(largest, place(10, worst, first), align=4)
+        builder.store(after, place(8, alpha, arguments[0]), align=4)
+        builder.store(builder.fmul(builder.fsub(after, before), sign), place(9, sums, first), align=4)
+        return builder.bitcast(moved, ir.IntType(LANES))
+
+    return types.uint16(i, awake, square, weight, tau, positive, h2, upper, alpha, sums, worst), generate
+
+
+def _are_entries(indices: Any, begin: Any, end: Any) -> bool:
+    plain = isinstance(indices, types.Array) and indices.ndim == 1 and indices.layout == "C"
+    return plain and indices.dtype in (types.int32, types.int64) and begin == types.int64 and end == types.int64
+
+
+def _line(builder: Any, indices: Any, p: Any, v: Any, index: Any) -> Any:
+    """Where the LANES values of the feature of entry p begin."""
+    feature = builder.load(builder.gep(indices, [p]))
+    if index != types.int64:
+        feature = builder.sext(feature, ir.IntType(64))
+    place = builder.gep(v, [builder.mul(feature, ir.Constant(ir.IntType(64), LANES))])
+    return builder.bitcast(place, ir.PointerType(ir.VectorType(ir.FloatType(), LANES)))
+
+
+def _in_all_lanes(builder: Any, value: Any) -> Any:
+    """A float32 in each of LANES places."""
+    vector = ir.VectorType(ir.FloatType(), LANES)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), places)

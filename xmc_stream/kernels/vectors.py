@@ -43,8 +43,46 @@ def _plain_total(array: Any) -> Any:
     return sums[0]
 
 
+def _plain_soft_lines(indices: Any, values: Any, begin: Any, end: Any, v: Any, lam: Any, sums: Any) -> None:
+    """The same in NumPy."""
+    halves = np.zeros((2, LANES), np.float32)
+    for p in range(begin, end):
+        x = v[LANES * indices[p] : LANES * (indices[p] + 1)]
+        halves[(p - begin) % 2] += values[p] * (x - np.minimum(np.maximum(x, -lam), lam))
+    sums[:] = halves[0] + halves[1]
+
+
+def _plain_add_to_lines(indices: Any, values: Any, begin: Any, end: Any, steps: Any, v: Any) -> None:
+    """The same in NumPy."""
+    for p in range(begin, end):
+        v[LANES * indices[p] : LANES * (indices[p] + 1)] += values[p] * steps
+
+
+def _plain_lane_step(
+    i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any, sums: Any,
+    worst: Any,
+) -> Any:  # fmt: skip
+    """The same in NumPy."""
+    may_move, is_positive = ((int(bits) >> np.arange(LANES)) & 1 > 0 for bits in (awake, positive))
+    sign = np.where(is_positive, np.float32(1), np.float32(-1))
+    own_h2 = np.where(is_positive, h2[LANES:], h2[:LANES]) / weight
+    most = np.where(is_positive, upper[LANES:], upper[:LANES]) * weight
+    before = alpha[LANES * i : LANES * (i + 1)].copy()
+    g = sign * (sums / tau) - np.float32(1) + before * own_h2
+    after = np.minimum(np.maximum(before - g / (square / tau + own_h2), np.float32(0)), most)
+    after = np.where(may_move, after, before)
+    moved = after != before
+    worst[:] = np.maximum(worst, np.where(moved, np.abs(g), np.float32(0)))
+    alpha[LANES * i : LANES * (i + 1)] = after
+    sums[:] = (after - before) * sign
+    return np.uint16(sum(1 << lane for lane in range(LANES) if moved[lane]))
+
+
 total: Any = instruction("total", _plain_total)
 product: Any = instruction("product", _plain_product)
 soft_product: Any = instruction("soft_product", _plain_soft_product)
 above: Any = instruction("above", _plain_above)
 at_most: Any = instruction("at_most", _plain_at_most)
+soft_lines: Any = instruction("soft_lines", _plain_soft_lines)
+add_to_lines: Any = instruction("add_to_lines", _plain_add_to_lines)
+lane_step: Any = instruction("lane_step", _plain_lane_step)

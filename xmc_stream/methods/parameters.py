@@ -122,19 +122,21 @@ class Choice(Rule):
 
 @dataclass(frozen=True)
 class Flag(Rule):
-    """True or false."""
+    """True or false; none: None is allowed too."""
+
+    none: bool = False
 
     def what(self) -> str:
-        """The two words."""
-        return "true or false"
+        """The words."""
+        return "true, false or none" if self.none else "true or false"
 
     def typed(self) -> str:
         """Its type."""
-        return "bool"
+        return "bool or None" if self.none else "bool"
 
     def taken(self, value: Any) -> Any:
         """As it is."""
-        if not isinstance(value, bool):
+        if not isinstance(value, bool) and not (self.none and value is None):
             raise ValueError
         return value
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
+from xmc_stream.kernels.vectors import LANES
+from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, groups_read, groups_work, guide_weight
 from xmc_stream.methods.ppdsparse.implied import implied_margin, implied_needs, implied_read
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -116,7 +118,7 @@ class PPDSparseForecaster(Forecaster):
         counts = dataset.label_counts()
         self.row_length = self.X.nnz / n
         self.rounds = parameters.common_rounds or _ROUNDS_SHOWN
-        started = counts + start_sizes(counts, n)
+        started = np.where(counts > 0, n, 0) if parameters.all_rows else counts + start_sizes(counts, n)
         self.weights = np.minimum(_spread(counts, probe["counts"], probe["weights"]), dataset.n_features)
         share = _spread(counts, probe["counts"], probe["kept"]) / np.maximum(
             _spread(counts, probe["counts"], probe["started"]), 1.0
@@ -197,7 +199,10 @@ class PPDSparseForecaster(Forecaster):
             phases["warm start: search"] = cuts[-1].needs
         streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
         for round_, of_round in enumerate(streams):
-            needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
+            if p.all_rows and not round_:
+                needs = self._all_rows_needs(solve)
+            else:
+                needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
             if (
                 self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
             ):  # beside the solves of other threads
@@ -357,11 +362,21 @@ class PPDSparseForecaster(Forecaster):
             "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
+    def _all_rows_needs(self, sizes: SolvePlan) -> Needs:
+        """What a process holds while the first round solves on all rows."""
+        written = LANES * float(self.weights.max(initial=0)) * 8
+        return {
+            "all rows": sizes.beside * all_rows_bytes(self.dataset),
+            "writers and windows": int(sizes.beside * (3 * MIB + min(written, WRITER_BYTES))),
+        }
+
     def _streamed(self, sizes: SolvePlan, starts: NDArray[np.int64], round_: int) -> _Streams:
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples
         active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
         streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
-        large = np.flatnonzero(active > self.order.large)
+        large = (
+            np.flatnonzero(active > self.order.large) if round_ or not self.parameters.all_rows else np.zeros(0, int)
+        )
         of_shares = np.searchsorted(starts, large, "right")
         for classes in np.split(large, np.flatnonzero(np.diff(of_shares)) + 1):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
@@ -380,13 +395,16 @@ class PPDSparseForecaster(Forecaster):
         batch, and the positives.
         """
         n, reads = self.dataset.n_samples, []
+        of_pass = float(self.X.nnz * self.X.entry_bytes + 8 * n)
         for round_, of_round in enumerate(streams):
+            if self.parameters.all_rows and not round_:
+                reads.append((0.0, len(starts) * of_pass + self.Y.nnz * self.Y.entry_bytes))
+                continue
             rows = np.add.reduceat(np.where(of_round.classes, 0.0, self.active[round_]), starts)
             batches = np.maximum(1, np.ceil(np.minimum(rows, n) * self.row_length / max(sizes.max_nnz, 1)))
             batches = np.maximum(batches, np.ceil(rows / max(sizes.max_rows, 1)))
             union = n * -np.expm1(-rows / batches / n)  # as if drawn at random
             held = float((batches * (union * self.row_length * self.X.entry_bytes + 8.0 * n)).sum())
-            of_pass = float(self.X.nnz * self.X.entry_bytes + 8 * n)
             reads.append((of_round.passes * of_pass, held + self.Y.nnz * self.Y.entry_bytes))
         return reads
 

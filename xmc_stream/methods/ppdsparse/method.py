@@ -12,6 +12,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
+from xmc_stream.methods.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.methods.ppdsparse.carry import last_solve
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
 from xmc_stream.methods.ppdsparse.groups import guide_weight
@@ -67,6 +68,7 @@ class PPDSparseMethod(Method):
             guide_weight(task.parameters, task.dataset) > 0,
             has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
             implied_margin(task.parameters, task.dataset) is not None,
+            task.warm_start is None and task.start_state is None and takes_all_rows(task.parameters, task.dataset),
         )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
@@ -74,6 +76,8 @@ class PPDSparseMethod(Method):
         dataset, start, parameters = task.dataset, cast("LinearModel | None", task.warm_start), task.parameters
         if task.start_state is not None:
             start, parameters = None, parameters.carried()
+        if start is not None:
+            parameters = replace(parameters, all_rows=False)
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )

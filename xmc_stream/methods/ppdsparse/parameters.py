@@ -154,6 +154,18 @@ class PPDSparseParameters(Parameters):
             "many. Without a cap on rounds: twice as many."
         ),
     )
+    # true or false wherever something is solved, see `methods.ppdsparse.scale.settled`
+    all_rows: bool | None = parameter(
+        None,
+        Flag(
+            "Whether the first active set of a class is all rows. Classes are then solved 16 at a time, in one round of "
+            "`epochs` + `last_epochs` passes and without a search; `rounds` does not count. Further rounds follow as after "
+            "`rounds`. true wants memory for all rows at once. none: where a few labels share moderately many rows (see "
+            "docs/ppdsparse.md), not in a warm start.",
+            none=True,
+            unsaid=True,
+        ),
+    )
     guide: float | None = parameter(
         None,
         Number(
@@ -283,6 +295,8 @@ class PPDSparseParameters(Parameters):
         """
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
+        if self.all_rows and not round_:
+            return self.epochs + self.last_epochs
         if round_ >= self.common_rounds:  # a coordinate step does little where C is large
             return self.last_epochs * max(1, round(self.C * max(1.0, self.positive_weight) / (2 * self.tau)))
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
@@ -297,8 +311,8 @@ class PPDSparseParameters(Parameters):
 
     @property
     def common_rounds(self) -> int | None:
-        """Rounds of every class, None for no cap: `rounds`, or max_rounds where these are fewer."""
-        return None if self.max_rounds is None else min(self.rounds, self.max_rounds)
+        """Rounds of every class, None for no cap: `rounds`, or max_rounds where these are fewer; one if it has all rows."""
+        return None if self.max_rounds is None else 1 if self.all_rows else min(self.rounds, self.max_rounds)
 
     def growth_after(self, round_: int) -> int:
         """Times max(|A|, added) that the search after a round (the first is 0) may bring."""
@@ -312,12 +326,13 @@ class PPDSparseParameters(Parameters):
         One round follows the search with the model's weights, and new labels then take those of a cold run. For the hinge,
         whose alpha does not follow from the margins, all take two.
         """
-        common = self.common_rounds
+        cold = replace(self, all_rows=False)
+        common = cold.common_rounds
         if common is None:
-            return self
+            return cold
         if self.loss != "squared_hinge":
-            return replace(self, rounds=min(common, 2), epochs=2 * self.epochs)
-        return WarmParameters(**{**asdict(self), "rounds": common if new_labels else 1})
+            return replace(cold, rounds=min(common, 2), epochs=2 * self.epochs)
+        return WarmParameters(**{**asdict(cold), "rounds": common if new_labels else 1})
 
     def own_rounds(self, new: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Rounds after which a class may be done though it is not within tol. new: which classes a warm start did not know."""
@@ -342,8 +357,9 @@ class PPDSparseParameters(Parameters):
 
         The second has the epochs of all rounds of a cold run: with fewer, rows of few dense features stay far behind.
         """
-        common = self.common_rounds or self.rounds
-        return replace(self, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
+        cold = replace(self, all_rows=False)
+        common = cold.common_rounds or self.rounds
+        return replace(cold, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     @property
     def near(self) -> float:

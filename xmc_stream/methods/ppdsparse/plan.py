@@ -132,12 +132,13 @@ class StreamRoom:
 
 def plan_solve(
     plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, beside: int,
-    of_samples: bool = False,
+    of_samples: bool = False, all_rows: int = 0,
 ) -> SolvePlan:  # fmt: skip
     """Share a job's memory between rows and entries.
 
     largest_class: active rows of the largest class at the start. beside: jobs that a process runs beside each other; their
-    large classes have the threads that are left. of_samples: whether rows have weights. Raises
+    large classes have the threads that are left. of_samples: whether rows have weights. all_rows: bytes of a job that
+    solves on all rows at first, 0 where none does. Raises
     MemoryLimitError where it is too little.
     """
     t, row_bytes = beside, ROW_BYTES + _WEIGHT_BYTES * of_samples
@@ -155,6 +156,9 @@ def plan_solve(
         if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
             needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
+    if all_rows:
+        on_all = {"all rows": t * all_rows, "writers and windows": fixed["writers and windows"]}
+        plan.refuse_unless(on_all, f"solving on all rows on {t} threads")
     left = (plan.budget - sum(fixed.values())) // t
     rows = left // 4 // row_bytes  # of a batch, or of a class by itself
     room = None

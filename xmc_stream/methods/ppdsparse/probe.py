@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,11 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
+from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
+from xmc_stream.kernels.vectors import LANES
+from xmc_stream.methods.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
@@ -36,6 +40,23 @@ _ROWS = 512  # scored at a time
 _STREAMED, _PLACES = 8 << 20, 5  # bytes of X that are streamed for the rate at each place, and places at most
 # without a label that has positives, there is nothing to do
 _NO_RATES = dict.fromkeys(("step", "score", "gather", "stream"), 0.0)
+
+
+class _Solved(NamedTuple):
+    """Some classes: sizes of their active sets before and after, counts of weights, the weights, biases; what it took.
+
+    step: seconds of an entry of a row in a step. gather: seconds of a byte of X.
+    """
+
+    started: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    weights: NDArray[np.int64]
+    features: NDArray[np.int32]
+    values: NDArray[np.float32]
+    bias: NDArray[np.float64]
+    seconds: float
+    step: float
+    gather: float
 
 
 @dataclass(frozen=True)
@@ -63,11 +84,31 @@ class ProbeJob:
         dataset = Dataset(self.data)
         n = dataset.n_samples
         counts = dataset.label_counts()
-        X, Y = dataset.X_rows(), dataset.Y_columns()
+        X = dataset.X_rows()
         classes = self._sample(counts, n, X.nnz / n)
         if not len(classes):
             return {"counts": [], "started": [], "kept": [], "weights": [], "tile_ratio": 0.0, **_NO_RATES}
-        positives = Y.gather(classes)
+        solved = (self._on_all_rows if self.parameters.all_rows else self._on_active_sets)(dataset, X, classes)
+        of_feature = np.bincount(solved.features, minlength=dataset.n_features)
+        indptr = np.concatenate([[0], np.cumsum(solved.weights)])
+        tile = make_tile(indptr, solved.features, solved.values, solved.bias.astype(np.float32), dataset.n_features)
+        fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
+        return {
+            "counts": counts[classes].tolist(),
+            "started": solved.started.tolist(),
+            "kept": solved.kept.tolist(),
+            "weights": solved.weights.tolist(),
+            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
+            / max(1, int(solved.weights.sum())),
+            "step": solved.step,
+            "gather": solved.gather,
+            "stream": solved.gather if self.parameters.all_rows else self._stream(X, dataset.Y_rows()),
+            "score": self._score(X, dataset.Y_rows(), tile, min(solved.seconds, _SECONDS)),
+        }
+
+    def _on_active_sets(self, dataset: Dataset, X: SparseMatrix, classes: NDArray[np.int64]) -> _Solved:
+        """One round on first active sets."""
+        n, positives = dataset.n_samples, dataset.Y_columns().gather(classes)
         sizes = start_sizes(np.diff(positives.indptr), n)
         ptr = np.zeros(len(classes) + 1, np.int64)
         rows = np.empty(int((np.diff(positives.indptr) + sizes).sum()), np.int64)
@@ -106,31 +147,31 @@ class ProbeJob:
         Solver(self.parameters, self.seed, row_order(n, X.nnz), dense).solve(
             sets, at, block, 0, scratch, statistics, sink
         )
-        solving = time.perf_counter() - began
-        step = solving / max(1, entries * self.parameters.epochs_of(0))
-        del block, scratch
+        seconds = time.perf_counter() - began
         kept = np.empty(len(classes), np.int64)
         drop_idle(sets.ptr, sets.rows, sets.sign, sets.alpha, kept)
+        return _Solved(
+            started, kept * (started // np.maximum(np.diff(ptr), 1)), np.concatenate(lengths),
+            np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]), statistics[:, 0],
+            seconds, seconds / max(1, entries * self.parameters.epochs_of(0)), gather,
+        )  # fmt: skip
 
-        weights = np.concatenate(lengths)
-        features = np.concatenate([part[0] for part in parts])
-        of_feature = np.bincount(features, minlength=dataset.n_features)
-        indptr = np.concatenate([[0], np.cumsum(weights)])
-        values = np.concatenate([part[1] for part in parts])
-        tile = make_tile(indptr, features, values, statistics[:, 0].astype(np.float32), dataset.n_features)
-        fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
-        return {
-            "counts": counts[classes].tolist(),
-            "started": started.tolist(),
-            "kept": (kept * (started // np.maximum(np.diff(ptr), 1))).tolist(),
-            "weights": weights.tolist(),
-            "tile_ratio": (tile_bytes(of_feature, len(classes), dataset.n_features) - fixed)
-            / max(1, int(weights.sum())),
-            "step": step,
-            "gather": gather,
-            "stream": self._stream(X, dataset.Y_rows()),
-            "score": self._score(X, dataset.Y_rows(), tile, min(solving, _SECONDS)),
-        }
+    def _on_all_rows(self, dataset: Dataset, X: SparseMatrix, classes: NDArray[np.int64]) -> _Solved:
+        """A pass over all rows, for as many classes as there are lanes."""
+        n, began = dataset.n_samples, time.perf_counter()
+        x = X.block(0, n)
+        gather = (time.perf_counter() - began) / max(1, X.bytes_read)
+        began = time.perf_counter()
+        y, learned = dataset.Y_columns().gather(classes), np.ones(len(classes), np.bool_)
+        (solved,) = solve_on_all_rows(
+            self.parameters, self.seed, x, y, dataset.n_features, ONCE, learned, 1
+        )  # fmt: skip
+        seconds = time.perf_counter() - began
+        (weights, features, values), (kept, _, _) = solved.weights, solved.active
+        return _Solved(
+            np.full(len(classes), n), kept, weights, features, values, solved.statistics[:, 0],
+            seconds, seconds / (LANES * max(1, X.nnz)), gather,
+        )  # fmt: skip
 
     def _most_rows(self, row_length: float) -> int:
         """Active rows solved at most."""
@@ -148,10 +189,12 @@ class ProbeJob:
         entries = np.sort(active) * max(row_length, 1.0)
         most = min(most, max(float(entries.sum()) / _SHARE, _FEW_ENTRIES))
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
-        n = min(max(n, _FEWEST), len(classes), UNIT)
+        n = min(max(n, _FEWEST), len(classes), LANES if self.parameters.all_rows else UNIT)
         chosen = ((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
         fits = np.cumsum(entries[chosen]) <= most
         fits[0] = True
+        if self.parameters.all_rows:
+            fits[:] = True
         return np.sort(classes[chosen[fits]])
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What C and the weight of positives are where they are not given: by how far the rows spread about their mean."""
+"""What C, the weight of positives and `all_rows` are where they are not given: matters of the data alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xmc_stream.methods.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.store.dataset import Dataset
 
@@ -16,8 +17,8 @@ _ENTRIES = 1 << 17  # of rows that are in memory at a time, beyond those of a pa
 
 
 def settled(parameters: PPDSparseParameters, dataset: Dataset) -> PPDSparseParameters:
-    """The parameters with C and the weight of positives as numbers."""
-    p = parameters
+    """The parameters with C and the weight of positives as numbers, and with what `all_rows` is."""
+    p = replace(parameters, all_rows=takes_all_rows(parameters, dataset))
     if p.C is not None and p.positive_weight is not None:
         return p
     of_rows = spread(dataset)

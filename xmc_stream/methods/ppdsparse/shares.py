@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
+from xmc_stream.kernels.vectors import LANES
+from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, plan_solve
 from xmc_stream.methods.ppdsparse.sizes import NextSearch
@@ -78,21 +80,24 @@ def whole_units(units: Sequence[Unit]) -> list[Share]:
     return [Share(*unit, unit) for unit in units]
 
 
-def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> tuple[list[Share], int]:
+def cut_shares(
+    units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan, all_rows: bool = False
+) -> tuple[list[Share], int]:
     """Units in shares of nearly equal work, and how many of them a process solves beside each other.
 
     There are two for each thread of all workers at least, or whole units where these are enough. A class counts by the rows
     that it begins with. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the
     threads of a process share that (see `streaming`): so there is one for each process, with all its threads and memory.
+    all_rows: whether classes begin with all rows; then a share has whole groups of LANES, and nothing streams.
     """
     at_once = plan.threads * plan.processes
     if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
         return whole_units(units), min(plan.threads, len(units))
     n, nnz = dataset.n_samples, dataset.X_rows().nnz
     counts = dataset.label_counts()
-    rows = counts + start_sizes(counts, n)
+    rows = np.full(len(counts), n) if all_rows else counts + start_sizes(counts, n)
     wanted, least, beside = _SHARES * at_once if at_once > 1 else 1, _LEAST, plan.threads
-    if int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
+    if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
         wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
     if plan.cuts.shares:
         wanted, least = plan.cuts.shares, 1
@@ -104,6 +109,8 @@ def cut_shares(units: Sequence[Unit], dataset: Dataset, plan: MemoryPlan) -> tup
         begin, end = entries[unit.first], entries[unit.last]
         parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
         bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
+        if all_rows:
+            bounds = unit.first + (bounds - unit.first + LANES // 2) // LANES * LANES
         cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
     return shares, min(beside, len(shares))
@@ -185,12 +192,17 @@ def _solve_plan(
     of_samples: bool,
 ) -> tuple[list[Share], SolvePlan]:  # fmt: skip
     whole = whole_units(units)
-    shares, beside = cut_shares(units, dataset, plan)
+    shares, beside = cut_shares(units, dataset, plan, bool(parameters.all_rows))
     if shares != whole:
         # as many jobs as threads need more memory than one: where it is not there, one does it all
         with suppress(MemoryLimitError):
             return shares, _plan_of(plan, dataset, parameters, warm_start, shares, beside, of_samples)
-    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, min(plan.threads, len(whole)), of_samples)
+    beside = min(plan.threads, len(whole))
+    if parameters.all_rows:  # it may hold all rows once, where it cannot for each thread
+        with suppress(MemoryLimitError):
+            return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
+        beside = 1
+    return whole, _plan_of(plan, dataset, parameters, warm_start, whole, beside, of_samples)
 
 
 def _plan_of(
@@ -204,4 +216,7 @@ def _plan_of(
     extra = 32 * n_features * parameters.approximate + (20 * n_features + 4 * MIB) * warm_start
     extra += _CLASS_BYTES * max(0, *(share.last - share.first - UNIT for share in shares))
     order = row_order(dataset.n_samples, dataset.X_rows().nnz)
-    return plan_solve(plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples)
+    all_rows = all_rows_bytes(dataset) if parameters.all_rows else 0
+    return plan_solve(
+        plan, dataset.n_samples, n_features, WRITER_BYTES + extra, largest, order, beside, of_samples, all_rows
+    )

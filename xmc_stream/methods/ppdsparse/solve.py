@@ -29,6 +29,7 @@ from xmc_stream.kernels.blocks import CSR, ActiveSets
 from xmc_stream.kernels.dcd import new_scratch, start_scores
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
+from xmc_stream.methods.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile, candidate_windows, read_candidates, select_threshold
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import (
@@ -227,6 +228,7 @@ class _ShareSolve:
         p = job.parameters
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
             n_found = np.zeros(n, np.int64)
+            on_all_rows = p.all_rows and self.previous is None
             if self.previous is None:
                 counts = np.diff(self.Y.ends(self.first, self.last))
                 set_known(writer.statistics, counts, self.n_samples)
@@ -248,25 +250,10 @@ class _ShareSolve:
             if job.share.whole:  # else the job that joins the shares counts
                 open_ = writer.statistics[:, STATUS] == OPEN
                 self.next = NextSearch(self.dataset, p, job.seed, job.round, job.share.unit, open_)
-            streamed = self._stream(n_found, writer)
-            rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
-            self.scratch = new_scratch(self.dataset.n_features, rows, nnz)
-            self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
-            kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
-            kind[streamed] = _STREAMED
-            kind[writer.statistics[:, BIAS] == SURE] = _CARRIED
-            if self.previous is not None:
-                self.room[kind == _CARRIED] = 0
-            # a row that was found takes a quarter of an active one while they are merged
-            for low, high in self._batches(kind, self.n_active + n_found // 4):
-                if kind[low] == _STREAMED:
-                    self._copy(self.large, self.line_of[low], low, high, writer)
-                elif (writer.statistics[low:high, STATUS] == OPEN).any():
-                    self._solve_batch(low, high, kind[low:high] == _SOLVED, writer)
-                else:
-                    self._copy(self.previous, self.line + low, low, high, writer)
-            if self.large is not None:
-                self.large.path.unlink()
+            if on_all_rows:
+                self._solve_on_all_rows(writer)
+            else:
+                self._solve_on_active_sets(n_found, writer)
             open_ = writer.statistics[:, STATUS] == OPEN
             heaps = np.where(open_, added_sizes(self.sizes, p.added, self.n_samples, p.growth_after(job.round)), 0)
             writer.statistics[:, ROOM] = heaps
@@ -279,6 +266,47 @@ class _ShareSolve:
             **({"fresh": self.fresh, "used": self.used} if p.approximate else {}),
             **({} if self.next is None else self.next.receipt(heaps, self.sizes)),
         }
+
+    def _solve_on_all_rows(self, writer: UnitStateWriter) -> None:
+        """Solve every class with all rows in its active set."""
+        job, open_ = self.job, writer.statistics[:, STATUS] == OPEN
+        weights = Times(self.of_classes, self.of_rows.of_range(0, self.n_samples))
+        x, y = self.X.block(0, self.n_samples), self.Y.block(self.first, self.last)
+        epochs, low = job.parameters.epochs_of(job.round), 0
+        for solved in solve_on_all_rows(
+            job.parameters, job.seed, x, y, self.dataset.n_features, weights, open_, epochs
+        ):
+            high = low + len(solved.statistics)
+            mine = np.flatnonzero(open_[low:high])
+            writer.statistics[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = solved.statistics[mine]
+            writer.weights.append(*solved.weights)
+            self._count(*solved.weights)
+            writer.active.append(*solved.active)
+            self.sizes[low:high] = solved.active[0]
+            low = high
+
+    def _solve_on_active_sets(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> None:
+        """Solve the open classes: those that stream first, then all in turn, a batch at a time."""
+        job = self.job
+        streamed = self._stream(n_found, writer)
+        rows, nnz = min(job.sizes.max_rows, self.n_samples), min(job.sizes.max_class_nnz, self.X.nnz)
+        self.scratch = new_scratch(self.dataset.n_features, rows, nnz)
+        self.buffer = Buffer(self.X, min(job.sizes.max_nnz, self.X.nnz))
+        kind = np.where(writer.statistics[:, STATUS] == DONE, _CARRIED, _SOLVED)
+        kind[streamed] = _STREAMED
+        kind[writer.statistics[:, BIAS] == SURE] = _CARRIED
+        if self.previous is not None:
+            self.room[kind == _CARRIED] = 0
+        # a row that was found takes a quarter of an active one while they are merged
+        for low, high in self._batches(kind, self.n_active + n_found // 4):
+            if kind[low] == _STREAMED:
+                self._copy(self.large, self.line_of[low], low, high, writer)
+            elif (writer.statistics[low:high, STATUS] == OPEN).any():
+                self._solve_batch(low, high, kind[low:high] == _SOLVED, writer)
+            else:
+                self._copy(self.previous, self.line + low, low, high, writer)
+        if self.large is not None:
+            self.large.path.unlink()
 
     def _stream(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> NDArray[np.int64]:
         """Solve large classes as X streams by, where that is the way; returns which. Their lines are in `large` then."""

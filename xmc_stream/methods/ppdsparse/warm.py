@@ -12,7 +12,9 @@ from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
+from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.methods.ppdsparse.active_rows import rows_on_disk
+from xmc_stream.methods.ppdsparse.all_rows import solve_on_all_rows
 from xmc_stream.methods.ppdsparse.implied import implied_of
 from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -31,7 +33,8 @@ class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
-    groups of labels; dense: for rows that have most features; lifts: with implied labels.
+    groups of labels; dense: for rows that have most features; lifts: with implied labels; all_rows: of classes that begin
+    with all rows.
     """
 
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
@@ -40,10 +43,11 @@ class PPDSparseWarmUp(WarmUp):
     guided: bool = False
     dense: bool = False
     lifts: bool = False
+    all_rows: bool = False
 
     @property
     def loads(self) -> str:
-        p, own = self.parameters, (self.again, self.large, self.guided, self.dense, self.lifts)
+        p, own = self.parameters, (self.again, self.large, self.guided, self.dense, self.lifts, self.all_rows)
         return f"ppdsparse {own, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
@@ -57,9 +61,14 @@ class PPDSparseWarmUp(WarmUp):
             of = self.parameters
             p = PPDSparseParameters(
                 C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided),
-                implied=1.0 if self.lifts else None,
+                implied=1.0 if self.lifts else None, all_rows=False,
             )  # fmt: skip
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.all_rows:
+                x, y = dataset.X_rows().block(0, dataset.n_samples), dataset.Y_columns().block(0, dataset.n_labels)
+                learned = np.ones(dataset.n_labels, np.bool_)
+                for _ in solve_on_all_rows(p, 0, x, y, dataset.n_features, ONCE, learned, 1):
+                    pass
             if self.large:
                 self._stream(dataset, p, path)
             if self.lifts:  # a row of these has one label, which implies none

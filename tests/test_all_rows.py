@@ -1,0 +1,263 @@
+"""Classes whose first active set is all rows: one model however the work is cut, near its optimum, and where it is done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.cuts import CutError, CutLedger
+from helpers.forked import run_forked
+from helpers.problems import LIMIT
+
+import xmc_stream as xs
+from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
+from xmc_stream.kernels.lanecd import descend_lanes
+from xmc_stream.methods.contract import Task
+from xmc_stream.methods.ppdsparse import all_rows
+from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes, takes_all_rows
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.run import PPDSparseRun
+from xmc_stream.methods.ppdsparse.scale import settled
+from xmc_stream.methods.ppdsparse.shares import solve_plan
+from xmc_stream.methods.ppdsparse.solve import SolveJob
+from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
+from xmc_stream.methods.registry import method_of
+from xmc_stream.models.linear.units import cut_units
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import begin_model
+
+FIGURES = ("objective", "duality_gap", "violation", "n_open", "n_empty", "rounds", "nnz")
+N, D, K = 1200, 60, 40
+
+
+@pytest.fixture(scope="module")
+def matrices() -> tuple[Any, Any]:
+    """Labels of 3 to 39 rows, among them such without rows and one of every row."""
+    rng = np.random.default_rng(0)
+    X = sp.random(N, D, 0.2, format="csr", dtype=np.float32, random_state=0)
+    Y = sp.lil_matrix((N, K), dtype=np.float32)
+    for c in range(K):
+        Y[rng.choice(N, 3 + 9 * (c % 5), replace=False), c] = 1
+    Y[:, [0, 7, 8, 39]] = 0
+    Y[:, 21] = 1
+    return X, Y.tocsr()
+
+
+@pytest.fixture(scope="module")
+def data(matrices: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
+    X, Y = matrices
+    return xs.convert(X, tmp_path_factory.mktemp("rows") / "d.xmc", labels=Y, normalize="l2")
+
+
+def fitted(data: Any, model: Path, cuts: Cuts | None = None, fit: dict[str, Any] | None = None, **change: Any) -> Any:
+    options = {"all_rows": True, "memory_limit": LIMIT, **change}
+    return xs.PPDSparse(**options).fit(data, model=model, cuts=cuts, **(fit or {}))
+
+
+def told(clf: Any) -> tuple[str, list[Any]]:
+    return clf.model_.digest(), [clf.report_[name] for name in FIGURES]
+
+
+@pytest.mark.parametrize(
+    ("change", "fit"),
+    [
+        ({}, {}),
+        ({"loss": "hinge", "bias": False, "lam": 0.05}, {}),
+        ({"class_weight": "balanced", "positive_weight": 2.0}, {"sample_weight": np.linspace(0, 2, N)}),
+        ({"C": 8.0, "max_rounds": 3, "last_epochs": 1}, {}),
+    ],
+    ids=["default", "hinge", "weights", "goes on"],
+)
+def test_the_cut_of_the_work_changes_nothing(
+    data: xs.Dataset, tmp_path: Path, change: dict[str, Any], fit: dict[str, Any]
+) -> None:
+    whole = told(fitted(data, tmp_path / "whole", fit=fit, **change))
+    assert told(fitted(data, tmp_path / "threads", fit=fit, threads=2, **change)) == whole
+    for shares in (2, 3):
+        cuts = Cuts(shares=shares, classes=7, rows=300)
+        assert told(fitted(data, tmp_path / f"{shares}", cuts, fit, **change)) == whole
+    assert (whole[1][FIGURES.index("rounds")] > 1) == (bool(fit) or "max_rounds" in change)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "hinge"])
+def test_it_comes_nearer_to_the_optimum_that_rounds_come_to(data: xs.Dataset, tmp_path: Path, loss: str) -> None:
+    at_once = fitted(data, tmp_path / "at once", loss=loss, last_epochs=200, tol=1e-3).report_
+    rounds = fitted(data, tmp_path / "rounds", loss=loss, all_rows=False, max_rounds=None, tol=1e-4, epochs=200).report_
+    assert at_once["rounds"] == at_once["passes"] == 1
+    assert at_once["objective"] == pytest.approx(rounds["objective"], rel=1e-3)
+    assert at_once["duality_gap"] < 1e-2
+    few = fitted(data, tmp_path / "few", loss=loss, max_rounds=1).report_
+    assert at_once["objective"] <= few["objective"]
+
+
+def test_labels_of_no_row_and_of_every_row_are_known(data: xs.Dataset, tmp_path: Path) -> None:
+    clf = fitted(data, tmp_path / "m")
+    bias = clf.model_.bias()
+    assert np.isneginf(bias[[0, 7, 8, 39]]).all()
+    assert bias[21] == 1e6
+    assert np.isfinite(np.delete(bias, [0, 7, 8, 39])).all()
+    assert clf.model_.to_scipy()[:, [0, 7, 8, 21, 39]].nnz == 0
+    assert clf.report_["n_empty"] == 5
+
+
+@pytest.mark.parametrize("left", range(1, 6))
+def test_a_run_that_was_cut_goes_on_to_the_same_model(data: xs.Dataset, tmp_path: Path, left: int) -> None:
+    p, plan = PPDSparseParameters(all_rows=True), MemoryPlan(2**33, 1024 * MIB, 2, cuts=Cuts(shares=2))
+
+    def run(work: Path, ledger: Any) -> dict[str, Any]:
+        return run_here(PPDSparseRun(data, work, p, 0, plan, ledger).loop(), ledger)
+
+    begin_model(tmp_path / "whole")
+    whole = run(tmp_path / "whole", Notes())
+    begin_model(tmp_path / "cut")
+    ledger = CutLedger()
+    ledger.left = left
+    with pytest.raises(CutError):
+        run(tmp_path / "cut", ledger)
+    assert run(tmp_path / "cut", ledger) == whole
+    for unit in (tmp_path / "whole" / "units").iterdir():
+        again = tmp_path / "cut" / "units" / unit.name
+        if unit.is_file():
+            assert unit.read_bytes() == again.read_bytes()
+
+
+def test_others_begin_from_such_a_model(data: xs.Dataset, tmp_path: Path) -> None:
+    fitted(data, tmp_path / "first")
+    change = {"C": 1.5, "fit": {"warm_start": tmp_path / "first"}}
+    warm = fitted(data, tmp_path / "warm", all_rows=None, **change)
+    assert warm.report_["rounds"] == 1
+    assert warm.report_["duality_gap_mean"] < 0.02
+    # a warm start has active sets of its own
+    assert told(fitted(data, tmp_path / "said", all_rows=True, **change))[1] == told(warm)[1]
+
+
+def test_settings_are_tried_from_such_states(data: xs.Dataset, tmp_path: Path) -> None:
+    grid = {"C": [0.5, 1.0, 2.0]}
+    begun, by_rounds = (
+        xs.tune(
+            data, grid=grid, fixed={"all_rows": said}, out=tmp_path / f"{said}.json", held_out=0.3, memory_limit=LIMIT
+        )
+        for said in (True, False)
+    )
+    for a, b in zip(begun["settings"], by_rounds["settings"], strict=True):
+        assert a["figures"]["P@5"] == pytest.approx(b["figures"]["P@5"], abs=0.02)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# where it is done
+
+
+def sized(path: Path, n: int, k: int, share: float, d: int = 500, nnz: int = 5) -> Dataset:
+    rng = np.random.default_rng(0)
+    X = sp.random(n, d, nnz / d, format="csr", dtype=np.float32, random_state=0)
+    return xs.convert(
+        X, path, labels=sp.csr_matrix((rng.random((n, k)) < share).astype(np.float32)), memory_limit=LIMIT
+    )
+
+
+def test_it_is_done_where_first_active_sets_are_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = PPDSparseParameters()
+    often, rarely = sized(tmp_path / "often.xmc", 3000, 60, 0.01), sized(tmp_path / "rarely.xmc", 3000, 60, 0.001)
+    assert takes_all_rows(p, often)
+    assert settled(p, often).all_rows is True
+    assert not takes_all_rows(p, rarely)  # eleven rows of a thousand
+    assert settled(p, rarely).all_rows is False
+    assert not takes_all_rows(p, sized(tmp_path / "few.xmc", 1000, 60, 0.01))  # done at once either way
+    assert not takes_all_rows(p, sized(tmp_path / "dense.xmc", 3000, 60, 0.01, d=8, nnz=7))
+    assert not takes_all_rows(replace(p, max_rounds=None), often)  # float32 does not see as far
+    assert not takes_all_rows(replace(p, cut=0.2), often)  # there would be no search to be cut
+    assert takes_all_rows(replace(p, all_rows=True), rarely)
+    assert not takes_all_rows(replace(p, all_rows=False), often)
+    monkeypatch.setattr(all_rows, "_MOST_BYTES", all_rows_bytes(often) - 1)
+    assert not takes_all_rows(p, often)
+
+
+def test_no_limit_and_no_machine_has_a_say(data: xs.Dataset) -> None:
+    p = settled(PPDSparseParameters(all_rows=True), data)
+    assert p.common_rounds == 1
+    assert [p.epochs_of(round_) for round_ in range(3)] == [8, 6, 6]
+    assert replace(p, max_rounds=None).common_rounds is None
+    for begun in (p.warm(), p.warm(new_labels=True), p.carried()):
+        assert begun.all_rows is False
+    assert p.warm(new_labels=True).common_rounds == 3
+    assert p.carried().last_epochs == 10
+
+
+def test_the_parameter_is_true_false_or_none() -> None:
+    assert PPDSparseParameters().to_dict() == PPDSparseParameters(all_rows=None).to_dict()
+    assert PPDSparseParameters(all_rows=True).to_dict()["all_rows"] is True
+    with pytest.raises(InputError, match=r"'all_rows' parameter of PPDSparse must be true, false or none\."):
+        PPDSparseParameters(all_rows=1)  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# memory, plans, kernels
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """For all rows and sixteen classes at once it takes 60 MB."""
+    rng = np.random.default_rng(0)
+    n, d, k = 30_000, 40_000, 48
+    X = sp.random(n, d, 60 / d, format="csr", dtype=np.float32, random_state=rng)
+    Y = sp.csr_matrix((rng.random((n, k)) < 0.01).astype(np.float32))
+    return xs.convert(X, tmp_path_factory.mktemp("wide") / "d.xmc", labels=Y, normalize="l2", memory_limit=LIMIT)
+
+
+def test_a_job_holds_what_was_planned(wide: Dataset, tmp_path: Path) -> None:
+    begin_model(tmp_path / "m")
+    p = PPDSparseParameters(C=1.0, positive_weight=1.0)
+    assert takes_all_rows(p, wide)
+    loop = PPDSparseRun(wide, tmp_path / "m", p, 0, MemoryPlan(2**33, 2**30, 1), Notes()).loop()
+    (job,) = next(loop).jobs
+    assert isinstance(job, SolveJob)
+    job.run()  # loaded and imported what it needs
+    tracemalloc.start()
+    job.run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert all_rows_bytes(wide) / 2 < peak <= all_rows_bytes(wide) + WRITER_BYTES + 4 * MIB
+
+
+def test_jobs_wait_for_each_other_where_memory_has_room_for_one(wide: Dataset) -> None:
+    p, units = settled(PPDSparseParameters(), wide), cut_units(wide)
+    need = all_rows_bytes(wide) + WRITER_BYTES + 4 * MIB
+
+    def planned(budget: int, threads: int) -> tuple[int, int]:
+        opened = Dataset(wide.path)  # of one that was asked before the answer is kept
+        shares, sizes = solve_plan(MemoryPlan(2**33, budget, threads), opened, p, False, units)
+        return len(shares), sizes.beside
+
+    assert planned(2**31, 2) == (3, 2)  # 48 classes are three groups
+    assert planned(2 * need - 1, 2)[1] == 1
+    with pytest.raises(MemoryLimitError, match="solving on all rows on 1 threads"):
+        planned(need - 1, 1)
+
+
+def test_a_limit_is_kept_and_foreseen(wide: Dataset, tmp_path: Path) -> None:
+    options = ["--threads", "2", "--memory-limit", "400MB", "--json"]
+    plan = json.loads(run_forked("plan", "train", str(wide.path), "m.model", *options))
+    assert plan["passes"] == 1
+    figures = json.loads(run_forked("train", str(wide.path), str(tmp_path / "m.model"), *options))
+    assert figures["passes"] == 1
+    assert figures["peak_rss"] <= plan["peak_rss"] <= 400_000_000
+
+
+def test_nothing_is_compiled_after_the_warm_up(wide: Dataset, tmp_path: Path) -> None:
+    parameters = PPDSparseParameters()
+    method_of(parameters).warm_up(Task(wide, parameters, 0)).run()
+    compiled: Any = descend_lanes  # a kernel
+    by_numba = list(compiled.numba.signatures)
+    assert compiled.machine_code
+    shutil.rmtree(tmp_path / "m", ignore_errors=True)
+    xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")
+    assert list(compiled.numba.signatures) == by_numba

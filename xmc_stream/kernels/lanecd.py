@@ -1,0 +1,239 @@
+"""Dual coordinate descent for LANES classes beside each other, each with all rows in its active set.
+
+The problem and its steps are those of `kernels.dcd`. All classes visit the rows in one order, so a row is read once for
+all of them, and a feature's values of v are one cache line: lane l of line j is v_j of class l. A class's steps are its
+own: they do not depend on which classes stand in the other lanes. v and alpha are float32, so violations below some
+1e-5 cannot be seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.kernels.blocks import CSR, Labels
+from xmc_stream.kernels.dcd import Steps
+from xmc_stream.kernels.jit import inner_kernel, kernel
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.penalty import Penalty, of_class
+from xmc_stream.kernels.permutation import key_of, visiting_order
+from xmc_stream.kernels.prefetch import prefetch
+from xmc_stream.kernels.vectors import LANES, add_to_lines, lane_step, soft_lines
+
+_AHEAD = 4  # rows: memory is asked for so many before it is needed
+_LINE = 16  # entries in a cache line
+_0, _1 = np.float32(0.0), np.float32(1.0)
+
+
+class Lanes(NamedTuple):
+    """Some classes beside each other, and the work space of one thread.
+
+    v (D LANES,): sum_i alpha_i y_i x_i. v0 (LANES,): the same of the bias feature. alpha (N LANES,). positive (N,): bit l
+    is 1 where the row has the label of lane l. h2, upper (2 LANES,): of negatives, then of positives, see `Penalty`; exact:
+    upper in float64. order (N,): of an epoch. sums, worst (LANES,).
+    """
+
+    v: NDArray[np.float32]
+    v0: NDArray[np.float32]
+    alpha: NDArray[np.float32]
+    positive: NDArray[np.uint16]
+    h2: NDArray[np.float32]
+    upper: NDArray[np.float32]
+    exact: NDArray[np.float64]
+    order: NDArray[np.int64]
+    sums: NDArray[np.float32]
+    worst: NDArray[np.float32]
+
+
+def new_lanes(n_samples: int, n_features: int) -> Lanes:
+    """For so many rows and features."""
+    few = [np.zeros(width, np.float32) for width in (LANES, 2 * LANES, 2 * LANES, LANES, LANES)]
+    return Lanes(
+        aligned_zeros((n_features * LANES,)), few[0], aligned_zeros((n_samples * LANES,)),
+        np.zeros(n_samples, np.uint16), few[1], few[2], np.zeros(2 * LANES), np.empty(n_samples, np.int64), few[3], few[4],
+    )  # fmt: skip
+
+
+def lanes_bytes(n_samples: int, n_features: int) -> int:
+    """Of `new_lanes`."""
+    return 4 * LANES * (n_samples + n_features) + 10 * n_samples
+
+
+@kernel
+def begin_lanes(first: int, y: Labels, classes: NDArray[np.float64], penalty: Penalty, lanes: Lanes) -> int:
+    """Enter the classes first, first + 1, ... of those whose rows are y: alpha = 0. Returns a bit for each lane of a class.
+
+    classes: `Times.classes` of all of y. A class without rows is none.
+    """
+    v, v0, alpha, positive, h2, upper, exact, _, _, _ = lanes
+    v[:], v0[:], alpha[:], positive[:] = _0, _0, _0, np.uint16(0)
+    indptr, rows = y
+    used = 0
+    for lane in range(LANES):
+        c = first + lane
+        of = penalty
+        if c < len(indptr) - 1 and indptr[c] < indptr[c + 1]:
+            used |= 1 << lane
+            of = of_class(c, classes, penalty)
+            for q in range(indptr[c], indptr[c + 1]):
+                positive[rows[q]] |= np.uint16(1 << lane)
+        h2[lane], h2[LANES + lane] = np.float32(of.h2), np.float32(of.h2_positive)
+        exact[lane], exact[LANES + lane] = of.upper, of.upper_positive
+        upper[lane], upper[LANES + lane] = np.float32(of.upper), np.float32(of.upper_positive)
+    return used
+
+
+@inner_kernel
+def _fetch_row(i: int, indptr: NDArray[np.int64], indices: NDArray[Any], values: NDArray[np.float32]) -> None:
+    """Begin to bring all entries of a row into the cache. What they look up in v follows soon enough by itself."""
+    for p in range(indptr[i], indptr[i + 1], _LINE):
+        prefetch(indices, p)
+        prefetch(values, p)
+
+
+@kernel
+def _descend(
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], lam: np.float32, tau: np.float32, bias: bool,
+    awake: np.uint16, lanes: Lanes,
+) -> None:  # fmt: skip
+    """Visit all rows once, as `order` has them. awake: bits of the lanes that move."""
+    indptr, indices, values = x
+    v, v0, alpha, positive, h2, upper, _, order, sums, worst = lanes
+    n = len(order)
+    for t in range(n):
+        i = order[t]
+        soon = order[min(t + _AHEAD, n - 1)]
+        prefetch(alpha, soon * LANES)
+        _fetch_row(soon, indptr, indices, values)
+        weight = _1
+        if len(rows):
+            weight = np.float32(rows[i])
+            if weight <= _0:
+                continue
+        soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
+        for lane in range(LANES):
+            sums[lane] += v0[lane]
+        if lane_step(i, awake, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, worst):
+            if bias:
+                for lane in range(LANES):
+                    v0[lane] += sums[lane]
+            add_to_lines(indices, values, indptr[i], indptr[i + 1], sums, v)
+
+
+@kernel
+def descend_lanes(
+    x: CSR,
+    squares: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    steps: Steps,
+    penalty: Penalty,
+    awake: int,
+    lanes: Lanes,
+) -> None:
+    """Epochs over all rows. A class moves until an epoch meets no row that violates by more than tol.
+
+    squares: `row_squares` of x. rows: `Times.rows`. awake: what `begin_lanes` returns. The order of an epoch is drawn by
+    seed, round and epoch.
+    """
+    worst = lanes.worst
+    for epoch in range(steps.epochs):
+        if not awake:
+            break
+        visiting_order(0, len(lanes.order), key_of(steps.seed, 0, steps.round_, epoch), lanes.order)
+        worst[:] = _0
+        _descend(
+            x, squares, rows, np.float32(penalty.lam), np.float32(penalty.tau), penalty.bias, np.uint16(awake), lanes
+        )
+        for lane in range(LANES):
+            if worst[lane] <= steps.tol:
+                awake &= ~(1 << lane)
+
+
+@kernel
+def lane_violations(
+    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], penalty: Penalty, lanes: Lanes
+) -> None:
+    """worst = the largest |projected gradient| of each lane, nothing moving: of the rows that a step would move."""
+    indptr, indices, values = x
+    v, v0, alpha, positive, h2, upper, _, order, sums, worst = lanes
+    lam, tau, weight, every = np.float32(penalty.lam), np.float32(penalty.tau), _1, np.uint16((1 << LANES) - 1)
+    copy = np.empty(LANES, np.float32)
+    worst[:] = _0
+    n = len(order)
+    for i in range(n):
+        if len(rows):
+            weight = np.float32(rows[i])
+            if weight <= _0:
+                continue
+        soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
+        for lane in range(LANES):
+            sums[lane] += v0[lane]
+            copy[lane] = alpha[i * LANES + lane]
+        lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, worst)
+
+
+@kernel
+def take_weights(
+    penalty: Penalty, lanes: Lanes, counts: NDArray[np.int64], features: NDArray[np.int32], weights: NDArray[np.float32],
+    statistics: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Of each lane its weights that are not 0, features ascending: lane l has the places l D ... l D + counts[l] - 1.
+
+    statistics (LANES, 4): as of `dcd.solve_classes`; of G the norm of w, the largest violation from `lane_violations`.
+    """
+    v, v0, worst = lanes.v, lanes.v0, lanes.worst
+    lam, tau, n_features = penalty.lam, penalty.tau, len(v) // LANES
+    square, kept, place = np.empty(LANES), np.empty(LANES), np.arange(LANES) * n_features
+    for lane in range(LANES):
+        w0 = np.float64(v0[lane]) / tau
+        w0_32 = np.float64(np.float32(w0))
+        statistics[lane, 0], statistics[lane, 3] = w0, np.float64(worst[lane])
+        square[lane], kept[lane] = w0 * w0, 0.5 * tau * w0_32 * w0_32
+    for j in range(n_features):
+        for lane in range(LANES):
+            x = np.float64(v[j * LANES + lane])
+            w = (x - min(max(x, -lam), lam)) / tau
+            w32 = np.float32(w)
+            # written whether it counts or not: to foresee which do takes longer than to write
+            at = min(place[lane], (lane + 1) * n_features - 1)
+            features[at], weights[at] = j, w32
+            place[lane] += int(w32 != _0)
+            square[lane] += w * w
+            kept[lane] += lam * abs(np.float64(w32)) + 0.5 * tau * np.float64(w32) * np.float64(w32)
+    for lane in range(LANES):
+        counts[lane] = place[lane] - lane * n_features
+        statistics[lane, 1], statistics[lane, 2] = 0.5 * tau * square[lane], kept[lane]
+
+
+@kernel
+def take_rows(
+    weights: NDArray[np.float64], lanes: Lanes, counts: NDArray[np.int64], rows: NDArray[np.int32],
+    alphas: NDArray[np.float64], statistics: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Of each lane the rows with its label or with alpha > 0, ascending: lane l has the places l N ... l N + counts[l] - 1.
+
+    weights: `Times.rows`. statistics (LANES, 4): what alpha adds to G is added.
+    """
+    alpha, positive, h2, upper, exact = lanes.alpha, lanes.positive, lanes.h2, lanes.upper, lanes.exact
+    n = len(positive)
+    terms, place = np.zeros(LANES), np.arange(LANES) * n
+    for i in range(n):
+        weight = weights[i] if len(weights) else 1.0
+        for lane in range(LANES):
+            is_positive = (int(positive[i]) >> lane) & 1
+            of = is_positive * LANES + lane
+            a = np.float64(alpha[i * LANES + lane])
+            if a > 0.0 and a >= np.float64(
+                upper[of] * np.float32(weight)
+            ):  # it stands at its bound, which float32 rounds
+                a = exact[of] * weight
+            at = min(place[lane], (lane + 1) * n - 1)
+            rows[at], alphas[at] = i, a
+            place[lane] += int(a > 0.0) | is_positive
+            if a > 0.0:
+                terms[lane] += 0.5 * np.float64(h2[of]) / weight * a * a - a
+    for lane in range(LANES):
+        counts[lane] = place[lane] - lane * n
+        statistics[lane, 1] += terms[lane]

@@ -1,0 +1,124 @@
+"""Classes whose first active set is all rows: solved LANES at a time, see `kernels.lanecd`.
+
+Where active sets become a large part of the rows, it takes less time to look at every row for many classes at once than
+at some rows for one class after the other; and nothing is left to search for. What does so is a matter of data and
+parameters, never of the memory limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.jobs.plan import MIB
+from xmc_stream.kernels.blocks import CSR, CSRBlock, Labels, PatternBlock
+from xmc_stream.kernels.dcd import Steps, row_squares
+from xmc_stream.kernels.lanecd import (
+    begin_lanes,
+    descend_lanes,
+    lane_violations,
+    lanes_bytes,
+    new_lanes,
+    take_rows,
+    take_weights,
+)
+from xmc_stream.kernels.penalty import Times
+from xmc_stream.kernels.vectors import LANES
+from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
+from xmc_stream.methods.ppdsparse.solver import has_dense_rows, penalty_of, start_sizes
+from xmc_stream.store.dataset import Dataset
+
+_LEAST = 1 << 17  # pairs of a row and a class: with fewer, a training is little but its start
+_SHARE = 25  # the first active sets have one in so many of these pairs, or more; they grow to several times as many
+_MOST_BYTES = 128 * MIB  # of what a job holds
+
+
+def takes_all_rows(parameters: PPDSparseParameters, dataset: Dataset) -> bool:
+    """Whether first active sets are all rows, where it is not given."""
+    if parameters.all_rows is not None:
+        return parameters.all_rows
+    n = dataset.n_samples
+    if (
+        parameters.max_rounds is None
+        or parameters.approximate
+        or all_rows_bytes(dataset) > _MOST_BYTES
+        or n * dataset.n_labels < _LEAST
+    ):
+        return False
+    counts = dataset.label_counts()
+    counts = counts[(counts > 0) & (counts < n)]
+    pairs, started = n * len(counts), int((counts + start_sizes(counts, n)).sum())
+    return (
+        pairs >= _LEAST
+        and started * _SHARE >= pairs
+        and not has_dense_rows(n, dataset.n_features, dataset.X_rows().nnz)
+    )
+
+
+def all_rows_bytes(dataset: Dataset) -> int:
+    """What a job holds to solve LANES classes at a time: X, Y, the lanes, their weights and active rows."""
+    n, d = dataset.n_samples, dataset.n_features
+    taken = 2 * LANES * (8 * d + 12 * n)  # as they come, and one after the other
+    return 8 * dataset.X_rows().nnz + 4 * dataset.Y_columns().nnz + 40 * n + lanes_bytes(n, d) + taken
+
+
+class Solved(NamedTuple):
+    """Some classes: statistics (n, 4) as of `dcd.solve_classes`; of each in turn its weights, and the rows that it keeps.
+
+    weights, active: counts of each class, then of all together features and values, rows and alpha; until the next come.
+    """
+
+    statistics: NDArray[np.float64]
+    weights: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
+    active: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]
+
+
+def solve_on_all_rows(
+    parameters: PPDSparseParameters, seed: int, x: CSRBlock, y: PatternBlock, n_features: int, weights: Times,
+    open_: NDArray[np.bool_], epochs: int,
+) -> Iterator[Solved]:  # fmt: skip
+    """Solve the classes whose rows are y, LANES at a time, on all rows x, from alpha = 0.
+
+    weights: of these classes and of all rows. open_: which classes there is something to learn of; the others have no
+    weights and no active rows.
+    """
+    rows, labels, n = CSR.of(x), Labels.of(y), len(y.indptr) - 1
+    penalty = penalty_of(parameters)
+    steps = Steps(seed, 0, epochs, float(parameters.tol), 0.0)
+    squares = np.empty(len(x.indptr) - 1)
+    row_squares(rows.indptr, rows.values, 1.0 if parameters.bias else 0.0, squares)
+    n_rows = len(squares)
+    lanes = new_lanes(n_rows, n_features)
+    of_features, of_rows = np.empty(LANES * n_features, np.int32), np.empty(LANES * n_rows, np.int32)
+    values, alphas = np.empty(LANES * n_features, np.float32), np.empty(LANES * n_rows)
+    n_weights, n_active = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
+    for first in range(0, n, LANES):
+        statistics = np.empty((LANES, 4))
+        awake = begin_lanes(first, labels, weights.classes, penalty, lanes)
+        descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes)
+        lane_violations(rows, squares, weights.rows, penalty, lanes)
+        take_weights(penalty, lanes, n_weights, of_features, values, statistics)
+        take_rows(weights.rows, lanes, n_active, of_rows, alphas, statistics)
+        mine = open_[first : first + LANES]
+        n_weights[: len(mine)] *= mine
+        n_active[: len(mine)] *= mine
+        yield Solved(
+            statistics[: len(mine)],
+            _joined(n_weights[: len(mine)], n_features, of_features, values),
+            _joined(n_active[: len(mine)], n_rows, of_rows, alphas),
+        )
+
+
+def _joined(
+    counts: NDArray[np.int64], width: int, numbers: NDArray[np.int32], values: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """The first counts[l] of each `width` places of two arrays, one after the other, behind the counts."""
+    ends = [
+        (start, start + count)
+        for start, count in zip(range(0, width * len(counts), width), counts.tolist(), strict=True)
+    ]
+    joined, of_values = (np.concatenate([array[start:end] for start, end in ends]) for array in (numbers, values))
+    return counts, joined, of_values
