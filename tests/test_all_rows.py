@@ -148,8 +148,11 @@ def test_settings_are_tried_from_such_states(data: xs.Dataset, tmp_path: Path) -
         )
         for said in (True, False)
     )
+    assert [one["passes"] for one in begun["settings"]] == [
+        1 if one["start"] is None else 0 for one in begun["settings"]
+    ]
     for a, b in zip(begun["settings"], by_rounds["settings"], strict=True):
-        assert a["figures"]["P@5"] == pytest.approx(b["figures"]["P@5"], abs=0.02)
+        assert a["figures"]["P@5"] == pytest.approx(b["figures"]["P@5"], abs=0.5)  # of 100
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,10 +189,11 @@ def test_no_limit_and_no_machine_has_a_say(data: xs.Dataset) -> None:
     assert p.common_rounds == 1
     assert [p.epochs_of(round_) for round_ in range(3)] == [8, 6, 6]
     assert replace(p, max_rounds=None).common_rounds is None
-    for begun in (p.warm(), p.warm(new_labels=True), p.carried()):
-        assert begun.all_rows is False
+    assert p.warm().all_rows is p.warm(new_labels=True).all_rows is False
     assert p.warm(new_labels=True).common_rounds == 3
-    assert p.carried().last_epochs == 10
+    anew = p.carried()  # a trial
+    assert (anew.all_rows, anew.max_rounds, anew.common_rounds, anew.epochs_of(0)) == (True, 1, 1, 8)
+    assert replace(p, all_rows=False).carried().last_epochs == 10
 
 
 def test_the_parameter_is_true_false_or_none() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numba
 import numpy as np
 import pytest
+from helpers.classes import Parameters, Rows, biases, lams, losses, random_rows, sparse
 from helpers.compiler import needs_compiler, unless_plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,6 @@ from xmc_stream.kernels.order import RowOrder
 from xmc_stream.kernels.penalty import ONCE, Times
 from xmc_stream.kernels.permutation import key_of, permuted, visiting_order, word_bits
 from xmc_stream.kernels.vectors import soft_product
-from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, penalty_of
 
 # uncompiled, numpy says so when a key wraps around, and when a row of nothing at all divides by its norm
@@ -32,12 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encoun
 
 SEED, ROUND = 7, 2
 NEVER = RowOrder(1, 2**62, 0)  # no class is large
-LOSSES = ("squared_hinge", "hinge")
 LONGEST = unless_plain(100_000, 2_000)
 MANY = unless_plain(40, 16)  # rows of a problem that is solved to its optimum
-losses = pytest.mark.parametrize("loss", LOSSES)
-biases = pytest.mark.parametrize("bias", [True, False])
-lams = pytest.mark.parametrize("lam", [0.0, 0.3])
 weights = pytest.mark.parametrize("weight", unless_plain([1.0, 4.0, 0.25], [4.0]))
 
 
@@ -120,47 +116,6 @@ def test_what_comes_next_does_not_depend_on_what_came_first() -> None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # problems
-
-
-@dataclass
-class Rows:
-    """Rows in memory."""
-
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values: NDArray[np.float32]
-
-    def take(self, rows: NDArray[np.int64]) -> Rows:
-        """A copy of some of them."""
-        spans = [slice(self.indptr[row], self.indptr[row + 1]) for row in rows]
-        indptr = np.cumsum([0, *(span.stop - span.start for span in spans)])
-        nothing = np.empty(0)
-        indices = np.concatenate([nothing, *(self.indices[span] for span in spans)])
-        values = np.concatenate([nothing, *(self.values[span] for span in spans)])
-        return Rows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32))
-
-
-def random_rows(rng: np.random.Generator, n: int, d: int, share: float = 0.4) -> NDArray[np.float64]:
-    """Values that are float32, a row and a column of nothing among them."""
-    X = (rng.normal(size=(n, d)) * (rng.random((n, d)) < share)).astype(np.float32)
-    X[n // 2], X[:, d // 2] = 0, 0
-    return X.astype(np.float64)
-
-
-def sparse(X: NDArray[np.float64], ascending: bool = False) -> Rows:
-    """Rows with their features in no order: only dense rows rely on it."""
-    rows, columns = np.nonzero(X)
-    indptr = np.searchsorted(rows, np.arange(len(X) + 1)).astype(np.int64)
-    for begin, end in () if ascending else itertools.pairwise(indptr):
-        columns[begin:end] = columns[begin:end][::-1]
-    return Rows(indptr, columns.astype(np.int32), X[rows, columns].astype(np.float32))
-
-
-class Parameters(PPDSparseParameters):
-    """Parameters without a smallest tol, which is there for float32 scores."""
-
-    def __post_init__(self) -> None:
-        pass
 
 
 def parameters(p: twin.Problem, epochs: int, tol: float, rounds: int = ROUND + 1) -> Parameters:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.classes import Parameters, Rows, biases, lams, losses, random_rows, sparse
 from helpers.compiler import unless_plain
 from numpy.typing import NDArray
 from reference import dcd as twin
 from reference import lanes as reference
-from test_kernels_dcd import Parameters, Rows, biases, lams, losses, random_rows, sparse
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.dcd import Steps, row_squares

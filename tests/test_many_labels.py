@@ -90,7 +90,7 @@ def calls_of_a_solve(data: Path, work: Path, rounds: int) -> int:
     """How many Python functions are called to train on the data, in one unit."""
     dataset, notes = Dataset(data), Notes()
     begin_model(work)
-    parameters = PPDSparseParameters(max_rounds=rounds, tol=0.1)
+    parameters = PPDSparseParameters(max_rounds=rounds, tol=0.1, all_rows=False)
     plan = MemoryPlan(2**40, 2**30, 1, cuts=Cuts())
     loop = PPDSparseRun(dataset, work, parameters, 0, plan, notes).loop()
     n_calls = 0

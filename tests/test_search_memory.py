@@ -36,7 +36,7 @@ def searched(data: Dataset, work: Path, interval: int) -> tuple[int, int, int]:
     """Peak bytes of the first search, bytes that were planned for it, rows that it found."""
     begin_model(work)
     plan = MemoryPlan(2**33, 1024 * MIB, 1, cuts=Cuts(interval=interval))
-    loop = PPDSparseRun(data, work, PPDSparseParameters(max_rounds=2), 0, plan, Notes()).loop()
+    loop = PPDSparseRun(data, work, PPDSparseParameters(max_rounds=2, all_rows=False), 0, plan, Notes()).loop()
     (solve,) = next(loop).jobs
     spans = solve.run()["tile_ranges"]
     (search,) = loop.send([{"tile_ranges": spans, "inside": 1.0, "open": K}]).jobs

@@ -245,7 +245,7 @@ def test_a_warm_start_is_as_good_as_a_cold_one_and_gathers_less(
     real: Callable[[str], tuple[Path, Path]], tmp_path: Path, old: dict[str, float], new: dict[str, float], rounds: int
 ) -> None:
     data, _ = real("bibtex")
-    options = {"memory_limit": "2GB", "threads": 1}
+    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1, "all_rows": False}
     start = xs.PPDSparse(**options, **old).fit(data, model=tmp_path / "start")
     cold = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "cold").report_
     warm = xs.PPDSparse(**options, **new).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_
@@ -262,7 +262,7 @@ def test_a_start_from_fewer_rows_is_as_good_as_a_cold_one(
 ) -> None:
     data, _ = real("bibtex")
     split(data, tmp_path / "nine.xmc", tmp_path / "one.xmc", fraction=0.1)
-    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1}
+    options: dict[str, Any] = {"memory_limit": "2GB", "threads": 1, "all_rows": False}
     start = xs.PPDSparse(**options).fit(tmp_path / "nine.xmc", model=tmp_path / "start")
     cold = xs.PPDSparse(**options).fit(data, model=tmp_path / "cold").report_
     warm = xs.PPDSparse(**options).fit(data, model=tmp_path / "warm", warm_start=start.model_).report_

@@ -22,7 +22,7 @@ from xmc_stream.kernels.permutation import key_of, visiting_order
 from xmc_stream.kernels.prefetch import prefetch
 from xmc_stream.kernels.vectors import LANES, add_to_lines, lane_step, soft_lines
 
-_AHEAD = 4  # rows: memory is asked for so many before it is needed
+_AHEAD = 8  # rows: memory is asked for so many before it is needed
 _LINE = 16  # entries in a cache line
 _0, _1 = np.float32(0.0), np.float32(1.0)
 
@@ -106,6 +106,9 @@ def _descend(
         i = order[t]
         soon = order[min(t + _AHEAD, n - 1)]
         prefetch(alpha, soon * LANES)
+        prefetch(positive, soon)
+        prefetch(squares, soon)
+        prefetch(indptr, order[min(t + 2 * _AHEAD, n - 1)])
         _fetch_row(soon, indptr, indices, values)
         weight = _1
         if len(rows):

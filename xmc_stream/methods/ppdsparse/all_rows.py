@@ -66,7 +66,7 @@ def all_rows_bytes(dataset: Dataset) -> int:
 
 
 class Solved(NamedTuple):
-    """Some classes: statistics (n, 4) as of `dcd.solve_classes`; of each in turn its weights, and the rows that it keeps.
+    """Some classes: of each in turn its statistics (n, 4), as of `kernels.dcd.solve_classes`, its weights, the rows it keeps.
 
     weights, active: counts of each class, then of all together features and values, rows and alpha; until the next come.
     """

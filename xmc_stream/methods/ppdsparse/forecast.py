@@ -420,7 +420,7 @@ class PPDSparseForecaster(Forecaster):
         solving = min(threads, jobs)
         seconds: dict[str, float] = {}
         scored = float(d.n_samples) * int(self.learned.sum()) * probe["score"]
-        scored += streamed / self.searches * probe["stream"]
+        scored += streamed / max(self.searches, 1) * probe["stream"]
         # the probe gathers few rows, far apart; the more there are, the less a byte takes
         gather = min(probe["gather"], SCATTER * probe["stream"])
         for round_, active in enumerate(self.active):

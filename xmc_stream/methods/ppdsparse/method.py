@@ -68,12 +68,13 @@ class PPDSparseMethod(Method):
             guide_weight(task.parameters, task.dataset) > 0,
             has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
             implied_margin(task.parameters, task.dataset) is not None,
-            task.warm_start is None and task.start_state is None and takes_all_rows(task.parameters, task.dataset),
+            (task.warm_start is None or task.start_state is not None) and takes_all_rows(task.parameters, task.dataset),
         )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
-        dataset, start, parameters = task.dataset, cast("LinearModel | None", task.warm_start), task.parameters
+        dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        parameters = settled(task.parameters, dataset)
         if task.start_state is not None:
             start, parameters = None, parameters.carried()
         if start is not None:
@@ -81,7 +82,6 @@ class PPDSparseMethod(Method):
         plan.refuse_unless(
             {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
         )
-        parameters = settled(parameters, dataset)
         weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
         _, sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
         probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))

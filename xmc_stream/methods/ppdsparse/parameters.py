@@ -355,11 +355,13 @@ class PPDSparseParameters(Parameters):
     def carried(self) -> PPDSparseParameters:
         """Those of a trial that goes on from the state of another run: its rounds stand for the first one.
 
-        The second has the epochs of all rounds of a cold run: with fewer, rows of few dense features stay far behind.
+        The second has the epochs of all rounds of a cold run: with fewer, rows of few dense features stay far behind. Where
+        classes begin with all rows they begin anew, as one round from nothing takes less than a search and a round.
         """
-        cold = replace(self, all_rows=False)
-        common = cold.common_rounds or self.rounds
-        return replace(cold, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
+        if self.all_rows:
+            return replace(self, max_rounds=1)
+        common = self.common_rounds or self.rounds
+        return replace(self, rounds=2, max_rounds=2, last_epochs=(common - 1) * self.epochs + self.last_epochs)
 
     @property
     def near(self) -> float:

@@ -78,7 +78,8 @@ class PPDSparseRun:
     work: folder of the unfinished model; what jobs leave for each other lies in its `state`. warm_start: path of the
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
     search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
-    from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation.
+    from, "" for none. A search and a solve follow, or a solve on all rows from nothing, and no check: nothing is known then of
+    objective, gap and violation.
     seconds: that each phase is foreseen to take, by the beginning of its jobs' keys. given: weights that are kept in `work`.
     """
 
@@ -248,7 +249,7 @@ class PPDSparseRun:
         """
         files: list[CandidateFile] = []
         kind = EXACT
-        if self.carried:
+        if self.carried and not self.parameters.all_rows:
             make_folder(self._state("solve-0"))
             words = "taking over another setting's rows"
             jobs = [*beside, *self._carry_jobs()]
