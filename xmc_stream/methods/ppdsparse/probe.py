@@ -38,6 +38,8 @@ _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring at most; as long as solving took, where that is less
 _ROWS = 512  # scored at a time
 _STREAMED, _PLACES = 8 << 20, 5  # bytes of X that are streamed for the rate at each place, and places at most
+_PASSES = 2  # what a pass of steps takes with all that comes before and after it
+_SCORING = 2  # times an entry in a step of classes beside each other, about, a class is scored for it
 # without a label that has positives, there is nothing to do
 _NO_RATES = dict.fromkeys(("step", "score", "gather", "stream"), 0.0)
 
@@ -90,9 +92,14 @@ class ProbeJob:
             return {"counts": [], "started": [], "kept": [], "weights": [], "tile_ratio": 0.0, **_NO_RATES}
         solved = (self._on_all_rows if self.parameters.all_rows else self._on_active_sets)(dataset, X, classes)
         of_feature = np.bincount(solved.features, minlength=dataset.n_features)
-        indptr = np.concatenate([[0], np.cumsum(solved.weights)])
-        tile = make_tile(indptr, solved.features, solved.values, solved.bias.astype(np.float32), dataset.n_features)
         fixed = tile_bytes(np.zeros(0), len(classes), dataset.n_features)
+        if self.parameters.all_rows:  # little is searched: it is not measured
+            rates = {"stream": solved.gather, "score": _SCORING * solved.step * X.nnz / n}
+        else:
+            indptr = np.concatenate([[0], np.cumsum(solved.weights)])
+            tile = make_tile(indptr, solved.features, solved.values, solved.bias.astype(np.float32), dataset.n_features)
+            score = self._score(X, dataset.Y_rows(), tile, min(solved.seconds, _SECONDS))
+            rates = {"stream": self._stream(X, dataset.Y_rows()), "score": score}
         return {
             "counts": counts[classes].tolist(),
             "started": solved.started.tolist(),
@@ -102,8 +109,7 @@ class ProbeJob:
             / max(1, int(solved.weights.sum())),
             "step": solved.step,
             "gather": solved.gather,
-            "stream": solved.gather if self.parameters.all_rows else self._stream(X, dataset.Y_rows()),
-            "score": self._score(X, dataset.Y_rows(), tile, min(solved.seconds, _SECONDS)),
+            **rates,
         }
 
     def _on_active_sets(self, dataset: Dataset, X: SparseMatrix, classes: NDArray[np.int64]) -> _Solved:
@@ -170,7 +176,7 @@ class ProbeJob:
         (weights, features, values), (kept, _, _) = solved.weights, solved.active
         return _Solved(
             np.full(len(classes), n), kept, weights, features, values, solved.statistics[:, 0],
-            seconds, seconds / (LANES * max(1, X.nnz)), gather,
+            seconds, seconds / (_PASSES * LANES * max(1, X.nnz)), gather,
         )  # fmt: skip
 
     def _most_rows(self, row_length: float) -> int:
