@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.lanecd import descend_lanes
 from xmc_stream.methods.contract import Task
-from xmc_stream.methods.ppdsparse import all_rows
+from xmc_stream.methods.ppdsparse import all_rows, solve
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes, takes_all_rows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
@@ -188,6 +191,7 @@ def test_no_limit_and_no_machine_has_a_say(data: xs.Dataset) -> None:
     p = settled(PPDSparseParameters(all_rows=True), data)
     assert p.common_rounds == 1
     assert [p.epochs_of(round_) for round_ in range(3)] == [8, 6, 6]
+    assert replace(p, C=8.0).epochs_of(0) == 2 + 4 * 6
     assert replace(p, max_rounds=None).common_rounds is None
     assert p.warm().all_rows is p.warm(new_labels=True).all_rows is False
     assert p.warm(new_labels=True).common_rounds == 3
@@ -217,11 +221,21 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return xs.convert(X, tmp_path_factory.mktemp("wide") / "d.xmc", labels=Y, normalize="l2", memory_limit=LIMIT)
 
 
-def test_a_job_holds_what_was_planned(wide: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["many features", "many rows", "text"])
+def test_a_job_holds_what_was_planned(tmp_path: Path, wide: Dataset, shape: str) -> None:
+    """Also where all weights, or all rows, are kept."""
+    data, change = wide, {}
+    if shape != "text":
+        rng = np.random.default_rng(1)
+        n, d = (3_000, 60_000) if shape == "many features" else (60_000, 300)
+        X = sp.random(n, d, 20 / d, format="csr", dtype=np.float32, random_state=rng)
+        Y = sp.csr_matrix((rng.random((n, 48)) < 0.02).astype(np.float32))
+        data = xs.convert(X, tmp_path / "d.xmc", labels=Y, normalize="l2", memory_limit=LIMIT)
+        change = {"lam": 0.0 if shape == "many features" else 1000.0}
     begin_model(tmp_path / "m")
-    p = PPDSparseParameters(C=1.0, positive_weight=1.0)
-    assert takes_all_rows(p, wide)
-    loop = PPDSparseRun(wide, tmp_path / "m", p, 0, MemoryPlan(2**33, 2**30, 1), Notes()).loop()
+    p = PPDSparseParameters(C=1.0, positive_weight=1.0, **change)
+    assert takes_all_rows(p, data)
+    loop = PPDSparseRun(data, tmp_path / "m", p, 0, MemoryPlan(2**33, 2**30, 1), Notes()).loop()
     (job,) = next(loop).jobs
     assert isinstance(job, SolveJob)
     job.run()  # loaded and imported what it needs
@@ -229,10 +243,10 @@ def test_a_job_holds_what_was_planned(wide: Dataset, tmp_path: Path) -> None:
     job.run()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert all_rows_bytes(wide) / 2 < peak <= all_rows_bytes(wide) + WRITER_BYTES + 4 * MIB
+    assert all_rows_bytes(data) / 2 < peak <= all_rows_bytes(data) + WRITER_BYTES + 4 * MIB
 
 
-def test_jobs_wait_for_each_other_where_memory_has_room_for_one(wide: Dataset) -> None:
+def test_it_is_planned_for_one_job_at_a_time_where_memory_has_room_for_one(wide: Dataset) -> None:
     p, units = settled(PPDSparseParameters(), wide), cut_units(wide)
     need = all_rows_bytes(wide) + WRITER_BYTES + 4 * MIB
 
@@ -241,10 +255,80 @@ def test_jobs_wait_for_each_other_where_memory_has_room_for_one(wide: Dataset) -
         shares, sizes = solve_plan(MemoryPlan(2**33, budget, threads), opened, p, False, units)
         return len(shares), sizes.beside
 
-    assert planned(2**31, 2) == (3, 2)  # 48 classes are three groups
+    assert planned(2**31, 2) == (2, 2)
     assert planned(2 * need - 1, 2)[1] == 1
     with pytest.raises(MemoryLimitError, match="solving on all rows on 1 threads"):
         planned(need - 1, 1)
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_jobs_that_are_planned_one_at_a_time_wait_for_each_other(
+    data: xs.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: int
+) -> None:
+    begin_model(tmp_path / "m")
+    p = PPDSparseParameters(all_rows=True)
+    plan = MemoryPlan(2**33, 2**30, 2, cuts=Cuts(shares=4))
+    jobs = next(PPDSparseRun(data, tmp_path / "m", p, 0, plan, Notes()).loop()).jobs
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    class Slow:
+        def __init__(self, job: SolveJob) -> None:
+            pass
+
+        def run(self) -> dict[str, Any]:
+            nonlocal under_way, most
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            time.sleep(0.05)
+            with lock:
+                under_way -= 1
+            return {}
+
+    monkeypatch.setattr(solve, "_ShareSolve", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        for job in jobs:
+            assert isinstance(job, SolveJob)
+            pool.submit(replace(job, sizes=replace(job.sizes, beside=beside)).run)
+    assert most == beside
+
+
+def test_a_training_takes_the_passes_that_its_plan_says(tmp_path: Path) -> None:
+    """Of weights and active sets after all epochs, though the plan does fewer."""
+    rng = np.random.default_rng(2)
+    n, d, k = 4_000, 12_000, 1_100
+    X = sp.random(n, d, 60 / d, format="csr", dtype=np.float32, random_state=rng)
+    Y = sp.csr_matrix((rng.random((n, k)) < 0.01).astype(np.float32))
+    data = xs.convert(X, tmp_path / "d.xmc", labels=Y, normalize="l2", memory_limit=LIMIT)
+    p = PPDSparseParameters(all_rows=True, C=1.0, positive_weight=1.0, guide=0.0)
+    plan = MemoryPlan(2**33, 90 * MIB, 1)
+    foreseen = method_of(p).forecaster(Task(data, p, 0), plan, lambda job: job.run()).forecast(plan)
+    begin_model(tmp_path / "m")
+    notes = Notes()
+    run_here(
+        PPDSparseRun(data, tmp_path / "m", p, 0, plan, notes, blocks=tuple(foreseen["class_blocks"])).loop(), notes
+    )
+    cut = notes.get("cut/1")
+    assert cut is not None
+    assert 1 < cut["class_blocks"] == foreseen["class_blocks"][0] == foreseen["passes"]
+
+
+def test_labels_without_rows_cost_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    X = sp.random(3_000, 40, 0.2, format="csr", dtype=np.float32, random_state=rng)
+    Y = sp.csr_matrix((rng.random((3_000, 50)) < 0.02).astype(np.float32))
+    at = np.sort(rng.permutation(5_000)[:50])
+    spread = sp.csr_matrix((Y.data, at[Y.indices], Y.indptr), (3_000, 5_000))
+    dense, sparse = (
+        xs.PPDSparse(memory_limit=LIMIT).fit(
+            xs.convert(X, tmp_path / f"{name}.xmc", labels=labels, normalize="l2", memory_limit=LIMIT),
+            model=tmp_path / name,
+        )
+        for name, labels in (("dense", Y), ("sparse", spread))
+    )
+    assert dense.report_["rounds"] == sparse.report_["rounds"] == 1
+    assert (sparse.model_.to_scipy()[:, at] != dense.model_.to_scipy()).nnz == 0
+    assert np.array_equal(sparse.model_.bias()[at], dense.model_.bias())
 
 
 def test_a_limit_is_kept_and_foreseen(wide: Dataset, tmp_path: Path) -> None:

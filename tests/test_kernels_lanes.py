@@ -54,13 +54,9 @@ def block_of(Y: NDArray[np.bool_]) -> Rows:
     return Rows(np.searchsorted(labels, np.arange(Y.shape[1] + 1)).astype(np.int64), rows.astype(np.int32), np.empty(0))
 
 
-def solved(
-    X: NDArray[np.float64], Y: NDArray[np.bool_], p: Parameters, epochs: int, times: Times = ONCE,
-    open_: NDArray[np.bool_] | None = None,
-) -> Solution:  # fmt: skip
+def solved(X: NDArray[np.float64], Y: NDArray[np.bool_], p: Parameters, epochs: int, times: Times = ONCE) -> Solution:
     solution, c = Solution(Y.shape[1]), 0
-    learned = np.ones(Y.shape[1], np.bool_) if open_ is None else open_
-    for some in solve_on_all_rows(p, SEED, sparse(X), block_of(Y), D, times, learned, epochs):
+    for some in solve_on_all_rows(p, SEED, sparse(X), block_of(Y), D, times, epochs):
         of_weights, of_rows = (np.cumsum([0, *counts]) for counts, _, _ in (some.weights, some.active))
         for at in range(len(some.statistics)):
             mine = slice(of_weights[at], of_weights[at + 1])
@@ -125,10 +121,10 @@ def test_many_passes_come_to_the_optimum_and_say_so(loss: str, bias: bool, lam: 
         w = np.append(got.w[c], got.statistics[c, 0]) if bias else got.w[c].astype(np.float64)
         objective = twin.primal(problem, w)
         bias_of, dual, kept, inside = got.statistics[c]
-        assert dual == pytest.approx(twin.dual(problem, got.alpha[c]), rel=1e-4)  # v has come by many float32 steps
+        assert dual == pytest.approx(twin.dual(problem, got.alpha[c]), rel=1e-6)
         assert kept == pytest.approx(twin.regulariser(problem, w), rel=1e-5)
-        assert bias_of == pytest.approx(twin.weights(problem, got.alpha[c])[-1] if bias else 0.0, abs=1e-4)
-        assert inside == pytest.approx(twin.violation(problem, got.alpha[c]), abs=1e-4)
+        assert bias_of == pytest.approx(twin.weights(problem, got.alpha[c])[-1] if bias else 0.0, abs=2e-6)
+        assert inside == pytest.approx(twin.violation(problem, got.alpha[c]), abs=2e-5)
         assert -1e-5 * objective <= objective + dual <= 0.02 * objective
         if loss == "squared_hinge":
             assert inside < 1e-3
@@ -172,18 +168,6 @@ def test_weights_of_rows_and_classes_are_those_of_their_losses(loss: str) -> Non
         got.alpha[c][at_bound] = problem.upper[at_bound]  # three factors, in another order
         assert got.statistics[c, 1] == pytest.approx(twin.dual(problem, got.alpha[c]), rel=1e-4)
         assert got.statistics[c, 3] == pytest.approx(twin.violation(problem, got.alpha[c]), abs=1e-3)
-
-
-def test_classes_of_which_nothing_is_to_be_learned_have_nothing_and_change_nothing() -> None:
-    X, Y, p = random_rows(np.random.default_rng(8), N, D), labels_of(8), parameters("squared_hinge", True, 0.05)
-    open_ = np.arange(Y.shape[1]) % 3 > 0
-    some, every = solved(X, Y, p, 3, open_=open_), solved(X, Y, p, 3)
-    for c in range(Y.shape[1]):
-        if open_[c]:
-            assert some.bits(c) == every.bits(c)
-        else:
-            assert not some.w[c].any()
-            assert not some.kept[c].any()
 
 
 def test_lanes_without_a_class_stand_still() -> None:

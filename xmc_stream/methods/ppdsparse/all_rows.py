@@ -22,6 +22,7 @@ from xmc_stream.kernels.lanecd import (
     lane_violations,
     lanes_bytes,
     new_lanes,
+    sum_lanes,
     take_rows,
     take_weights,
 )
@@ -34,18 +35,19 @@ from xmc_stream.store.dataset import Dataset
 _LEAST = 1 << 17  # pairs of a row and a class: with fewer, a training is little but its start
 _SHARE = 25  # the first active sets have one in so many of these pairs, or more; they grow to several times as many
 _MOST_BYTES = 128 * MIB  # of what a job holds
+_MOST_LABELS = 1 << 17  # more of them have fewer rows than that
 
 
 def takes_all_rows(parameters: PPDSparseParameters, dataset: Dataset) -> bool:
-    """Whether first active sets are all rows, where it is not given."""
+    """What `all_rows` says; where it says nothing, whether data and parameters are such that it pays."""
     if parameters.all_rows is not None:
         return parameters.all_rows
     n = dataset.n_samples
     if (
         parameters.max_rounds is None
         or parameters.approximate
+        or dataset.n_labels > _MOST_LABELS
         or all_rows_bytes(dataset) > _MOST_BYTES
-        or n * dataset.n_labels < _LEAST
     ):
         return False
     counts = dataset.label_counts()
@@ -59,16 +61,18 @@ def takes_all_rows(parameters: PPDSparseParameters, dataset: Dataset) -> bool:
 
 
 def all_rows_bytes(dataset: Dataset) -> int:
-    """What a job holds to solve LANES classes at a time: X, Y, the lanes, their weights and active rows."""
+    """What a job holds to solve LANES classes at a time: X, Y, the lanes, their weights and active rows, sizes of tiles."""
     n, d = dataset.n_samples, dataset.n_features
-    taken = 2 * LANES * (8 * d + 12 * n)  # as they come, and one after the other
-    return 8 * dataset.X_rows().nnz + 4 * dataset.Y_columns().nnz + 40 * n + lanes_bytes(n, d) + taken
+    taken = LANES * (8 * d + 12 * n)
+    held = 8 * dataset.X_rows().nnz + 4 * dataset.Y_columns().nnz + 40 * n + 24 * d
+    return held + lanes_bytes(n, d) + taken + max(8 * d, 12 * n)
 
 
 class Solved(NamedTuple):
     """Some classes: of each in turn its statistics (n, 4), as of `kernels.dcd.solve_classes`, its weights, the rows it keeps.
 
-    weights, active: counts of each class, then of all together features and values, rows and alpha; until the next come.
+    weights, active: counts of each class, then of all together features and values, rows and alpha. They are overwritten when
+    the next classes come.
     """
 
     statistics: NDArray[np.float64]
@@ -77,13 +81,17 @@ class Solved(NamedTuple):
 
 
 def solve_on_all_rows(
-    parameters: PPDSparseParameters, seed: int, x: CSRBlock, y: PatternBlock, n_features: int, weights: Times,
-    open_: NDArray[np.bool_], epochs: int,
-) -> Iterator[Solved]:  # fmt: skip
+    parameters: PPDSparseParameters,
+    seed: int,
+    x: CSRBlock,
+    y: PatternBlock,
+    n_features: int,
+    weights: Times,
+    epochs: int,
+) -> Iterator[Solved]:
     """Solve the classes whose rows are y, LANES at a time, on all rows x, from alpha = 0.
 
-    weights: of these classes and of all rows. open_: which classes there is something to learn of; the others have no
-    weights and no active rows.
+    weights: of these classes and of all rows.
     """
     rows, labels, n = CSR.of(x), Labels.of(y), len(y.indptr) - 1
     penalty = penalty_of(parameters)
@@ -96,29 +104,27 @@ def solve_on_all_rows(
     values, alphas = np.empty(LANES * n_features, np.float32), np.empty(LANES * n_rows)
     n_weights, n_active = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     for first in range(0, n, LANES):
-        statistics = np.empty((LANES, 4))
+        statistics, mine = np.empty((LANES, 4)), min(LANES, n - first)
         awake = begin_lanes(first, labels, weights.classes, penalty, lanes)
         descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes)
+        sum_lanes(rows, parameters.bias, lanes)
         lane_violations(rows, squares, weights.rows, penalty, lanes)
         take_weights(penalty, lanes, n_weights, of_features, values, statistics)
         take_rows(weights.rows, lanes, n_active, of_rows, alphas, statistics)
-        mine = open_[first : first + LANES]
-        n_weights[: len(mine)] *= mine
-        n_active[: len(mine)] *= mine
         yield Solved(
-            statistics[: len(mine)],
-            _joined(n_weights[: len(mine)], n_features, of_features, values),
-            _joined(n_active[: len(mine)], n_rows, of_rows, alphas),
+            statistics[:mine],
+            _closed_up(n_weights[:mine], n_features, of_features, values),
+            _closed_up(n_active[:mine], n_rows, of_rows, alphas),
         )
 
 
-def _joined(
+def _closed_up(
     counts: NDArray[np.int64], width: int, numbers: NDArray[np.int32], values: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
-    """The first counts[l] of each `width` places of two arrays, one after the other, behind the counts."""
-    ends = [
-        (start, start + count)
-        for start, count in zip(range(0, width * len(counts), width), counts.tolist(), strict=True)
-    ]
-    joined, of_values = (np.concatenate([array[start:end] for start, end in ends]) for array in (numbers, values))
-    return counts, joined, of_values
+    """Move the first counts[l] of each `width` places of two arrays together; they stand behind the counts, as views."""
+    filled = 0
+    for start, count in zip(range(0, width * len(counts), width), counts.tolist(), strict=True):
+        for array in (numbers, values):
+            array[filled : filled + count] = array[start : start + count]
+        filled += count
+    return counts, numbers[:filled], values[:filled]

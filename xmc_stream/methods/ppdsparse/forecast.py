@@ -204,7 +204,7 @@ class PPDSparseForecaster(Forecaster):
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
             if (
-                self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread
+                self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread and not p.all_rows
             ):  # beside the solves of other threads
                 of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
                 needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
@@ -226,9 +226,10 @@ class PPDSparseForecaster(Forecaster):
             self.X.nnz * self.X.entry_bytes + 8 * d.n_samples, self.Y.nnz * self.Y.entry_bytes + 8 * d.n_samples
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
+        jobs = min(len(shares), solve.beside * plan.processes) if p.all_rows else len(shares)
         return Forecast(
             tuple(cut.blocks for cut in cuts), row_blocks, sum(of.passes for of in streams),
-            streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, len(shares)), p.max_rounds is not None,
+            streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, jobs), p.max_rounds is not None,
         )  # fmt: skip
 
     def _cut(self, plan: MemoryPlan, blocks: Sequence[Sequence[SearchSize]]) -> _Cut:
@@ -413,7 +414,7 @@ class PPDSparseForecaster(Forecaster):
     ) -> dict[str, float]:
         """Of each phase: steps, scores and reading at the probe's rates, shared by the threads; what is constant added.
 
-        streamed: bytes that the searches read. reads: of the solves, by `_solve_reads`. jobs: that solve.
+        streamed: bytes that the searches read. reads: of the solves, by `_solve_reads`. jobs: that solve at a time.
         """
         d, p, probe = self.dataset, self.parameters, self.probe
         threads, warm = plan.threads * plan.processes, self.warm_start is not None
@@ -428,6 +429,9 @@ class PPDSparseForecaster(Forecaster):
                 sifted = _SIFTING * float(self.found[round_].sum()) * len(cuts[round_ - (not warm)].ranges)
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
+            if p.all_rows and not round_:
+                solved = int(np.count_nonzero(active))  # and lanes that are empty
+                steps *= -(-solved // LANES) * LANES / max(solved, 1)
             of_streams, of_gathers = reads[round_]
             seconds[f"solve/{round_}"] = (steps + of_streams * probe["stream"] + of_gathers * gather) / solving
         if self.guided:  # one job, beside the first solve

@@ -74,14 +74,14 @@ class PPDSparseMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
         dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        plan.refuse_unless(
+            {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
+        )
         parameters = settled(task.parameters, dataset)
         if task.start_state is not None:
             start, parameters = None, parameters.carried()
         if start is not None:
             parameters = replace(parameters, all_rows=False)
-        plan.refuse_unless(
-            {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
-        )
         weights = LossWeights.of(parameters.class_weight, dataset.n_samples, task.given, Path())
         _, sizes = solve_plan(plan, dataset, parameters, start is not None, cut_units(dataset), weights.of_samples)
         probe = once(ProbeJob(str(dataset.path), parameters, task.seed, plan, sizes))

@@ -158,10 +158,11 @@ class PPDSparseParameters(Parameters):
     all_rows: bool | None = parameter(
         None,
         Flag(
-            "Whether the first active set of a class is all rows. Classes are then solved 16 at a time, in one round of "
-            "`epochs` + `last_epochs` passes and without a search; `rounds` does not count. Further rounds follow as after "
-            "`rounds`. true wants memory for all rows at once. none: where a few labels share moderately many rows (see "
-            "docs/ppdsparse.md), not in a warm start.",
+            "Whether the first active set of a class is all rows. Classes are then solved 16 at a time, without a search. "
+            "One such round, of epochs + last_epochs passes, stands for `rounds`; there are more passes where C is large, as "
+            "in last_epochs. Further rounds may follow as ever. true wants memory for all rows at once. none: true where "
+            "first active sets would have a 25th of all rows or more and X is small (see docs/ppdsparse.md). false in a "
+            "warm start.",
             none=True,
             unsaid=True,
         ),
@@ -296,10 +297,15 @@ class PPDSparseParameters(Parameters):
         if self.common_rounds is None:
             return _MORE_EPOCHS * self.epochs
         if self.all_rows and not round_:
-            return self.epochs + self.last_epochs
-        if round_ >= self.common_rounds:  # a coordinate step does little where C is large
-            return self.last_epochs * max(1, round(self.C * max(1.0, self.positive_weight) / (2 * self.tau)))
+            return self.epochs + self.last_epochs * self._longer
+        if round_ >= self.common_rounds:
+            return self.last_epochs * self._longer
         return self.last_epochs if round_ + 1 == self.common_rounds else self.epochs
+
+    @property
+    def _longer(self) -> int:
+        """How many times as many passes there are where C is large: a coordinate step does little there."""
+        return max(1, round(self.C * max(1.0, self.positive_weight) / (2 * self.tau)))
 
     def enough(self, round_: int) -> float:
         """A violation in the active set after a round that is as good as the largest one.

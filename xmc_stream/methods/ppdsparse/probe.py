@@ -38,7 +38,7 @@ _FEWEST = 16  # classes, as far as they fit
 _SECONDS = 0.15  # of scoring at most; as long as solving took, where that is less
 _ROWS = 512  # scored at a time
 _STREAMED, _PLACES = 8 << 20, 5  # bytes of X that are streamed for the rate at each place, and places at most
-_PASSES = 2  # what a pass of steps takes with all that comes before and after it
+_EPOCHS = 3  # on all rows; what comes before and after takes about as long as one more
 _SCORING = 2  # times an entry in a step of classes beside each other, about, a class is scored for it
 # without a label that has positives, there is nothing to do
 _NO_RATES = dict.fromkeys(("step", "score", "gather", "stream"), 0.0)
@@ -163,20 +163,18 @@ class ProbeJob:
         )  # fmt: skip
 
     def _on_all_rows(self, dataset: Dataset, X: SparseMatrix, classes: NDArray[np.int64]) -> _Solved:
-        """A pass over all rows, for as many classes as there are lanes."""
+        """Some passes over all rows, for as many classes as there are lanes: sizes are then nearly those of all passes."""
         n, began = dataset.n_samples, time.perf_counter()
         x = X.block(0, n)
         gather = (time.perf_counter() - began) / max(1, X.bytes_read)
         began = time.perf_counter()
-        y, learned = dataset.Y_columns().gather(classes), np.ones(len(classes), np.bool_)
-        (solved,) = solve_on_all_rows(
-            self.parameters, self.seed, x, y, dataset.n_features, ONCE, learned, 1
-        )  # fmt: skip
+        y = dataset.Y_columns().gather(classes)
+        (solved,) = solve_on_all_rows(self.parameters, self.seed, x, y, dataset.n_features, ONCE, _EPOCHS)
         seconds = time.perf_counter() - began
         (weights, features, values), (kept, _, _) = solved.weights, solved.active
         return _Solved(
             np.full(len(classes), n), kept, weights, features, values, solved.statistics[:, 0],
-            seconds, seconds / (_PASSES * LANES * max(1, X.nnz)), gather,
+            seconds, seconds / ((_EPOCHS + 1) * LANES * max(1, X.nnz)), gather,
         )  # fmt: skip
 
     def _most_rows(self, row_length: float) -> int:
@@ -195,12 +193,12 @@ class ProbeJob:
         entries = np.sort(active) * max(row_length, 1.0)
         most = min(most, max(float(entries.sum()) / _SHARE, _FEW_ENTRIES))
         n = int(len(classes) * min(1.0, most / max(float(entries.sum()), 1.0)))
-        n = min(max(n, _FEWEST), len(classes), LANES if self.parameters.all_rows else UNIT)
+        if self.parameters.all_rows:
+            n, most = LANES, np.inf
+        n = min(max(n, _FEWEST), len(classes), UNIT)
         chosen = ((np.arange(n) + 0.5) * len(classes) / n).astype(np.int64)
         fits = np.cumsum(entries[chosen]) <= most
         fits[0] = True
-        if self.parameters.all_rows:
-            fits[:] = True
         return np.sort(classes[chosen[fits]])
 
     @staticmethod

@@ -116,9 +116,10 @@ class PPDSparseRun:
         matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
         jobs = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
-        alone = jobs if groups_budget(self.plan, self.dataset) > self.plan.per_thread else []
+        room = groups_budget(self.plan, self.dataset) <= self.plan.per_thread and not p.all_rows
+        alone = [] if room else jobs
         groups = (yield Phase("groups of labels", alone, gathers=True)) if alone else []
-        beside = [] if alone else jobs
+        beside = jobs if room else []
         solves = yield from self._first_solve(beside)
         groups, solves = groups + solves[: len(beside)], solves[len(beside) :]
         guide = {GUIDE: guide_attributes(groups[0], guide_weight(p, self.dataset))} if jobs else {}
@@ -269,7 +270,7 @@ class PPDSparseRun:
         p, folder, number = self.parameters, self._state(f"solve-{round_}"), round_ + 1
         make_folder(folder)
         words, span = self._outline.words("solving", round_), self._outline.span(f"solve/{round_}")
-        shares, sizes = self._solve_plan
+        shares, sizes = self._solve_plan(round_)
         todo = [share for share in shares if share.whole or not self._knows(f"solve/{round_}/{share.unit.name}")]
         jobs = [*beside, *self._solve_jobs(round_, files, kind, todo, sizes)]
         told: dict[str, Receipt] = {}
@@ -340,10 +341,10 @@ class PPDSparseRun:
         """Whether an earlier session has solved all units."""
         return all(self._knows(f"solve/{round_}/{unit.name}") for unit in self.units)
 
-    @property
-    def _solve_plan(self) -> tuple[list[Share], SolvePlan]:
+    def _solve_plan(self, round_: int) -> tuple[list[Share], SolvePlan]:
         warm, of_samples = bool(self.warm_start), self.weights.of_samples
-        return solve_plan(self.plan, self.dataset, self.parameters, warm, self.units, of_samples)
+        p = replace(self.parameters, all_rows=False) if round_ else self.parameters  # later rounds are on active sets
+        return solve_plan(self.plan, self.dataset, p, warm, self.units, of_samples)
 
     def _start_jobs(self) -> list[StartJob]:
         return [

@@ -1,4 +1,4 @@
-"""What C, the weight of positives and `all_rows` are where they are not given: matters of the data alone."""
+"""What C, the weight of positives and `all_rows` are where they are not given: never a matter of memory or threads."""
 
 from __future__ import annotations
 

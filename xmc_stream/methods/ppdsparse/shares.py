@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.kernels.vectors import LANES
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, plan_solve
@@ -88,15 +87,15 @@ def cut_shares(
     There are two for each thread of all workers at least, or whole units where these are enough. A class counts by the rows
     that it begins with. Where there are large classes and jobs cannot hold X, every share streams X by itself, and the
     threads of a process share that (see `streaming`): so there is one for each process, with all its threads and memory.
-    all_rows: whether classes begin with all rows; then a share has whole groups of LANES, and nothing streams.
+    all_rows: whether classes begin with all rows; then all are the same work, and nothing streams.
     """
     at_once = plan.threads * plan.processes
     if len(units) >= _ENOUGH * at_once and not plan.cuts.shares:
         return whole_units(units), min(plan.threads, len(units))
     n, nnz = dataset.n_samples, dataset.X_rows().nnz
     counts = dataset.label_counts()
-    rows = np.full(len(counts), n) if all_rows else counts + start_sizes(counts, n)
-    wanted, least, beside = _SHARES * at_once if at_once > 1 else 1, _LEAST, plan.threads
+    rows = np.where((counts > 0) & (counts < n), n, 0) if all_rows else counts + start_sizes(counts, n)
+    wanted, least, beside = at_once * (1 if all_rows else _SHARES) if at_once > 1 else 1, _LEAST, plan.threads
     if not all_rows and int(rows.max(initial=0)) > row_order(n, nnz).large and 8 * nnz > plan.per_thread // _HELD:
         wanted, beside = plan.processes, 1 if len(units) < plan.processes else plan.threads
     if plan.cuts.shares:
@@ -109,8 +108,6 @@ def cut_shares(
         begin, end = entries[unit.first], entries[unit.last]
         parts = max(1, math.ceil((end - begin) / size - _NEARLY)) if wanted > 1 else 1
         bounds = np.searchsorted(middles, np.linspace(begin, end, parts + 1)[1:-1])  # the nearest end of a class
-        if all_rows:
-            bounds = unit.first + (bounds - unit.first + LANES // 2) // LANES * LANES
         cut = sorted({unit.first, *np.clip(bounds, *unit).tolist(), unit.last})
         shares += [Share(first, last, unit) for first, last in itertools.pairwise(cut)]
     return shares, min(beside, len(shares))

@@ -179,11 +179,18 @@ class SolveJob:
         """Whether an approximate search found the candidates."""
         return self.kind == APPROXIMATE
 
+    @property
+    def on_all_rows(self) -> bool:
+        """Whether classes begin, and with all rows."""
+        return bool(self.parameters.all_rows) and not self.previous
+
     def run(self) -> Receipt:
         """Solve; the receipt has the sizes that the next search is planned from, of a whole unit."""
         drop_tiles()
-        # a scheduler may give two shares to one worker; in this process trainings beside each other do not wait
-        with _turn if self.sizes.beside == 1 < self.plan.processes else nullcontext():
+        # a scheduler may give two shares to one worker, and threads take units that are on all rows one at a time; trainings
+        # beside each other in this process do not wait else
+        others = self.plan.processes if not self.on_all_rows else self.plan.processes * self.plan.threads
+        with _turn if self.sizes.beside == 1 < others else nullcontext():
             return _ShareSolve(self).run()
 
 
@@ -228,7 +235,6 @@ class _ShareSolve:
         p = job.parameters
         with new_unit_state(Path(job.out), n, self.n_samples, self.dataset.n_features) as writer:
             n_found = np.zeros(n, np.int64)
-            on_all_rows = p.all_rows and self.previous is None
             if self.previous is None:
                 counts = np.diff(self.Y.ends(self.first, self.last))
                 set_known(writer.statistics, counts, self.n_samples)
@@ -250,7 +256,7 @@ class _ShareSolve:
             if job.share.whole:  # else the job that joins the shares counts
                 open_ = writer.statistics[:, STATUS] == OPEN
                 self.next = NextSearch(self.dataset, p, job.seed, job.round, job.share.unit, open_)
-            if on_all_rows:
+            if job.on_all_rows:
                 self._solve_on_all_rows(writer)
             else:
                 self._solve_on_active_sets(n_found, writer)
@@ -268,22 +274,24 @@ class _ShareSolve:
         }
 
     def _solve_on_all_rows(self, writer: UnitStateWriter) -> None:
-        """Solve every class with all rows in its active set."""
-        job, open_ = self.job, writer.statistics[:, STATUS] == OPEN
-        weights = Times(self.of_classes, self.of_rows.of_range(0, self.n_samples))
-        x, y = self.X.block(0, self.n_samples), self.Y.block(self.first, self.last)
-        epochs, low = job.parameters.epochs_of(job.round), 0
-        for solved in solve_on_all_rows(
-            job.parameters, job.seed, x, y, self.dataset.n_features, weights, open_, epochs
-        ):
-            high = low + len(solved.statistics)
-            mine = np.flatnonzero(open_[low:high])
-            writer.statistics[(low + mine)[:, None], [BIAS, DUAL, KEPT, INSIDE]] = solved.statistics[mine]
-            writer.weights.append(*solved.weights)
-            self._count(*solved.weights)
-            writer.active.append(*solved.active)
-            self.sizes[low:high] = solved.active[0]
-            low = high
+        """Solve every class of which there is something to learn, with all rows in its active set."""
+        job, learned = self.job, np.flatnonzero(writer.statistics[:, STATUS] == OPEN)
+        of_classes = self.of_classes[learned] if len(self.of_classes) else self.of_classes
+        weights = Times(of_classes, self.of_rows.of_range(0, self.n_samples))
+        x, y = self.X.block(0, self.n_samples), self.Y.gather(self.first + learned)
+        epochs, n_features, done, begin = job.parameters.epochs_of(job.round), self.dataset.n_features, 0, 0
+        for solved in solve_on_all_rows(job.parameters, job.seed, x, y, n_features, weights, epochs):
+            mine = learned[done : done + len(solved.statistics)]
+            done, end = done + len(mine), int(mine[-1]) + 1
+            writer.statistics[mine[:, None], [BIAS, DUAL, KEPT, INSIDE]] = solved.statistics
+            self.sizes[mine] = solved.active[0]
+            of_all = np.zeros((2, end - begin), np.int64)  # also of those between them
+            of_all[:, mine - begin] = solved.active[0], solved.weights[0]
+            writer.active.append(of_all[0], *solved.active[1:])
+            writer.weights.append(of_all[1], *solved.weights[1:])
+            self._count(of_all[1], *solved.weights[1:])
+            begin = end
+        self._copy(None, 0, begin, self.last - self.first, writer)
 
     def _solve_on_active_sets(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> None:
         """Solve the open classes: those that stream first, then all in turn, a batch at a time."""

@@ -66,8 +66,7 @@ class PPDSparseWarmUp(WarmUp):
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.all_rows:
                 x, y = dataset.X_rows().block(0, dataset.n_samples), dataset.Y_columns().block(0, dataset.n_labels)
-                learned = np.ones(dataset.n_labels, np.bool_)
-                for _ in solve_on_all_rows(p, 0, x, y, dataset.n_features, ONCE, learned, 1):
+                for _ in solve_on_all_rows(p, 0, x, y, dataset.n_features, ONCE, 1):
                     pass
             if self.large:
                 self._stream(dataset, p, path)
