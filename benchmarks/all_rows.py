@@ -8,33 +8,18 @@ sets in all pairs of a row and a label.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from pathlib import Path
 
 import click
 import numpy as np
-from commands import machine, run
+from commands import converted, machine, run
 
 from xmc_stream.methods.ppdsparse.solver import start_sizes
 from xmc_stream.store.dataset import Dataset
 
 SETS = ("rcv1_topics", "delicious", "stackex_cooking", "bibtex", "corel5k", "20news_bydate", "mnist", "udhr_langid")
-
-
-def converted(folder: Path, name: str) -> tuple[Path, Path]:
-    """Both parts of a set, made if they are not there."""
-    source, train, test = (
-        Path(os.environ["XMC_STREAM_DATA"]) / name,
-        folder / f"{name}.xmc",
-        folder / f"{name}-test.xmc",
-    )
-    if not train.exists():
-        run("convert", source / "train.txt.gz", train, "--normalize", "l2", "--quiet")
-    if not test.exists():
-        run("convert", source / "test.txt.gz", test, "--like", train, "--quiet")
-    return train, test
 
 
 @click.command()

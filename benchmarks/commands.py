@@ -27,6 +27,20 @@ def drop_cache(folder: Path) -> None:
             os.close(fd)
 
 
+def converted(folder: Path, name: str) -> tuple[Path, Path]:
+    """Both parts of a set of XMC_STREAM_DATA, rows l2-normalised, made if they are not there."""
+    source, train, test = (
+        Path(os.environ["XMC_STREAM_DATA"]) / name,
+        folder / f"{name}.xmc",
+        folder / f"{name}-test.xmc",
+    )
+    if not train.exists():
+        run("convert", source / "train.txt.gz", train, "--normalize", "l2")
+    if not test.exists():
+        run("convert", source / "test.txt.gz", test, "--like", train)
+    return train, test
+
+
 def machine() -> str:
     """Processor and load, for the head of a table."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

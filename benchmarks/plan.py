@@ -9,7 +9,6 @@ it, or passes or streamed bytes are not exact.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from commands import machine, run
+from commands import converted, machine, run
 
 GENERATOR = Path(__file__).resolve().parent.parent / "tools" / "make_synthetic.py"
 SHAPE = "--features 100000 --labels 2000 --features-per-sample 80 --labels-per-sample 2 --test-samples 20000".split()
@@ -25,14 +24,11 @@ SHAPE = "--features 100000 --labels 2000 --features-per-sample 80 --labels-per-s
 
 def prepared(folder: Path, name: str, size: str) -> tuple[Path, Path]:
     """Train and test set of a name, made once."""
+    if name != "synthetic":
+        return converted(folder, name)
     train, test = folder / f"{name}.xmc", folder / f"{name}-test.xmc"
     if not test.exists():
-        if name == "synthetic":
-            subprocess.run([sys.executable, GENERATOR, train, "--size", size, *SHAPE, "--overwrite"], check=True)
-        else:
-            data = Path(os.environ["XMC_STREAM_DATA"]) / name
-            run("convert", data / "train.txt.gz", train, "--normalize", "l2")
-            run("convert", data / "test.txt.gz", test, "--like", train)
+        subprocess.run([sys.executable, GENERATOR, train, "--size", size, *SHAPE, "--overwrite"], check=True)
     return train, test
 
 

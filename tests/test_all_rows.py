@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 import tracemalloc
@@ -15,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from helpers.compiler import nothing_is_compiled
 from helpers.cuts import CutError, CutLedger
 from helpers.forked import run_forked
-from helpers.problems import LIMIT
+from helpers.problems import LIMIT, rare_labels
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -39,25 +39,11 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 
 FIGURES = ("objective", "duality_gap", "violation", "n_open", "n_empty", "rounds", "nnz")
-N, D, K = 1200, 60, 40
 
 
 @pytest.fixture(scope="module")
-def matrices() -> tuple[Any, Any]:
-    """Labels of 3 to 39 rows, among them such without rows and one of every row."""
-    rng = np.random.default_rng(0)
-    X = sp.random(N, D, 0.2, format="csr", dtype=np.float32, random_state=0)
-    Y = sp.lil_matrix((N, K), dtype=np.float32)
-    for c in range(K):
-        Y[rng.choice(N, 3 + 9 * (c % 5), replace=False), c] = 1
-    Y[:, [0, 7, 8, 39]] = 0
-    Y[:, 21] = 1
-    return X, Y.tocsr()
-
-
-@pytest.fixture(scope="module")
-def data(matrices: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
-    X, Y = matrices
+def data(tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
+    X, Y = rare_labels()
     return xs.convert(X, tmp_path_factory.mktemp("rows") / "d.xmc", labels=Y, normalize="l2")
 
 
@@ -75,7 +61,7 @@ def told(clf: Any) -> tuple[str, list[Any]]:
     [
         ({}, {}),
         ({"loss": "hinge", "bias": False, "lam": 0.05}, {}),
-        ({"class_weight": "balanced", "positive_weight": 2.0}, {"sample_weight": np.linspace(0, 2, N)}),
+        ({"class_weight": "balanced", "positive_weight": 2.0}, {"sample_weight": np.linspace(0, 2, 1200)}),
         ({"C": 8.0, "max_rounds": 3, "last_epochs": 1}, {}),
     ],
     ids=["default", "hinge", "weights", "goes on"],
@@ -143,7 +129,7 @@ def test_others_begin_from_such_a_model(data: xs.Dataset, tmp_path: Path) -> Non
     assert told(fitted(data, tmp_path / "said", all_rows=True, **change))[1] == told(warm)[1]
 
 
-def test_settings_are_tried_from_such_states(data: xs.Dataset, tmp_path: Path) -> None:
+def test_settings_are_tried_anew_and_as_well(data: xs.Dataset, tmp_path: Path) -> None:
     grid = {"C": [0.5, 1.0, 2.0]}
     begun, by_rounds = (
         xs.tune(
@@ -187,7 +173,7 @@ def test_it_is_done_where_first_active_sets_are_many_rows(tmp_path: Path, monkey
     assert not takes_all_rows(p, often)
 
 
-def test_no_limit_and_no_machine_has_a_say(data: xs.Dataset) -> None:
+def test_how_many_rounds_and_epochs_such_runs_have(data: xs.Dataset) -> None:
     p = settled(PPDSparseParameters(all_rows=True), data)
     assert p.common_rounds == 1
     assert [p.epochs_of(round_) for round_ in range(3)] == [8, 6, 6]
@@ -313,7 +299,7 @@ def test_a_training_takes_the_passes_that_its_plan_says(tmp_path: Path) -> None:
     assert 1 < cut["class_blocks"] == foreseen["class_blocks"][0] == foreseen["passes"]
 
 
-def test_labels_without_rows_cost_nothing(tmp_path: Path) -> None:
+def test_labels_without_rows_change_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     X = sp.random(3_000, 40, 0.2, format="csr", dtype=np.float32, random_state=rng)
     Y = sp.csr_matrix((rng.random((3_000, 50)) < 0.02).astype(np.float32))
@@ -341,11 +327,6 @@ def test_a_limit_is_kept_and_foreseen(wide: Dataset, tmp_path: Path) -> None:
 
 
 def test_nothing_is_compiled_after_the_warm_up(wide: Dataset, tmp_path: Path) -> None:
-    parameters = PPDSparseParameters()
-    method_of(parameters).warm_up(Task(wide, parameters, 0)).run()
-    compiled: Any = descend_lanes  # a kernel
-    by_numba = list(compiled.numba.signatures)
-    assert compiled.machine_code
-    shutil.rmtree(tmp_path / "m", ignore_errors=True)
-    xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")
-    assert list(compiled.numba.signatures) == by_numba
+    method_of(PPDSparseParameters()).warm_up(Task(wide, PPDSparseParameters(), 0)).run()
+    with nothing_is_compiled(descend_lanes):
+        xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.classes import Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -62,20 +62,6 @@ def test_a_group_of_runs_is_visited_before_the_next_one_begins() -> None:
     assert sum(len(group) for group in groups) == len(set.union(*groups))
     assert max(groups[0]) - min(groups[0]) > 5 * GROUP  # from all over the rows
     assert np.abs(np.diff(strips[: GROUP * 8])).mean() > 20  # and mixed
-
-
-@dataclass
-class Rows:
-    """Rows in memory."""
-
-    indptr: NDArray[np.int64]
-    indices: NDArray[np.int32]
-    values: NDArray[np.float32]
-
-    def take(self, lines: NDArray[np.int64]) -> Rows:
-        parts = [np.arange(self.indptr[i], self.indptr[i + 1]) for i in lines]
-        at = np.concatenate([np.zeros(0, np.int64), *parts])
-        return Rows(np.concatenate([[0], np.cumsum([len(part) for part in parts])]), self.indices[at], self.values[at])
 
 
 class Given(RowWeights):

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 from helpers.damage import flip
-from helpers.problems import LIMIT, problem
+from helpers.problems import LIMIT, problem, rare_labels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,15 +46,8 @@ FIGURES = (
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> xs.Dataset:
     """Classes of few rows, which go on beyond the third round, among them such without rows and one of every row."""
-    rng = np.random.default_rng(0)
-    n, d, k = 1200, 60, 40
-    X = sp.random(n, d, 0.2, format="csr", dtype=np.float32, random_state=0)
-    Y = sp.lil_matrix((n, k), dtype=np.float32)
-    for c in range(k):
-        Y[rng.choice(n, 3 + 9 * (c % 5), replace=False), c] = 1
-    Y[:, [0, 7, 8, 39]] = 0
-    Y[:, 21] = 1
-    return xs.convert(X, tmp_path_factory.mktemp("shares") / "d.xmc", labels=Y.tocsr(), normalize="l2")
+    X, Y = rare_labels()
+    return xs.convert(X, tmp_path_factory.mktemp("shares") / "d.xmc", labels=Y, normalize="l2")
 
 
 def fitted(data: Any, model: Path, shares: int, **change: Any) -> tuple[str, list[Any]]:

@@ -18,9 +18,8 @@ import xmc_stream as xs
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.jobs.plan import Cuts
-from xmc_stream.kernels.balance import start_alpha
+from xmc_stream.kernels.balance import start_alpha, start_scores
 from xmc_stream.kernels.blocks import CSR
-from xmc_stream.kernels.dcd import start_scores
 from xmc_stream.kernels.penalty import ONCE, Ramp
 
 

@@ -1,8 +1,11 @@
-"""Tests as plain Python (NUMBA_DISABLE_JIT=1), hundreds of times slower: what they leave out, and smaller problems."""
+"""Tests as plain Python (NUMBA_DISABLE_JIT=1), hundreds of times slower: what they leave out, and smaller problems; tests
+that nothing is compiled."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import pytest
 from numba import config
@@ -16,3 +19,12 @@ needs_compiler = pytest.mark.skipif(not COMPILED, reason="takes minutes, or call
 def unless_plain(compiled: T, plain: T) -> T:
     """A size where kernels are compiled, and a smaller one where they are plain Python."""
     return compiled if COMPILED else plain
+
+
+@contextmanager
+def nothing_is_compiled(kernel: Any) -> Iterator[None]:
+    """A block in which a kernel, whose machine code is loaded, is compiled for no other arguments."""
+    assert kernel.machine_code
+    by_numba = list(kernel.numba.signatures)
+    yield
+    assert list(kernel.numba.signatures) == by_numba

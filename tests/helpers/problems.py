@@ -26,6 +26,18 @@ def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
     return model.to_scipy().toarray(), model.bias()
 
 
+def rare_labels(n: int = 1200, d: int = 60, k: int = 40) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+    """Labels of 3 to 39 rows: so few that classes go on beyond the third round. Four have no row, and 21 has every row."""
+    rng = np.random.default_rng(0)
+    X = sp.random(n, d, 0.2, format="csr", dtype=np.float32, random_state=0)
+    Y = sp.lil_matrix((n, k), dtype=np.float32)
+    for c in range(k):
+        Y[rng.choice(n, 3 + 9 * (c % 5), replace=False), c] = 1
+    Y[:, [0, 7, 8, 39]] = 0
+    Y[:, 21] = 1
+    return X, Y.tocsr()
+
+
 LIMIT = "4GB"  # bounds the whole process of the tests
 
 

@@ -1,14 +1,44 @@
-"""A warm start's alpha from the scores of its weights, so that alpha gives each class tau times the bias of the weights."""
+"""A warm start's scores by its weights, and alpha from them, so that it gives each class tau times the bias of the weights."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.penalty import Ramp, Times, alpha_of, times
 
 _STEPS = 40
+
+
+@kernel
+def start_scores(
+    w: CSR,
+    bias: NDArray[np.float64],
+    ptr: NDArray[np.int64],
+    at: NDArray[np.int64],
+    x: CSR,
+    dense: NDArray[np.float32],
+    scores: NDArray[np.float64],
+) -> None:
+    """The scores of given weights (class c: line c of w).
+
+    Class c has the rows at[ptr[c] : ptr[c + 1]] of the block; ptr counts from ptr[0], where `at` and `scores` begin.
+    dense (D,) is scratch, zero before and after.
+    """
+    w_indptr, w_features, w_values = w
+    indptr, indices, data = x
+    for c in range(len(ptr) - 1):
+        for p in range(w_indptr[c], w_indptr[c + 1]):
+            dense[w_features[p]] = w_values[p]
+        for q in range(ptr[c] - ptr[0], ptr[c + 1] - ptr[0]):
+            z = bias[c]
+            for p in range(indptr[at[q]], indptr[at[q] + 1]):
+                z += np.float64(data[p]) * np.float64(dense[indices[p]])
+            scores[q] = z
+        for p in range(w_indptr[c], w_indptr[c + 1]):
+            dense[w_features[p]] = 0.0
 
 
 @kernel

@@ -14,8 +14,8 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
-from xmc_stream.methods.ppdsparse.solve import update_statistics
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState
+from xmc_stream.methods.ppdsparse.statistics import update_statistics
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.tiles import TileSizes

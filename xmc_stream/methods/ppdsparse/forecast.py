@@ -19,7 +19,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.kernels.vectors import LANES
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
-from xmc_stream.methods.ppdsparse.groups import group_needs, groups_budget, groups_read, groups_work, guide_weight
+from xmc_stream.methods.ppdsparse.groups import group_needs, groups_read, groups_run_beside, groups_work, guide_weight
 from xmc_stream.methods.ppdsparse.implied import implied_margin, implied_needs, implied_read
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
@@ -199,13 +199,11 @@ class PPDSparseForecaster(Forecaster):
             phases["warm start: search"] = cuts[-1].needs
         streams = [self._streamed(solve, starts, round_) for round_ in range(self.rounds)]
         for round_, of_round in enumerate(streams):
-            if p.all_rows and not round_:
+            if self._on_all_rows(round_):
                 needs = self._all_rows_needs(solve)
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
-            if (
-                self.guided and not round_ and groups_budget(plan, d) <= plan.per_thread and not p.all_rows
-            ):  # beside the solves of other threads
+            if self.guided and not round_ and groups_run_beside(plan, d, p):
                 of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
                 needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
             phases[f"round {round_ + 1}: solve"] = needs
@@ -363,6 +361,9 @@ class PPDSparseForecaster(Forecaster):
             "writers and windows": t * 3 * MIB + int(min(written + most(rows) * 12, t * WRITER_BYTES)),
         }
 
+    def _on_all_rows(self, round_: int) -> bool:
+        return bool(self.parameters.all_rows) and not round_
+
     def _all_rows_needs(self, sizes: SolvePlan) -> Needs:
         """What a process holds while the first round solves on all rows."""
         written = LANES * float(self.weights.max(initial=0)) * 8
@@ -375,9 +376,7 @@ class PPDSparseForecaster(Forecaster):
         n_labels, n = self.dataset.n_labels, self.dataset.n_samples
         active, epochs = self.active[round_].astype(np.int64), self.parameters.epochs_of(round_)
         streamed, passes, largest = np.zeros(n_labels, np.bool_), 0, 0
-        large = (
-            np.flatnonzero(active > self.order.large) if round_ or not self.parameters.all_rows else np.zeros(0, int)
-        )
+        large = np.flatnonzero((active > self.order.large) & (not self._on_all_rows(round_)))
         of_shares = np.searchsorted(starts, large, "right")
         for classes in np.split(large, np.flatnonzero(np.diff(of_shares)) + 1):
             chosen = classes[choose_streamed(active[classes], epochs, sizes, self.X.nnz, n)]
@@ -398,7 +397,7 @@ class PPDSparseForecaster(Forecaster):
         n, reads = self.dataset.n_samples, []
         of_pass = float(self.X.nnz * self.X.entry_bytes + 8 * n)
         for round_, of_round in enumerate(streams):
-            if self.parameters.all_rows and not round_:
+            if self._on_all_rows(round_):
                 reads.append((0.0, len(starts) * of_pass + self.Y.nnz * self.Y.entry_bytes))
                 continue
             rows = np.add.reduceat(np.where(of_round.classes, 0.0, self.active[round_]), starts)
@@ -429,7 +428,7 @@ class PPDSparseForecaster(Forecaster):
                 sifted = _SIFTING * float(self.found[round_].sum()) * len(cuts[round_ - (not warm)].ranges)
                 seconds[f"search/{round_}"] = (scored + sifted) / threads
             steps = float(active.sum()) * self.row_length * p.epochs_of(round_) * probe["step"]
-            if p.all_rows and not round_:
+            if self._on_all_rows(round_):
                 solved = int(np.count_nonzero(active))  # and lanes that are empty
                 steps *= -(-solved // LANES) * LANES / max(solved, 1)
             of_streams, of_gathers = reads[round_]

@@ -98,6 +98,11 @@ def groups_budget(plan: MemoryPlan, dataset: Dataset) -> int:
     return plan.per_thread if sum(group_needs(plan, dataset).values()) <= plan.per_thread else plan.budget
 
 
+def groups_run_beside(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters) -> bool:
+    """Whether the groups are learned beside the first solves: they take a thread's memory, and solves leave it to them."""
+    return groups_budget(plan, dataset) <= plan.per_thread and not parameters.all_rows
+
+
 def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:
     """Bytes that learning the groups reads: a sample, and all rows for some clusterings at a time."""
     share = sample_rows(dataset) / dataset.n_samples

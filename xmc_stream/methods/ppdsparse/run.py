@@ -24,7 +24,7 @@ from xmc_stream.methods.ppdsparse.carry import CarryJob
 from xmc_stream.methods.ppdsparse.finalise import FinaliseJob
 from xmc_stream.methods.ppdsparse.groups import (
     GroupsJob,
-    groups_budget,
+    groups_run_beside,
     guide_attributes,
     guide_weight,
     has_many_labels,
@@ -44,9 +44,10 @@ from xmc_stream.methods.ppdsparse.plan import (
 from xmc_stream.methods.ppdsparse.scale import settled
 from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
 from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, remove_shares, solve_plan
-from xmc_stream.methods.ppdsparse.solve import SolveJob, open_gap, update_statistics
+from xmc_stream.methods.ppdsparse.solve import SolveJob
 from xmc_stream.methods.ppdsparse.start import MatchJob, StartJob, match_bytes, weights_of_terms
 from xmc_stream.methods.ppdsparse.state import UnitState
+from xmc_stream.methods.ppdsparse.statistics import open_gap, update_statistics
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.guide import GUIDE
@@ -116,10 +117,8 @@ class PPDSparseRun:
         matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
         jobs = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
-        room = groups_budget(self.plan, self.dataset) <= self.plan.per_thread and not p.all_rows
-        alone = [] if room else jobs
-        groups = (yield Phase("groups of labels", alone, gathers=True)) if alone else []
-        beside = jobs if room else []
+        beside = jobs if groups_run_beside(self.plan, self.dataset, p) else []
+        groups = (yield Phase("groups of labels", jobs, gathers=True)) if len(beside) < len(jobs) else []
         solves = yield from self._first_solve(beside)
         groups, solves = groups + solves[: len(beside)], solves[len(beside) :]
         guide = {GUIDE: guide_attributes(groups[0], guide_weight(p, self.dataset))} if jobs else {}

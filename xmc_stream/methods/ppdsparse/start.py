@@ -20,9 +20,9 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import start_sets
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.sizes import search_sizes, search_tiles
-from xmc_stream.methods.ppdsparse.solve import SURE, set_known
 from xmc_stream.methods.ppdsparse.solver import start_sizes, warm_sizes
 from xmc_stream.methods.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_unit_state
+from xmc_stream.methods.ppdsparse.statistics import SURE, set_known
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights, Unit
 from xmc_stream.store.chunks import read_small
