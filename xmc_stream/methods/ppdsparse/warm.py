@@ -37,6 +37,8 @@ class PPDSparseWarmUp(WarmUp):
     with all rows.
     """
 
+    seconds = 30.0
+
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
     again: bool = False
     large: bool = False
