@@ -247,13 +247,12 @@ def take_rows(
             is_positive = (int(positive[i]) >> lane) & 1
             of = is_positive * LANES + lane
             a = np.float64(alpha[i * LANES + lane])
-            bound = np.float64(upper[of] * np.float32(weight))
-            if a > 0.0 and bound <= a:  # it stands at its bound, which float32 rounds
-                a = exact[of] * weight
+            if a > 0.0:
+                if np.float64(upper[of] * np.float32(weight)) <= a:  # it stands at its bound, which float32 rounds
+                    a = exact[of] * weight
+                terms[lane] += 0.5 * np.float64(h2[of]) / weight * a * a - a
             rows[place[lane]], alphas[place[lane]] = i, a
             place[lane] += int(a > 0.0) | is_positive
-            if a > 0.0:
-                terms[lane] += 0.5 * np.float64(h2[of]) / weight * a * a - a
     for lane in range(LANES):
         counts[lane] = place[lane] - lane * n
         statistics[lane, 1] += terms[lane]
