@@ -30,15 +30,15 @@ EPOCHS = unless_plain(400, 150)
 
 
 class Solution:
-    """Of each class: statistics, alpha (n_classes, N), w (n_classes, D)."""
+    """Of each class: statistics, losses, alpha (n_classes, N), w (n_classes, D)."""
 
     def __init__(self, n_classes: int) -> None:
-        self.statistics = np.full((n_classes, 4), np.nan)
+        self.statistics, self.losses = np.full((n_classes, 4), np.nan), np.full(n_classes, np.nan)
         self.alpha, self.kept = np.zeros((n_classes, N)), np.zeros((n_classes, N), np.bool_)
         self.w = np.zeros((n_classes, D), np.float32)
 
     def bits(self, c: int) -> tuple[bytes, ...]:
-        return tuple(array[c].tobytes() for array in (self.statistics, self.alpha, self.kept, self.w))
+        return tuple(array[c].tobytes() for array in (self.statistics, self.losses, self.alpha, self.kept, self.w))
 
 
 def labels_of(seed: int = 0, n_classes: int = CLASSES) -> NDArray[np.bool_]:
@@ -68,7 +68,7 @@ def solved(X: NDArray[np.float64], Y: NDArray[np.bool_], p: Parameters, epochs: 
             rows, alpha = some.active[1][mine], some.active[2][mine]
             assert np.all(np.diff(rows) > 0)
             solution.alpha[c, rows], solution.kept[c, rows] = alpha, True
-            solution.statistics[c] = some.statistics[at]
+            solution.statistics[c], solution.losses[c] = some.statistics[at], some.losses[at]
             c += 1
     return solution
 
@@ -123,6 +123,7 @@ def test_many_passes_come_to_the_optimum_and_say_so(loss: str, bias: bool, lam: 
         bias_of, dual, kept, inside = got.statistics[c]
         assert dual == pytest.approx(twin.dual(problem, got.alpha[c]), rel=1e-6)
         assert kept == pytest.approx(twin.regulariser(problem, w), rel=1e-5)
+        assert got.losses[c] == pytest.approx(objective - twin.regulariser(problem, w), rel=1e-4, abs=1e-5)
         assert bias_of == pytest.approx(twin.weights(problem, got.alpha[c])[-1] if bias else 0.0, abs=2e-6)
         assert inside == pytest.approx(twin.violation(problem, got.alpha[c]), abs=2e-5)
         assert -1e-5 * objective <= objective + dual <= 0.02 * objective
@@ -168,6 +169,9 @@ def test_weights_of_rows_and_classes_are_those_of_their_losses(loss: str) -> Non
         got.alpha[c][at_bound] = problem.upper[at_bound]  # three factors, in another order
         assert got.statistics[c, 1] == pytest.approx(twin.dual(problem, got.alpha[c]), rel=1e-4)
         assert got.statistics[c, 3] == pytest.approx(twin.violation(problem, got.alpha[c]), abs=1e-3)
+        w = np.append(got.w[c], got.statistics[c, 0])
+        lost = twin.primal(problem, w) - twin.regulariser(problem, w)
+        assert got.losses[c] == pytest.approx(lost, rel=1e-4)
 
 
 def test_lanes_without_a_class_stand_still() -> None:

@@ -205,7 +205,8 @@ def test_settings_of_a_path_are_as_good_as_trainings_of_their_own(
         for key in ("P@1", "P@3", "P@5"):  # trainings of other seeds differ by more
             assert one["figures"][key] == pytest.approx(figures[key], abs=0.8), (one["parameters"], key)
         passes, gathered = passes + clf.report_["passes"], gathered + clf.report_["bytes_gathered"]
-    assert sum(one["passes"] for one in report["settings"]) < 0.5 * passes
+    tried = sum(one["passes"] for one in report["settings"])
+    assert tried == passes if all_rows else tried < 0.5 * passes  # one each
     assert all_rows or sum(one["bytes_gathered"] for one in report["settings"]) < 0.9 * gathered
 
 

@@ -317,7 +317,7 @@ def _passes(forecast: Mapping[str, Any], brief: bool = False) -> str:
         return f"{passes_in_words(blocks[-1])} in each round, as many rounds as the tolerance takes"
     if brief:
         return passes_in_words(forecast["passes"])
-    more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks) > 1 else ""
+    more = f" (class blocks of each search: {', '.join(map(str, blocks))})" if max(blocks, default=0) > 1 else ""
     if forecast["solve_passes"]:
         more += f" and {forecast['solve_passes']} for large classes"
     return passes_in_words(forecast["passes"]) + more

@@ -31,7 +31,7 @@ from xmc_stream.store.nodes import understood
 from xmc_stream.store.selection import SELECTED
 
 _CHECKING = 0.02  # of a training, that comparing checksums takes
-RUN_FORMAT = 4  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+RUN_FORMAT = 5  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(

@@ -175,15 +175,23 @@ def sum_lanes(x: CSR, bias: bool, lanes: Lanes) -> None:
 
 
 @kernel
-def lane_violations(
-    x: CSR, squares: NDArray[np.float64], rows: NDArray[np.float64], penalty: Penalty, lanes: Lanes
+def measure_lanes(
+    x: CSR,
+    squares: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    penalty: Penalty,
+    lanes: Lanes,
+    losses: NDArray[np.float64],
 ) -> None:
-    """worst = the largest |projected gradient| of each lane, nothing moving: of the rows that a step would move."""
+    """Of each lane, nothing moving: worst = the largest |projected gradient|, losses (LANES,) = sum_i C_i loss(1 - y_i z_i).
+
+    worst is of the rows that a step would move.
+    """
     indptr, indices, values = x
-    v, v0, alpha, positive, h2, upper, _, order, sums, worst = lanes
+    v, v0, alpha, positive, h2, upper, exact, order, sums, worst = lanes
     lam, tau, every = np.float32(penalty.lam), np.float32(penalty.tau), np.uint16((1 << LANES) - 1)
-    copy = np.empty(LANES, np.float32)
-    worst[:] = _0
+    tau64, copy = np.float64(penalty.tau), np.empty(LANES, np.float32)
+    worst[:], losses[:] = _0, 0.0
     for i in range(len(order)):
         weight = _1
         if len(rows):
@@ -194,6 +202,12 @@ def lane_violations(
         for lane in range(LANES):
             sums[lane] += v0[lane]
             copy[lane] = alpha[i * LANES + lane]
+            is_positive = (int(positive[i]) >> lane) & 1
+            short = 1.0 - (2 * is_positive - 1) * np.float64(sums[lane]) / tau64
+            if short > 0.0:
+                of = is_positive * LANES + lane
+                lost = exact[of] * short if h2[of] == _0 else 0.5 * short * short / np.float64(h2[of])
+                losses[lane] += lost * (rows[i] if len(rows) else 1.0)
         lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, worst)
 
 
@@ -204,7 +218,7 @@ def take_weights(
 ) -> None:  # fmt: skip
     """Of each lane its weights that are not 0, features ascending: lane l has the places l D ... l D + counts[l] - 1.
 
-    statistics (LANES, 4): as of `dcd.solve_classes`; of G the norm of w, the largest violation from `lane_violations`.
+    statistics (LANES, 4): as of `dcd.solve_classes`; of G the norm of w, the largest violation from `measure_lanes`.
     """
     v, v0, worst = lanes.v, lanes.v0, lanes.worst
     lam, tau, n_features = penalty.lam, penalty.tau, len(v) // LANES

@@ -19,8 +19,8 @@ from xmc_stream.kernels.dcd import Steps, row_squares
 from xmc_stream.kernels.lanecd import (
     begin_lanes,
     descend_lanes,
-    lane_violations,
     lanes_bytes,
+    measure_lanes,
     new_lanes,
     sum_lanes,
     take_rows,
@@ -71,11 +71,12 @@ def all_rows_bytes(dataset: Dataset) -> int:
 class Solved(NamedTuple):
     """Some classes: of each in turn its statistics (n, 4), as of `kernels.dcd.solve_classes`, its weights, the rows it keeps.
 
-    weights, active: counts of each class, then of all together features and values, rows and alpha. They are overwritten when
-    the next classes come.
+    losses (n,): C times the loss, summed over all rows. weights, active: counts of each class, then of all together features
+    and values, rows and alpha. They are overwritten when the next classes come.
     """
 
     statistics: NDArray[np.float64]
+    losses: NDArray[np.float64]
     weights: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]
     active: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]
 
@@ -104,15 +105,16 @@ def solve_on_all_rows(
     values, alphas = np.empty(LANES * n_features, np.float32), np.empty(LANES * n_rows)
     n_weights, n_active = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
     for first in range(0, n, LANES):
-        statistics, mine = np.empty((LANES, 4)), min(LANES, n - first)
+        statistics, losses, mine = np.empty((LANES, 4)), np.empty(LANES), min(LANES, n - first)
         awake = begin_lanes(first, labels, weights.classes, penalty, lanes)
         descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes)
         sum_lanes(rows, parameters.bias, lanes)
-        lane_violations(rows, squares, weights.rows, penalty, lanes)
+        measure_lanes(rows, squares, weights.rows, penalty, lanes, losses)
         take_weights(penalty, lanes, n_weights, of_features, values, statistics)
         take_rows(weights.rows, lanes, n_active, of_rows, alphas, statistics)
         yield Solved(
             statistics[:mine],
+            losses[:mine],
             _closed_up(n_weights[:mine], n_features, of_features, values),
             _closed_up(n_active[:mine], n_rows, of_rows, alphas),
         )

@@ -55,7 +55,7 @@ class FinaliseJob:
         first, last = self.unit
         state = UnitState(Path(self.state), last - first, self.n_samples, self.n_features)
         statistics = state.statistics
-        if self.candidates:  # else no class is open, or it is a trial and nobody asks
+        if self.candidates:  # else no class is open, its solve has seen all rows, or it is a trial and nobody asks
             of_classes = self.weights.of_classes(Dataset(self.data), first, last)
             update_statistics(
                 statistics, self.candidates, first, self.parameters, self.n_samples, self.round, of_classes=of_classes

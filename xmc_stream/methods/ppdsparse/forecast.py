@@ -75,24 +75,21 @@ class _Streams(NamedTuple):
 class Forecast:
     """blocks: class blocks of each search, the check included. phases: bytes by component of what each phase holds.
 
-    passes: searches over the data, a class block each. solve_passes: how often X streams by for large classes, at most.
+    passes: readings of all rows: searches, a class block each, and by shares that are solved on all rows. solve_passes: how
+    often X streams by for large classes, at most.
     bytes_streamed: by the searches, exact where jobs do not share classes; bytes_gathered: by the solves,
     estimated. seconds: of each phase, estimated; capped: whether the number of rounds is known.
     """
 
     blocks: tuple[int, ...]
     row_blocks: int
+    passes: int
     solve_passes: int
     bytes_streamed: int
     bytes_gathered: int
     phases: dict[str, Needs]
     seconds: dict[str, float]
     capped: bool
-
-    @property
-    def passes(self) -> int:
-        """Passes over the data."""
-        return sum(self.blocks)
 
     @property
     def largest(self) -> str:
@@ -145,7 +142,9 @@ class PPDSparseForecaster(Forecaster):
         self.lifts = implied_margin(parameters, dataset) is not None
         self.carried = carried  # a trial: one search, no check
         self.of_samples = given is not None and given.samples is not None  # whether they have weights
-        self.searches = self.rounds + (warm_start is not None) - carried
+        # where the first solve sees all rows, a search follows only if classes need more rounds, which nobody foresees
+        self.seen = bool(parameters.all_rows) and parameters.common_rounds is not None
+        self.searches = self.rounds + (warm_start is not None) - (carried or self.seen)
         self._sums: dict[int, NDArray[np.float64]] = {}  # of each round, see `_eighths`
 
     def check(self, plan: MemoryPlan) -> None:
@@ -154,7 +153,7 @@ class PPDSparseForecaster(Forecaster):
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether a search takes all classes at once."""
-        return self._foresee(plan).passes == self.searches
+        return sum(self._foresee(plan).blocks) == self.searches
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """What the contract asks for, of `Forecast`."""
@@ -210,9 +209,10 @@ class PPDSparseForecaster(Forecaster):
             if self.carried and round_ + 1 == self.rounds:
                 break
             units = self._units(round_, round_ + 1 == self.rounds)
-            cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))
+            cut = self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
-            phases[name] = cuts[-1].needs
+            phases[name] = cut.needs
+            cuts += [] if self.seen else [cut]
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         reads = self._solve_reads(solve, starts, streams)
         gathered = (
@@ -225,8 +225,9 @@ class PPDSparseForecaster(Forecaster):
         )
         row_blocks = max([-(-row_bytes // plan.row_block_bytes), *(cut.parts * len(cut.ranges) for cut in cuts)])
         jobs = min(len(shares), solve.beside * plan.processes) if p.all_rows else len(shares)
+        blocks = tuple(cut.blocks for cut in cuts)
         return Forecast(
-            tuple(cut.blocks for cut in cuts), row_blocks, sum(of.passes for of in streams),
+            blocks, row_blocks, sum(blocks) + (len(shares) if p.all_rows else 0), sum(of.passes for of in streams),
             streamed, gathered, phases, self._seconds(plan, streamed, reads, cuts, jobs), p.max_rounds is not None,
         )  # fmt: skip
 
@@ -436,7 +437,7 @@ class PPDSparseForecaster(Forecaster):
         if self.guided:  # one job, beside the first solve
             groups = groups_work(d) * probe["step"] + groups_read(plan, d) * probe["stream"]
             seconds["solve/0"] = max(seconds["solve/0"] + groups / threads, groups)
-        if not self.carried:
+        if not (self.carried or self.seen):
             seconds[f"search/{self.rounds}"] = scored / threads
         seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6
         return seconds

@@ -130,7 +130,7 @@ class PPDSparseRun:
             finished = all(self._knows(job.key) for job in self._finalise_jobs(round_, []))
             if not last and self._solved(round_):
                 files: list[CandidateFile] = []  # searched and solved in an earlier session
-            elif finished or self._unchecked(round_) or not any(receipt["open"] for receipt in solves):
+            elif finished or self._needs_no_check(round_, last) or not any(receipt["open"] for receipt in solves):
                 files, last = [], True
             else:
                 files, n_found = yield from self._search(round_, kind, solves)
@@ -188,6 +188,17 @@ class PPDSparseRun:
         """Whether a trial ends here, without a last search."""
         return bool(self.carried) and round_ == self.parameters.common_rounds
 
+    def _needs_no_check(self, round_: int, last: bool) -> bool:
+        """Whether the run ends without another search: a trial, or one that has seen all rows and gains no more by them.
+
+        last: whether no round follows, whatever is found.
+        """
+        return self._unchecked(round_) or (self._seen(round_) and (last or not self._worth_more(round_, [])))
+
+    def _seen(self, round_: int) -> bool:
+        """Whether all rows were looked at with the weights as they are: losses and violations are known without a search."""
+        return bool(self.parameters.all_rows) and round_ == 1
+
     def _groups_jobs(self, kept: bool) -> list[Job]:
         """The job that learns groups of labels, where they are to have a say.
 
@@ -213,10 +224,11 @@ class PPDSparseRun:
             for unit in self.units:
                 d, state = self.dataset, self._state(f"solve-{round_ - 1}", unit.name)
                 statistics = UnitState(state, unit.last - unit.first, d.n_samples, d.n_features).statistics
-                update_statistics(
-                    statistics, self._of_unit(files, unit), unit.first, p, d.n_samples, round_,
-                    of_classes=self.weights.of_classes(d, *unit),
-                )  # fmt: skip
+                if not self._seen(round_):
+                    update_statistics(
+                        statistics, self._of_unit(files, unit), unit.first, p, d.n_samples, round_,
+                        of_classes=self.weights.of_classes(d, *unit),
+                    )  # fmt: skip
                 sums.append(open_gap(statistics, p.C))
             gap, objective = (math.fsum(of_units) for of_units in zip(*sums, strict=True))
             known = {"worth": gap > WORTH * objective}

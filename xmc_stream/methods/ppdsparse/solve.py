@@ -55,6 +55,7 @@ from xmc_stream.methods.ppdsparse.state import (
     DUAL,
     INSIDE,
     KEPT,
+    LOSS,
     OPEN,
     ROOM,
     STATUS,
@@ -62,7 +63,7 @@ from xmc_stream.methods.ppdsparse.state import (
     UnitStateWriter,
     new_unit_state,
 )
-from xmc_stream.methods.ppdsparse.statistics import SURE, set_known, update_statistics
+from xmc_stream.methods.ppdsparse.statistics import SURE, close_classes, set_known, update_statistics
 from xmc_stream.methods.ppdsparse.streaming import Weights
 from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import drop_tiles
@@ -197,6 +198,7 @@ class _ShareSolve:
             "nnz": writer.weights.nnz,
             "inside": float(writer.statistics[open_, INSIDE].max(initial=0.0)),
             "bytes_read": self.X.bytes_read + self.Y.bytes_read + self.looked_up,
+            **({"passes": 1.0} if job.on_all_rows else {}),
             **({"solve_passes": self.passes} if self.passes else {}),
             **({"fresh": self.fresh, "used": self.used} if p.approximate else {}),
             **({} if self.next is None else self.next.receipt(heaps, self.sizes)),
@@ -213,6 +215,7 @@ class _ShareSolve:
             mine = learned[done : done + len(solved.statistics)]
             done, end = done + len(mine), int(mine[-1]) + 1
             writer.statistics[mine[:, None], [BIAS, DUAL, KEPT, INSIDE]] = solved.statistics
+            writer.statistics[mine, LOSS] = solved.losses / job.parameters.C
             self.sizes[mine] = solved.active[0]
             of_all = np.zeros((2, end - begin), np.int64)  # also of those between them
             of_all[:, mine - begin] = solved.active[0], solved.weights[0]
@@ -221,6 +224,7 @@ class _ShareSolve:
             self._count(of_all[1], *solved.weights[1:])
             begin = end
         self._copy(None, 0, begin, self.last - self.first, writer)
+        close_classes(writer.statistics, True, job.parameters, job.round + 1)  # every row has been looked at: no check
 
     def _solve_on_active_sets(self, n_found: NDArray[np.int64], writer: UnitStateWriter) -> None:
         """Solve the open classes: those that stream first, then all in turn, a batch at a time."""

@@ -69,7 +69,18 @@ def update_statistics(
         losses *= of_classes[:, 0]
     statistics[open_, LOSS] = losses[open_]
     statistics[open_, OUTSIDE] = np.maximum(best[open_] + 1.0, 0.0)
-    done = ~parameters.violates(best) & (statistics[:, INSIDE] <= parameters.tol)
+    close_classes(statistics, ~parameters.violates(best), parameters, round_)
+    return n_found
+
+
+def close_classes(
+    statistics: NDArray[np.float64], complete: NDArray[np.bool_] | bool, parameters: PPDSparseParameters, round_: int
+) -> None:
+    """Say of open classes whether they are done, after so many rounds; losses are known.
+
+    complete: whether no row outside the active set violates.
+    """
+    done = complete & (statistics[:, INSIDE] <= parameters.tol)
     objective = statistics[:, KEPT] + parameters.C * statistics[:, LOSS]
     gap = objective + statistics[:, DUAL]
     if parameters.common_rounds is not None:
@@ -79,8 +90,7 @@ def update_statistics(
         slow = (gap > statistics[:, MARK] / 2) | (gap <= ROUNDING * objective)
         done |= slow & (round_ > PATIENCE)
         statistics[:, MARK] = gap
-    statistics[open_ & done, STATUS] = DONE
-    return n_found
+    statistics[(statistics[:, STATUS] == OPEN) & done, STATUS] = DONE
 
 
 def open_gap(statistics: NDArray[np.float64], C: float) -> tuple[float, float]:
