@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
@@ -372,3 +374,23 @@ def test_nothing_is_compiled_after_the_warm_up(wide: Dataset, tmp_path: Path) ->
     method_of(PPDSparseParameters()).warm_up(Task(wide, PPDSparseParameters(), 0)).run()
     with nothing_is_compiled(descend_lanes):
         xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")
+
+
+GOES_ON = """
+import sys
+import xmc_stream as xs
+
+clf = xs.PPDSparse(memory_limit="4GB", all_rows=True, C=8.0, max_rounds=3, last_epochs=1)
+assert clf.fit(sys.argv[1], model=sys.argv[2]).report_["rounds"] > 1
+print("numba" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_further_rounds_are_loaded_when_they_come(data: xs.Dataset, tmp_path: Path) -> None:
+    def needs_numba(name: str) -> bytes:
+        command = [sys.executable, "-c", GOES_ON, str(data.path), str(tmp_path / name)]
+        return subprocess.run(command, check=True, capture_output=True).stdout
+
+    needs_numba("first")  # notes what is called
+    assert needs_numba("again") == b"False\n"

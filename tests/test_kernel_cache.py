@@ -36,6 +36,64 @@ def test_each_keeps_its_code_under_a_name_of_its_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*count_indices*.nbc"))) == len(TYPES)
 
 
+AT_ONCE = COMPILE + "print(sum(count_indices.numba.stats.cache_misses.values()))"
+
+
+@pytest.mark.slow
+def test_of_several_that_need_one_kernel_one_compiles_it(tmp_path: Path) -> None:
+    environment, command = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, [sys.executable, "-c", AT_ONCE, "int32"]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
+    assert sorted(process.communicate()[0] for process in running) == [b"0\n", b"0\n", b"1\n"]
+
+
+FAILED = """
+import sys, time
+import numpy as np
+from xmc_stream.kernels import jit
+from xmc_stream.kernels.csr import count_indices
+
+jit._Turn._PATIENCE = 0.2
+if sys.argv[1] == "fails":
+    try:
+        count_indices(np.array(["a"]), np.zeros(4, np.int64))
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    sys.stdin.read()
+else:
+    counts = np.zeros(4, np.int64)
+    count_indices(np.array([1, 1, 2]), counts)
+    assert counts.tolist() == [0, 2, 1, 0]
+"""
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_ever_for_one_that_failed(tmp_path: Path) -> None:
+    environment, command = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, [sys.executable, "-c", FAILED]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, "fails"], env=environment, **pipes) as failed:  # type: ignore[call-overload]
+        assert failed.stdout.readline() == b"TypingError\n"
+        subprocess.run([*command, "waits"], env=environment, check=True, timeout=60)
+        failed.stdin.close()
+
+
+BESIDE = """
+from xmc_stream.kernels.search import search
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
+
+warm_up = PPDSparseWarmUp(guided=True)
+warm_up.compile_beside()
+before = search.numba.signatures
+assert len(before) == 2
+warm_up.load()
+assert search.numba.signatures == before
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_beside_is_what_a_training_calls() -> None:
+    subprocess.run([sys.executable, "-c", BESIDE], check=True)
+
+
 DRAW = """
 import numpy as np
 from xmc_stream.kernels.dual import held_out

@@ -165,6 +165,8 @@ class Engine:
         if self.in_process:
             return_freed_memory()  # buffers of another phase have other sizes
         if todo:
+            if phase.loads is not None:
+                self._workers.warm(phase.loads)
             self._events.phase(phase.name, len(phase.jobs), n_done, phase.unit, phase.number)
             progress.phase(phase.words or phase.name, phase.span)
             progress.advance(n_done / len(phase.jobs))

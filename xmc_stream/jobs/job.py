@@ -34,6 +34,7 @@ class Phase:
     terms, for instance ("pass", 3); "" where that stays as it was. gathers: jobs read scattered rows, no stream. twice: two
     copies of a job may run beside each other, as what it leaves gets its name when it is whole: a straggler is begun again.
     at_home: each job goes to the process that the one in its place went to before, if it can: something stayed in memory there.
+    loads: a job that loads kernels which no phase before has called: every process does it first.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Phase:
     gathers: bool = False
     twice: bool = False
     at_home: bool = False
+    loads: Job | None = None
 
 
 Loop = Generator[Phase, list[Receipt], Receipt]

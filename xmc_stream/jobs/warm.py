@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.cache import compiled_before, load_noted, note_calls, note_compiled
 from xmc_stream.kernels.jit import calls_listed
+from xmc_stream.memory import available_threads
 from xmc_stream.progress import LOG, current, duration
 from xmc_stream.store.dataset import Dataset, new_dataset
 
@@ -28,12 +28,12 @@ _loaded: set[str] = set()  # what this process has loaded
 
 
 class WarmUp(ABC):
-    """A job that calls each kernel of some work once. It is pickled: a process of its own may have to compile.
+    """A job that calls each kernel of some work once. It is pickled: processes of their own may have to compile."""
 
-    seconds: that compiling takes on a processor of today.
-    """
-
-    seconds: ClassVar[float] = 20.0
+    @property
+    def seconds(self) -> float:
+        """That compiling takes on two processors of today."""
+        return 20.0
 
     @property
     def key(self) -> str:
@@ -49,10 +49,13 @@ class WarmUp(ABC):
     def load(self) -> None:
         """Do the work on a few made-up rows, in a temporary folder."""
 
+    def compile_beside(self) -> None:  # noqa: B027 (most have nothing to gain)
+        """Call some kernels that `load` comes to late: on another processor they are compiled meanwhile."""
+
     def run(self) -> Receipt:
         """Compile, if that was never done on this machine, and load, once in a process.
 
-        A process of its own compiles, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
+        Processes of their own compile, as a compiler leaves 200 MB behind; where that fails, this one does and says why.
         The receipt has the seconds that each took.
         """
         name = self.loads
@@ -62,10 +65,12 @@ class WarmUp(ABC):
         compiled = compiled_before(name)
         if not compiled:
             LOG.info(_compiling(self.seconds))
-            current().phase(_compiling(self.seconds), (0.0, 0.0))
-            if self._elsewhere("load") == 0 and (self._elsewhere("note") != 0 or self._elsewhere("load_noted") != 0):
+            current().phase(_compiling(self.seconds), None)
+            beside = type(self).compile_beside is not WarmUp.compile_beside and available_threads() > 1
+            compiling = ("load", "compile_beside") if beside else ("load",)
+            if self._elsewhere(*compiling) == 0 and (self._elsewhere("note") or self._elsewhere("load_noted")):
                 note_compiled(name)  # at least that
-            current().phase("loading kernels", (0.0, 0.0))
+            current().phase("loading kernels", None)
         between = time.perf_counter()
         try:
             noted = self.load_noted()
@@ -86,14 +91,22 @@ class WarmUp(ABC):
         """Load what was kept; False where nothing was. Another process tries it first."""
         return load_noted(self.loads)
 
-    def _elsewhere(self, what: str) -> int:
-        """Do it in a process of its own; returns how that ended."""
+    def _elsewhere(self, *whats: str) -> int:
+        """Do each in a process of its own, beside each other; returns how the first ended."""
         import subprocess  # where all is compiled nobody needs it
 
-        code = f"import pickle, sys; pickle.load(sys.stdin.buffer).{what}()"
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(self), check=False, **quiet)  # type: ignore[call-overload]
-        return int(done.returncode)
+        me = pickle.dumps(self).hex()
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for what in whats:
+                code = f"import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).{what}()"
+                command = [sys.executable, "-c", code, me]
+                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            codes = [process.wait() for process in running]
+            return codes[0]
+        finally:
+            for process in running:  # where this one is interrupted
+                process.kill()
 
 
 @contextmanager

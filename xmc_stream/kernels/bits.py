@@ -7,10 +7,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.kernels.jit import kernel
+from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.popcount import popcount
 
 _WORTH = 64  # words that are looked through in less time than a number is sorted in
+
+
+@inner_kernel
+def _sort_few(numbers: NDArray[Any]) -> None:
+    """Shell's sort: numba's own takes a second to compile for each type."""
+    gap = len(numbers)
+    while gap > 1:
+        gap = max(1, gap * 4 // 9)
+        for q in range(gap, len(numbers)):
+            number, p = numbers[q], q
+            while p >= gap and numbers[p - gap] > number:
+                numbers[p] = numbers[p - gap]
+                p -= gap
+            numbers[p] = number
 
 
 @kernel
@@ -21,7 +35,7 @@ def sort_numbers(numbers: NDArray[Any], n_all: int) -> None:
     """
     n_words = (n_all >> 6) + 1
     if n_words > _WORTH * len(numbers):
-        numbers.sort()
+        _sort_few(numbers)
         return
     words = np.zeros(n_words, np.uint64)
     one = np.uint64(1)

@@ -15,12 +15,13 @@ import functools
 import hashlib
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from xmc_stream.kernels.machine import kinds_of
 
@@ -164,6 +165,9 @@ def _kept(compiled: Any) -> Any:
     if cache is not None and hasattr(cache, "_load_overload") and hasattr(cache, "_impl") and kept.usable():
         cache.load_overload = _without_compiler(cache, kept.give_memory)
         cache._impl.reduce, cache._impl.rebuild = kept.reduce, kept.rebuild
+    if cache is not None and fcntl is not None:
+        turn = _Turn(cache, compiled.py_func)
+        cache.load_overload, cache.save_overload = turn.load, turn.save
     return compiled
 
 
@@ -197,3 +201,56 @@ def _one_at_a_time(save: Callable[..., None], cache: Any) -> Callable[..., None]
             save(*arguments)
 
     return locked
+
+
+class _Turn:
+    """One process compiles a function at a time: another one that needs it waits, and finds it in the cache.
+
+    Who has a turn waits for none but those of functions that are called by it, so nobody waits in a circle.
+    """
+
+    _PATIENCE = 60.0  # seconds: who has the turn may have failed, and live on
+
+    def __init__(self, cache: Any, function: Callable[..., Any]) -> None:
+        self._load, self._save, self._folder = cache.load_overload, cache.save_overload, cache.cache_path
+        self._name = f"{function.__module__}.{function.__qualname__}.lock"
+        self._held: IO[str] | None = None
+
+    def load(self, signature: Any, context: Any) -> Any:
+        """What is kept of it; where nothing is, the turn is taken until it is saved."""
+        found = self._load(signature, context)
+        if found is None and self._held is None:
+            self._take()
+            found = self._load(signature, context)  # of whoever had the turn before
+            if found is not None:
+                self._leave()
+        return found
+
+    def save(self, *arguments: Any) -> None:
+        """Keep it."""
+        try:
+            self._save(*arguments)
+        finally:
+            self._leave()
+
+    def _take(self) -> None:
+        end = time.monotonic() + self._PATIENCE
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            lock = open(Path(self._folder, self._name), "a")  # noqa: SIM115
+        except OSError:  # where nothing can be written nothing is kept
+            return
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(0.02)
+            else:
+                self._held = lock
+                return
+        lock.close()
+
+    def _leave(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None

@@ -59,6 +59,14 @@ class PPDSparseMethod(Method):
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows, with a large class where there may be one, and what else the training has."""
+        begins = task.warm_start is None or task.start_state is not None
+        if begins and takes_all_rows(task.parameters, task.dataset):
+            return replace(self._warm_up(task), large=False, dense=False, all_rows=True)
+        return self._warm_up(task)
+
+    @staticmethod
+    def _warm_up(task: Task) -> PPDSparseWarmUp:
+        """Of a training whose classes have active sets."""
         X = task.dataset.X_rows()
         order = row_order(task.dataset.n_samples, X.nnz)
         return PPDSparseWarmUp(
@@ -68,7 +76,6 @@ class PPDSparseMethod(Method):
             guide_weight(task.parameters, task.dataset) > 0,
             has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
             implied_margin(task.parameters, task.dataset) is not None,
-            (task.warm_start is None or task.start_state is not None) and takes_all_rows(task.parameters, task.dataset),
         )
 
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
@@ -106,6 +113,7 @@ class PPDSparseMethod(Method):
             carried,
             foreseen["phase_seconds"],
             task.given,
+            replace(self._warm_up(task), guided=False, lifts=False),
         )
 
     def made_by(self, work: Path, folder: Path, warm_start: bool) -> str | None:

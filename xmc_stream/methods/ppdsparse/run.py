@@ -82,6 +82,7 @@ class PPDSparseRun:
     from, "" for none. A search and a solve follow, or a solve on all rows from nothing, and no check: nothing is known then of
     objective, gap and violation.
     seconds: that each phase is foreseen to take, by the beginning of its jobs' keys. given: weights that are kept in `work`.
+    kernels: loads those of searches and active sets, which a run on all rows has not loaded.
     """
 
     dataset: Dataset
@@ -95,6 +96,7 @@ class PPDSparseRun:
     carried: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     given: Given | None = None
+    kernels: Job | None = None
 
     def __post_init__(self) -> None:
         self.parameters = settled(self.parameters, self.dataset)
@@ -445,8 +447,9 @@ class PPDSparseRun:
                 name, words = f"{name} {b + 1}/{len(phases)}", f"{words}, part {b + 1} of {len(phases)}"
                 span = part_of(span, b, len(phases))
             receipts = yield Phase(
-                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0, twice=True
-            )
+                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0, twice=True,
+                loads=self.kernels if self._seen(round_) else None,
+            )  # fmt: skip
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found
 
