@@ -66,7 +66,7 @@ _STEPS = (
     ),
     (
         "Ask what training will cost before it begins: how often the data are read, how much memory, how long. The first "
-        "time on a machine, this compiles the inner loops, which takes half a minute.",
+        "time on a machine, this compiles the inner loops, which takes some seconds.",
         "plan train.xmc --memory-limit 512MB",
     ),
     (

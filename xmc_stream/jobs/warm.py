@@ -20,11 +20,12 @@ from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.cache import compiled_before, load_noted, note_calls, note_compiled
 from xmc_stream.kernels.jit import calls_listed
-from xmc_stream.memory import available_threads
+from xmc_stream.memory import available_memory, available_threads
 from xmc_stream.progress import LOG, current, duration
 from xmc_stream.store.dataset import Dataset, new_dataset
 
 _loaded: set[str] = set()  # what this process has loaded
+_COMPILER = 350 * 2**20  # bytes that a process which compiles comes to
 
 
 class WarmUp(ABC):
@@ -49,6 +50,11 @@ class WarmUp(ABC):
     def load(self) -> None:
         """Do the work on a few made-up rows, in a temporary folder."""
 
+    @property
+    def in_two_parts(self) -> bool:
+        """Whether `compile_beside` has something to do."""
+        return False
+
     def compile_beside(self) -> None:  # noqa: B027 (most have nothing to gain)
         """Call some kernels that `load` comes to late: on another processor they are compiled meanwhile."""
 
@@ -66,8 +72,8 @@ class WarmUp(ABC):
         if not compiled:
             LOG.info(_compiling(self.seconds))
             current().phase(_compiling(self.seconds), None)
-            beside = type(self).compile_beside is not WarmUp.compile_beside and available_threads() > 1
-            compiling = ("load", "compile_beside") if beside else ("load",)
+            room = available_threads() > 1 and available_memory() > 3 * _COMPILER
+            compiling = ("load", "compile_beside") if room and self.in_two_parts else ("load",)
             if self._elsewhere(*compiling) == 0 and (self._elsewhere("note") or self._elsewhere("load_noted")):
                 note_compiled(name)  # at least that
             current().phase("loading kernels", None)

@@ -80,10 +80,13 @@ class PPDSparseWarmUp(WarmUp):
                 notes = Notes()
                 run_here(PPDSparseRun(dataset, work, p, 0, plan, notes, str(path / "model")).loop(), notes)
 
+    @property
+    def in_two_parts(self) -> bool:
+        """Where all rows are seen nothing is searched."""
+        return not self.all_rows
+
     def compile_beside(self) -> None:
         """Search: what that calls takes nearly as long to compile as all the rest."""
-        if self.all_rows:
-            return
         with a_few_rows(d=6 if self.dense else 12) as dataset:
             path, n, k = Path(dataset.path).parent, dataset.n_samples, dataset.n_labels
             with new_unit_state(path / "state", k, n, dataset.n_features) as writer:
