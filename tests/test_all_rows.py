@@ -109,7 +109,7 @@ def test_figures_are_those_of_the_weights_though_nothing_is_checked(
     assert (clf.report_["rounds"], clf.report_["bytes_streamed"]) == (1, 0)
     assert clf.report_["objective"] == pytest.approx(objective, rel=1e-6)
     assert clf.report_["violation"] > 0
-    assert (clf.report_["duality_gap_mean"] > 0.02) == ("max_rounds" in change)
+    assert (clf.report_["duality_gap_mean"] > 0.03) == ("max_rounds" in change)
 
 
 def test_classes_far_from_their_optimum_go_on_if_they_may(data: xs.Dataset, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_class_takes_the_same_steps_in_any_company(loss: str, bias: bool) -> N
 @lams
 def test_many_passes_come_to_the_optimum_and_say_so(loss: str, bias: bool, lam: float) -> None:
     X, Y, p = random_rows(np.random.default_rng(3), N, D), labels_of(3), parameters(loss, bias, lam)
-    got = solved(X, Y, p, EPOCHS)
+    got = solved(X, Y, replace(p, max_rounds=None), EPOCHS)
     for c in range(0, Y.shape[1], 5):
         problem = problem_of(p, X, Y[:, c])
         w = np.append(got.w[c], got.statistics[c, 0]) if bias else got.w[c].astype(np.float64)
@@ -130,6 +130,23 @@ def test_many_passes_come_to_the_optimum_and_say_so(loss: str, bias: bool, lam: 
         if loss == "squared_hinge":
             assert inside < 1e-3
             np.testing.assert_allclose(w, twin.fista(problem), atol=2e-3)
+
+
+@biases
+def test_a_class_stands_still_when_an_epoch_gains_little(bias: bool) -> None:
+    X, Y, p = random_rows(np.random.default_rng(8), N, D), labels_of(8), parameters("squared_hinge", bias, 0.05, 0.08)
+    got, epochs, stopped = solved(X, Y, p, 12), 12, 0
+    for c in range(Y.shape[1]):
+        if not Y[:, c].any():
+            continue
+        problem = problem_of(p, X, Y[:, c])
+        want = reference.descend(problem, SEED, 0, epochs, p.tol, p.least_gain)
+        np.testing.assert_allclose(got.alpha[c], want, rtol=0, atol=2e-5)
+        on = reference.descend(problem, SEED, 0, epochs, p.tol)
+        stopped += bool(np.abs(on - want).max() > 1e-4)
+    assert stopped > Y.shape[1] / 2
+    assert p.least_gain == 0.02
+    assert replace(p, loss="hinge").least_gain == replace(p, max_rounds=None).least_gain == 0.0
 
 
 def test_rows_that_are_kept_have_the_label_or_alpha() -> None:
@@ -181,7 +198,7 @@ def test_lanes_without_a_class_stand_still() -> None:
     penalty = penalty_of(parameters("squared_hinge", True, 0.05))
     awake = begin_lanes(0, Labels.of(Y), ONCE.classes, penalty, lanes)
     assert awake == 0b110111  # label 3 has no row
-    descend_lanes(CSR.of(X), squares, ONCE.rows, Steps(SEED, 0, 2, 1e-5, 0.0), penalty, awake, lanes)
+    descend_lanes(CSR.of(X), squares, ONCE.rows, Steps(SEED, 0, 2, 1e-5, 0.0), penalty, awake, lanes, 0.0)
     alpha, v = lanes.alpha.reshape(N, LANES), lanes.v.reshape(D, LANES)
     for lane in range(LANES):
         moved = bool(awake >> lane & 1)

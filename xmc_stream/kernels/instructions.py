@@ -299,16 +299,17 @@ def add_to_lines(typingctx: Any, indices: Any, values: Any, begin: Any, end: Any
 @intrinsic
 def lane_step(
     typingctx: Any, i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any,
-    sums: Any, worst: Any,
+    sums: Any, met: Any,
 ) -> Any:  # fmt: skip
     """A coordinate step of row i in each lane, see `lanecd.Lanes`; returns a bit for each lane whose alpha moved.
 
     awake: bits of the lanes that may move.
 
-    sums: the margins times tau; then what alpha moved by, times y. worst: the largest |gradient| of a coordinate that moved.
+    sums: the margins times tau; then what alpha moved by, times y. met: the largest |gradient| of a coordinate that moved, and
+    what the dual objective gained, at least.
     """
     numbers = i == types.int64 and square == weight == tau == types.float32 and awake == positive == types.uint16
-    if not (numbers and _are_float32(h2, upper, alpha, sums, worst)):
+    if not (numbers and _are_float32(h2, upper, alpha, sums, met)):
         return None
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -322,7 +323,7 @@ def lane_step(
         def load(at: int, kind: Any, line: int) -> Any:
             return builder.load(place(at, kind, ir.Constant(ir.IntType(64), line)), align=4)
 
-        zero, one = (ir.Constant(vector, [value] * LANES) for value in (0.0, 1.0))
+        zero, half, one = (ir.Constant(vector, [value] * LANES) for value in (0.0, 0.5, 1.0))
         square, weight, tau = (_in_all_lanes(builder, arguments[at]) for at in (2, 3, 4))
         may_move, is_positive = (builder.bitcast(arguments[at], ir.VectorType(ir.IntType(1), LANES)) for at in (1, 5))
         sign = builder.select(is_positive, one, builder.fneg(one))
@@ -331,22 +332,26 @@ def lane_step(
         before = builder.load(place(8, alpha, arguments[0]), align=4)
         g = builder.fsub(builder.fmul(sign, builder.fdiv(load(9, sums, 0), tau)), one)
         g = builder.fadd(g, builder.fmul(before, own_h2))
-        after = builder.fsub(before, builder.fdiv(g, builder.fadd(builder.fdiv(square, tau), own_h2)))
+        curvature = builder.fadd(builder.fdiv(square, tau), own_h2)
+        after = builder.fsub(before, builder.fdiv(g, curvature))
         after = builder.select(builder.fcmp_ordered(">", after, zero), after, zero)
         after = builder.select(builder.fcmp_ordered("<", after, most), after, most)
         after = builder.select(may_move, after, before)
         moved = builder.fcmp_ordered("!=", after, before)
         size = builder.select(builder.fcmp_ordered("<", g, zero), builder.fneg(g), g)
         size = builder.select(moved, size, zero)
-        largest = load(10, worst, 0)
+        largest = load(10, met, 0)
         largest = builder.select(builder.fcmp_ordered(">", size, largest), size, largest)
-        first = ir.Constant(ir.IntType(64), 0)
-        builder.store(largest, place(10, worst, first), align=4)
+        step = builder.fsub(after, before)
+        lost = builder.fmul(step, builder.fadd(g, builder.fmul(half, builder.fmul(curvature, step))))
+        first, second = (ir.Constant(ir.IntType(64), line) for line in (0, 1))
+        builder.store(largest, place(10, met, first), align=4)
+        builder.store(builder.fsub(load(10, met, 1), lost), place(10, met, second), align=4)
         builder.store(after, place(8, alpha, arguments[0]), align=4)
-        builder.store(builder.fmul(builder.fsub(after, before), sign), place(9, sums, first), align=4)
+        builder.store(builder.fmul(step, sign), place(9, sums, first), align=4)
         return builder.bitcast(moved, ir.IntType(LANES))
 
-    return types.uint16(i, awake, square, weight, tau, positive, h2, upper, alpha, sums, worst), generate
+    return types.uint16(i, awake, square, weight, tau, positive, h2, upper, alpha, sums, met), generate
 
 
 def _are_entries(indices: Any, begin: Any, end: Any) -> bool:

@@ -32,7 +32,8 @@ class Lanes(NamedTuple):
 
     v (D LANES,): sum_i alpha_i y_i x_i. v0 (LANES,): the same of the bias feature. alpha (N LANES,). positive (N,): bit l
     is 1 where the row has the label of lane l. h2, upper (2 LANES,): of negatives, then of positives, see `Penalty`; exact:
-    upper in float64. order (N,): of an epoch. sums, worst (LANES,).
+    upper in float64. order (N,): of an epoch. sums (LANES,). met (2 LANES,): the largest violation, and
+    what the dual objective gained.
     """
 
     v: NDArray[np.float32]
@@ -44,12 +45,12 @@ class Lanes(NamedTuple):
     exact: NDArray[np.float64]
     order: NDArray[np.int64]
     sums: NDArray[np.float32]
-    worst: NDArray[np.float32]
+    met: NDArray[np.float32]
 
 
 def new_lanes(n_samples: int, n_features: int) -> Lanes:
     """For so many rows and features."""
-    few = [np.zeros(width, np.float32) for width in (LANES, 2 * LANES, 2 * LANES, LANES, LANES)]
+    few = [np.zeros(width, np.float32) for width in (LANES, 2 * LANES, 2 * LANES, LANES, 2 * LANES)]
     return Lanes(
         aligned_zeros((n_features * LANES,)), few[0], aligned_zeros((n_samples * LANES,)),
         np.zeros(n_samples, np.uint16), few[1], few[2], np.zeros(2 * LANES), np.empty(n_samples, np.int64), few[3], few[4],
@@ -100,7 +101,7 @@ def _descend(
 ) -> None:  # fmt: skip
     """Visit all rows once, as `order` has them. awake: bits of the lanes that move."""
     indptr, indices, values = x
-    v, v0, alpha, positive, h2, upper, _, order, sums, worst = lanes
+    v, v0, alpha, positive, h2, upper, _, order, sums, met = lanes
     n = len(order)
     for t in range(n):
         i = order[t]
@@ -119,7 +120,7 @@ def _descend(
         soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
         for lane in range(LANES):
             sums[lane] += v0[lane]
-        if lane_step(i, awake, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, worst):
+        if lane_step(i, awake, np.float32(squares[i]), weight, tau, positive[i], h2, upper, alpha, sums, met):
             if bias:
                 for lane in range(LANES):
                     v0[lane] += sums[lane]
@@ -135,23 +136,25 @@ def descend_lanes(
     penalty: Penalty,
     awake: int,
     lanes: Lanes,
+    least_gain: float,
 ) -> None:
-    """Epochs over all rows. A class moves until an epoch meets no row that violates by more than tol.
+    """Epochs over all rows. A class moves until an epoch meets no row that violates by more than tol, or gains too little.
 
-    squares: `row_squares` of x. rows: `Times.rows`. awake: what `begin_lanes` returns. The order of an epoch is drawn by
-    seed, round and epoch.
+    Too little is least_gain of what all epochs gained of the dual objective. squares: `row_squares` of x. rows: `Times.rows`.
+    awake: what `begin_lanes` returns. The order of an epoch is drawn by seed, round and epoch.
     """
-    worst = lanes.worst
+    met, gained = lanes.met, np.zeros(LANES)
     for epoch in range(steps.epochs):
         if not awake:
             break
         visiting_order(0, len(lanes.order), key_of(steps.seed, 0, steps.round_, epoch), lanes.order)
-        worst[:] = _0
+        met[:] = _0
         _descend(
             x, squares, rows, np.float32(penalty.lam), np.float32(penalty.tau), penalty.bias, np.uint16(awake), lanes
         )
         for lane in range(LANES):
-            if worst[lane] <= steps.tol:
+            gained[lane] += met[LANES + lane]
+            if met[lane] <= steps.tol or met[LANES + lane] <= least_gain * gained[lane]:
                 awake &= ~(1 << lane)
 
 
@@ -183,15 +186,15 @@ def measure_lanes(
     lanes: Lanes,
     losses: NDArray[np.float64],
 ) -> None:
-    """Of each lane, nothing moving: worst = the largest |projected gradient|, losses (LANES,) = sum_i C_i loss(1 - y_i z_i).
+    """Of each lane, nothing moving: met has the largest |projected gradient|, losses (LANES,) sum_i C_i loss(1 - y_i z_i).
 
-    worst is of the rows that a step would move.
+    The former is of the rows that a step would move.
     """
     indptr, indices, values = x
-    v, v0, alpha, positive, h2, upper, exact, order, sums, worst = lanes
+    v, v0, alpha, positive, h2, upper, exact, order, sums, met = lanes
     lam, tau, every = np.float32(penalty.lam), np.float32(penalty.tau), np.uint16((1 << LANES) - 1)
     tau64, copy = np.float64(penalty.tau), np.empty(LANES, np.float32)
-    worst[:], losses[:] = _0, 0.0
+    met[:], losses[:] = _0, 0.0
     for i in range(len(order)):
         weight = _1
         if len(rows):
@@ -208,7 +211,7 @@ def measure_lanes(
                 of = is_positive * LANES + lane
                 lost = exact[of] * short if h2[of] == _0 else 0.5 * short * short / np.float64(h2[of])
                 losses[lane] += lost * (rows[i] if len(rows) else 1.0)
-        lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, worst)
+        lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, met)
 
 
 @kernel
@@ -220,13 +223,13 @@ def take_weights(
 
     statistics (LANES, 4): as of `dcd.solve_classes`; of G the norm of w, the largest violation from `measure_lanes`.
     """
-    v, v0, worst = lanes.v, lanes.v0, lanes.worst
+    v, v0, met = lanes.v, lanes.v0, lanes.met
     lam, tau, n_features = penalty.lam, penalty.tau, len(v) // LANES
     square, kept, place = np.empty(LANES), np.empty(LANES), np.arange(LANES) * n_features
     for lane in range(LANES):
         w0 = np.float64(v0[lane]) / tau
         w0_32 = np.float64(np.float32(w0))
-        statistics[lane, 0], statistics[lane, 3] = w0_32, np.float64(worst[lane])
+        statistics[lane, 0], statistics[lane, 3] = w0_32, np.float64(met[lane])
         square[lane], kept[lane] = w0 * w0, 0.5 * tau * w0_32 * w0_32
     for j in range(n_features):
         for lane in range(LANES):

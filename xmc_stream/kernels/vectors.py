@@ -60,7 +60,7 @@ def _plain_add_to_lines(indices: Any, values: Any, begin: Any, end: Any, steps: 
 
 def _plain_lane_step(
     i: Any, awake: Any, square: Any, weight: Any, tau: Any, positive: Any, h2: Any, upper: Any, alpha: Any, sums: Any,
-    worst: Any,
+    met: Any,
 ) -> Any:  # fmt: skip
     """The same in NumPy."""
     may_move, is_positive = ((int(bits) >> np.arange(LANES)) & 1 > 0 for bits in (awake, positive))
@@ -69,12 +69,15 @@ def _plain_lane_step(
     most = np.where(is_positive, upper[LANES:], upper[:LANES]) * weight
     before = alpha[LANES * i : LANES * (i + 1)].copy()
     g = sign * (sums / tau) - np.float32(1) + before * own_h2
-    after = np.minimum(np.maximum(before - g / (square / tau + own_h2), np.float32(0)), most)
+    curvature = square / tau + own_h2
+    after = np.minimum(np.maximum(before - g / curvature, np.float32(0)), most)
     after = np.where(may_move, after, before)
     moved = after != before
-    worst[:] = np.maximum(worst, np.where(moved, np.abs(g), np.float32(0)))
+    step = after - before
+    met[:LANES] = np.maximum(met[:LANES], np.where(moved, np.abs(g), np.float32(0)))
+    met[LANES:] -= step * (g + np.float32(0.5) * (curvature * step))
     alpha[LANES * i : LANES * (i + 1)] = after
-    sums[:] = (after - before) * sign
+    sums[:] = step * sign
     return np.uint16(sum(1 << lane for lane in range(LANES) if moved[lane]))
 
 

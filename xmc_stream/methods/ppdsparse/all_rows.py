@@ -107,7 +107,7 @@ def solve_on_all_rows(
     for first in range(0, n, LANES):
         statistics, losses, mine = np.empty((LANES, 4)), np.empty(LANES), min(LANES, n - first)
         awake = begin_lanes(first, labels, weights.classes, penalty, lanes)
-        descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes)
+        descend_lanes(rows, squares, weights.rows, steps, penalty, awake, lanes, parameters.least_gain)
         sum_lanes(rows, parameters.bias, lanes)
         measure_lanes(rows, squares, weights.rows, penalty, lanes, losses)
         take_weights(penalty, lanes, n_weights, of_features, values, statistics)
