@@ -193,7 +193,8 @@ def measure_lanes(
     indptr, indices, values = x
     v, v0, alpha, positive, h2, upper, exact, order, sums, met = lanes
     lam, tau, every = np.float32(penalty.lam), np.float32(penalty.tau), np.uint16((1 << LANES) - 1)
-    tau64, copy = np.float64(penalty.tau), np.empty(LANES, np.float32)
+    tau64, squared, copy = np.float64(penalty.tau), penalty.h2 > 0.0, np.empty(LANES, np.float32)
+    cost = 0.5 / h2.astype(np.float64) if squared else exact
     met[:], losses[:] = _0, 0.0
     for i in range(len(order)):
         weight = _1
@@ -201,16 +202,14 @@ def measure_lanes(
             weight = np.float32(rows[i])
             if weight <= _0:
                 continue
+        of_row = rows[i] if len(rows) else 1.0
         soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
         for lane in range(LANES):
             sums[lane] += v0[lane]
             copy[lane] = alpha[i * LANES + lane]
             is_positive = (int(positive[i]) >> lane) & 1
-            short = 1.0 - (2 * is_positive - 1) * np.float64(sums[lane]) / tau64
-            if short > 0.0:
-                of = is_positive * LANES + lane
-                lost = exact[of] * short if h2[of] == _0 else 0.5 * short * short / np.float64(h2[of])
-                losses[lane] += lost * (rows[i] if len(rows) else 1.0)
+            short = max(1.0 - (2 * is_positive - 1) * np.float64(sums[lane]) / tau64, 0.0)
+            losses[lane] += cost[is_positive * LANES + lane] * of_row * (short * short if squared else short)
         lane_step(0, every, np.float32(squares[i]), weight, tau, positive[i], h2, upper, copy, sums, met)
 
 
