@@ -9,6 +9,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,13 @@ from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes, takes_all_rows
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.scale import settled
+from xmc_stream.methods.ppdsparse.search import SearchJob
 from xmc_stream.methods.ppdsparse.shares import solve_plan
 from xmc_stream.methods.ppdsparse.solve import SolveJob
-from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
+from xmc_stream.methods.ppdsparse.state import OPEN, STATUS, WRITER_BYTES, UnitState
+from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.methods.registry import method_of
+from xmc_stream.models.linear.tiles import tile_bytes
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
@@ -162,6 +166,63 @@ def test_a_run_that_was_cut_goes_on_to_the_same_model(
         again = tmp_path / "cut" / "units" / unit.name
         if unit.is_file():
             assert unit.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("left", [40, 6, 7, 9])
+def test_rounds_after_it_say_what_kernels_they_need_also_when_resumed(
+    data: xs.Dataset, tmp_path: Path, left: int
+) -> None:
+    p, plan = PPDSparseParameters(all_rows=True, C=8.0, max_rounds=3, last_epochs=1), MemoryPlan(2**33, 2**30, 1)
+    begin_model(tmp_path / "m")
+    ledger, kernels = CutLedger(), PPDSparseWarmUp()
+    ledger.left = left
+
+    def loads_of_phases() -> dict[str, Any]:
+        run, receipts, seen = PPDSparseRun(data, tmp_path / "m", p, 0, plan, ledger, kernels=kernels), None, {}
+        loop = run.loop()
+        with suppress(StopIteration):
+            while True:
+                phase = loop.send(receipts)  # type: ignore[arg-type]
+                seen[phase.name] = phase.loads
+                receipts = []
+                for job in phase.jobs:
+                    if ledger.get(job.key) is None:
+                        ledger.add(job.key, job.run())
+                    receipts.append(ledger.get(job.key))
+        return seen
+
+    if left < 40:
+        with pytest.raises(CutError):
+            loads_of_phases()
+    seen = loads_of_phases()
+    assert "check" not in seen or list(seen)[-2] == "check"
+    later = {name for name in seen if name.startswith(("round 2", "round 3"))}
+    assert "round 3: solve" in later
+    assert all(seen[name] is kernels for name in later)
+    assert all(seen[name] is None for name in ("round 1: solve", "finalise") if name in seen)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_the_next_search_is_planned_for_the_classes_that_go_on(data: xs.Dataset, tmp_path: Path, shares: int) -> None:
+    p = PPDSparseParameters(all_rows=True, max_rounds=None, epochs=1, tol=0.2, C=1.0, positive_weight=1.0)
+    begin_model(tmp_path / "m")
+    notes, plan = Notes(), MemoryPlan(2**33, 2**30, 1, cuts=Cuts(shares=shares))
+    loop = PPDSparseRun(data, tmp_path / "m", p, 0, plan, notes).loop()
+    phase = next(loop)
+    while "search" not in phase.name:
+        for job in phase.jobs:
+            notes.add(job.key, job.run())
+        phase = loop.send([notes[job.key] for job in phase.jobs])
+    (job,) = phase.jobs
+    assert isinstance(job, SearchJob)
+    state = UnitState(tmp_path / "m/state/solve-0/0", data.n_labels, data.n_samples, data.n_features)
+    open_ = state.statistics[:, STATUS] == OPEN
+    assert 0 < open_.sum() < data.n_labels - 5
+    counts = np.zeros(data.n_features, np.int64)
+    for label in np.flatnonzero(open_).tolist():
+        counts[state.weights.block(label, label + 1).indices] += 1
+    (span,) = job.spans
+    assert span.tile_bytes == tile_bytes(counts, int(open_.sum()), data.n_features)
 
 
 def test_others_begin_from_such_a_model(data: xs.Dataset, tmp_path: Path) -> None:

@@ -164,13 +164,13 @@ class Engine:
         n_done, progress = len(phase.jobs) - len(todo), current()
         if self.in_process:
             return_freed_memory()  # buffers of another phase have other sizes
-        if todo:
-            if phase.loads is not None:
-                self._workers.warm(phase.loads)
-            self._events.phase(phase.name, len(phase.jobs), n_done, phase.unit, phase.number)
-            progress.phase(phase.words or phase.name, phase.span)
-            progress.advance(n_done / len(phase.jobs))
         try:
+            if todo and phase.loads is not None:
+                self._workers.warm(phase.loads)
+            if todo:
+                self._events.phase(phase.name, len(phase.jobs), n_done, phase.unit, phase.number)
+                progress.phase(phase.words or phase.name, phase.span)
+                progress.advance(n_done / len(phase.jobs))
             for job, done in self._as_completed(todo, phase.twice, phase.at_home):
                 receipt = done.receipt
                 if phase.gathers:

@@ -108,11 +108,15 @@ class WarmUp(ABC):
                 code = f"import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])).{what}()"
                 command = [sys.executable, "-c", code, me]
                 running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            codes = [process.wait() for process in running]
-            return codes[0]
+            first, *others = running
+            if first.wait() == 0:
+                for process in others:
+                    process.wait()
+            return int(first.returncode)
         finally:
-            for process in running:  # where this one is interrupted
+            for process in running:  # where the first has failed, or this one is interrupted
                 process.kill()
+                process.wait()
 
 
 @contextmanager

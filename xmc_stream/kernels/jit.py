@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -166,8 +166,8 @@ def _kept(compiled: Any) -> Any:
         cache.load_overload = _without_compiler(cache, kept.give_memory)
         cache._impl.reduce, cache._impl.rebuild = kept.reduce, kept.rebuild
     if cache is not None and fcntl is not None:
-        turn = _Turn(cache, compiled.py_func)
-        cache.load_overload, cache.save_overload = turn.load, turn.save
+        turn = _Turn(cache, compiled)
+        cache.load_overload, compiled.compile = turn.load, turn.compile
     return compiled
 
 
@@ -197,7 +197,8 @@ def _one_at_a_time(save: Callable[..., None], cache: Any) -> Callable[..., None]
             save(*arguments)
             return
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without such locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             save(*arguments)
 
     return locked
@@ -209,29 +210,29 @@ class _Turn:
     Who has a turn waits for none but those of functions that are called by it, so nobody waits in a circle.
     """
 
-    _PATIENCE = 60.0  # seconds: who has the turn may have failed, and live on
+    _PATIENCE = 60.0  # seconds: who has the turn may be stopped
 
-    def __init__(self, cache: Any, function: Callable[..., Any]) -> None:
-        self._load, self._save, self._folder = cache.load_overload, cache.save_overload, cache.cache_path
-        self._name = f"{function.__module__}.{function.__qualname__}.lock"
+    def __init__(self, cache: Any, compiled: Any) -> None:
+        self._load, self._compile, self._folder = cache.load_overload, compiled.compile, cache.cache_path
+        self._name = f"{compiled.py_func.__module__}.{compiled.py_func.__qualname__}.lock"
         self._held: IO[str] | None = None
 
+    def compile(self, signature: Any) -> Any:
+        """Load or compile it, and save it. A turn that was taken ends here, however that does."""
+        try:
+            return self._compile(signature)
+        finally:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+
     def load(self, signature: Any, context: Any) -> Any:
-        """What is kept of it; where nothing is, the turn is taken until it is saved."""
+        """What is kept of it; where nothing is, the turn is taken."""
         found = self._load(signature, context)
         if found is None and self._held is None:
             self._take()
             found = self._load(signature, context)  # of whoever had the turn before
-            if found is not None:
-                self._leave()
         return found
-
-    def save(self, *arguments: Any) -> None:
-        """Keep it."""
-        try:
-            self._save(*arguments)
-        finally:
-            self._leave()
 
     def _take(self) -> None:
         end = time.monotonic() + self._PATIENCE
@@ -243,14 +244,11 @@ class _Turn:
         while time.monotonic() < end:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 time.sleep(0.02)
+            except OSError:  # a file system without such locks
+                break
             else:
                 self._held = lock
                 return
         lock.close()
-
-    def _leave(self) -> None:
-        if self._held is not None:
-            self._held.close()
-            self._held = None

@@ -206,7 +206,7 @@ class PPDSparseForecaster(Forecaster):
                 of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
                 needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
             phases[f"round {round_ + 1}: solve"] = needs
-            if self.carried and round_ + 1 == self.rounds:
+            if (self.carried and round_ + 1 == self.rounds) or (self.seen and p.max_rounds == 1):
                 break
             units = self._units(round_, round_ + 1 == self.rounds)
             cut = self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples))

@@ -61,7 +61,9 @@ class PPDSparseMethod(Method):
         """Train on a few rows, with a large class where there may be one, and what else the training has."""
         begins = task.warm_start is None or task.start_state is not None
         if begins and takes_all_rows(task.parameters, task.dataset):
-            return replace(self._warm_up(task), large=False, dense=False, all_rows=True)
+            of_rounds = self._warm_up(task)
+            # groups of labels are solved by themselves
+            return replace(of_rounds, large=False, dense=of_rounds.dense and of_rounds.guided, all_rows=True)
         return self._warm_up(task)
 
     @staticmethod

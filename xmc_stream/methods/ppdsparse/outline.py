@@ -47,7 +47,8 @@ def _spans(p: PPDSparseParameters, seconds: dict[str, float]) -> dict[str, Span 
     last = seconds.pop("finalise", 0.0)
     before = max(sum(seconds.values()), 1e-9)
     rounds = [name for r in range(p.max_rounds) for name in (f"solve/{r}", f"search/{r + 1}")]
-    more = [name for name in rounds if name not in seconds]
+    ends = p.all_rows and p.max_rounds == 1  # nothing is searched
+    more = [name for name in rounds if name not in seconds and not ends]
     end, written = (_ALL_ROUNDS, _WRITING) if more else (before / (before + last),) * 2
     spans: dict[str, Span | None] = {}
     at = 0.0

@@ -160,10 +160,10 @@ class PPDSparseParameters(Parameters):
         None,
         Flag(
             "Whether the first active set of a class is all rows. Classes are then solved 16 at a time, without a search. "
-            "One such round, of epochs + last_epochs passes, stands for `rounds`; there are more passes where C is large, as "
-            "in last_epochs. Further rounds may follow as ever. true wants memory for all rows at once. none: true where "
-            "first active sets would have a 25th of all rows or more and X is small (see docs/ppdsparse.md). false in a "
-            "warm start.",
+            "One such round, of epochs + last_epochs passes at most, stands for `rounds`; there are more passes where C is "
+            "large, as in last_epochs, and fewer of a class of which one gains less than tol / 4 of all. Further rounds may "
+            "follow as ever. true wants memory for all rows at once. none: true where first active sets would have a 25th of "
+            "all rows or more and X is small (see docs/ppdsparse.md). false in a warm start.",
             none=True,
             unsaid=True,
         ),

@@ -79,8 +79,8 @@ class PPDSparseRun:
     work: folder of the unfinished model; what jobs leave for each other lies in its `state`. warm_start: path of the
     model whose weights a run begins from, "" for none. blocks: class blocks of each search that a forecast promised; a
     search has more only where its tiles turn out larger than foreseen. carried: of a trial, the state that it goes on
-    from, "" for none. A search and a solve follow, or a solve on all rows from nothing, and no check: nothing is known then of
-    objective, gap and violation.
+    from, "" for none. A search and a solve follow, and no check: nothing is known then of objective, gap and violation. Or a
+    solve on all rows follows, from nothing.
     seconds: that each phase is foreseen to take, by the beginning of its jobs' keys. given: weights that are kept in `work`.
     kernels: loads those of searches and active sets, which a run on all rows has not loaded.
     """
@@ -179,7 +179,7 @@ class PPDSparseRun:
             **guide,
             **implied,
             **matched,
-            **(dict.fromkeys(unknown) if self._unchecked(round_) else {}),
+            **(dict.fromkeys(unknown) if self._unchecked(round_) and not self._seen(round_) else {}),
         }
 
     @cached_property
@@ -200,6 +200,10 @@ class PPDSparseRun:
     def _seen(self, round_: int) -> bool:
         """Whether all rows were looked at with the weights as they are: losses and violations are known without a search."""
         return bool(self.parameters.all_rows) and round_ == 1
+
+    def _kernels_of(self, round_: int) -> Job | None:
+        """What a round calls that one on all rows does not; also of a run that was resumed in it."""
+        return self.kernels if self.parameters.all_rows and round_ else None
 
     def _groups_jobs(self, kept: bool) -> list[Job]:
         """The job that learns groups of labels, where they are to have a say.
@@ -289,8 +293,9 @@ class PPDSparseRun:
         told: dict[str, Receipt] = {}
         if jobs:
             receipts = yield Phase(
-                f"round {number}: solve", jobs, words, span, unit="round", number=number, gathers=True, twice=True
-            )
+                f"round {number}: solve", jobs, words, span, unit="round", number=number, gathers=True, twice=True,
+                loads=self._kernels_of(round_),
+            )  # fmt: skip
             told = {job.key: receipt for job, receipt in zip(jobs, receipts, strict=True)}
         joins = []
         for unit, of_unit in itertools.groupby(
@@ -440,15 +445,16 @@ class PPDSparseRun:
         make_folder(self._state(f"search-{round_}"))
         n_found = 0
         for b, phase in enumerate(phases):
-            name = "check" if check else f"round {round_ + 1}: search" if round_ else "warm start: search"
-            words = "checking all rows" if check else self._outline.words("searching for violators", round_)
+            checks = check and not self._seen(round_)
+            name = "check" if checks else f"round {round_ + 1}: search" if round_ else "warm start: search"
+            words = "checking all rows" if checks else self._outline.words("searching for violators", round_)
             span = self._outline.span(f"search/{round_}")
             if len(phases) > 1:
                 name, words = f"{name} {b + 1}/{len(phases)}", f"{words}, part {b + 1} of {len(phases)}"
                 span = part_of(span, b, len(phases))
             receipts = yield Phase(
-                name, phase, words, span, unit="" if check else "round", number=round_ + 1 if round_ else 0, twice=True,
-                loads=self.kernels if self._seen(round_) else None,
+                name, phase, words, span, unit="" if checks else "round", number=round_ + 1 if round_ else 0, twice=True,
+                loads=self._kernels_of(round_),
             )  # fmt: skip
             n_found += sum(receipt["found"] for receipt in receipts)
         return files, n_found

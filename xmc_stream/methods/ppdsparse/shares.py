@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.jobs.job import Receipt
@@ -24,7 +23,7 @@ from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, plan_solve
-from xmc_stream.methods.ppdsparse.sizes import NextSearch
+from xmc_stream.methods.ppdsparse.sizes import NextSearch, runs
 from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.models.cache import drop_tiles
@@ -154,7 +153,7 @@ class JoinJob:
                 sizes.append(np.diff(state.active.ends(0, n)))
                 writer.active.copy(state.active, 0, n)
                 done = state.statistics[:, STATUS] == DONE
-                for low, high in _runs(done):
+                for low, high in runs(done):
                     for w in state.weights.blocks(max(4 * MIB, 16 * n_features), low, high):
                         lengths = np.diff(w.indptr)
                         writer.weights.append(lengths, w.indices, w.values)
@@ -167,12 +166,6 @@ class JoinJob:
             **self.sums,
             **search.receipt(heaps, np.where(open_, np.concatenate(sizes), 0)),
         }
-
-
-def _runs(values: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Ranges of neighbours that have the same value."""
-    ends = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    yield from itertools.pairwise(ends)
 
 
 def solve_plan(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -31,6 +33,12 @@ def search_sizes(
         mine = slice(span.first - first, span.last - first)
         needs.append([*astuple(span), held_rows(heaps[mine]), held_rows(sizes[mine])])
     return needs
+
+
+def runs(values: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Ranges of neighbours that have the same value."""
+    ends = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    yield from itertools.pairwise(ends)
 
 
 class NextSearch:
@@ -66,6 +74,18 @@ class NextSearch:
             n = fewer_weights(indptr, features, data, labels, self._parameters, self._seed, self._round + 1)
             counts, features = np.diff(indptr), features[:n]
         self._approximate.add(counts, features)
+
+    def count_solved(
+        self, counts: NDArray[np.int64], features: NDArray[np.int32], data: NDArray[np.float32], open_: NDArray[np.bool_]
+    ) -> None:  # fmt: skip
+        """The same, of which only now is said which are open."""
+        at, ends = self._tiles.next - self._first, np.concatenate([[0], np.cumsum(counts)])
+        for tiles in (self._tiles, self._approximate):
+            if tiles is not None:
+                tiles.in_tiles[at : at + len(open_)] = open_
+        for low, high in runs(open_):
+            mine = slice(ends[low], ends[high])
+            self.count(counts[low:high], features[mine], data[mine] if open_[low] else None)
 
     def receipt(self, heaps: NDArray[np.int64], sizes: NDArray[np.int64]) -> Receipt:
         """For the receipt of a round: heaps, rows that the search may bring to each class; sizes, those of its active set."""

@@ -18,7 +18,7 @@ from xmc_stream.methods.ppdsparse.large_classes import LargeClasses
 from xmc_stream.methods.ppdsparse.parameters import EXACT, NARROW, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
-from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan
+from xmc_stream.methods.ppdsparse.search import SearchJob, UnitSpan, fewer_weights
 from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import new_unit_state
 from xmc_stream.methods.ppdsparse.weights import LossWeights
@@ -66,8 +66,11 @@ class PPDSparseWarmUp(WarmUp):
             of = self.parameters
             p = PPDSparseParameters(
                 C=1.0, positive_weight=1.0, cut=of.cut, delta=of.delta, min_value=of.min_value, guide=float(self.guided),
-                implied=1.0 if self.lifts else None, all_rows=self.all_rows, max_rounds=1 if self.all_rows else of.max_rounds,
+                implied=1.0 if self.lifts else None, all_rows=self.all_rows, max_rounds=1 if self.all_rows else 6,
             )  # fmt: skip
+            if self.all_rows and p.fewer_weights:  # of whose tiles the sizes are counted, without a cap on rounds
+                one = np.ones(1, np.float32)
+                fewer_weights(np.array([0, 1]), np.zeros(1, np.int32), one, np.zeros(1, np.int64), p, 0, 1)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
             if self.large:
                 self._stream(dataset, p, path)
