@@ -66,7 +66,7 @@ _STEPS = (
     ),
     (
         "Ask what training will cost before it begins: how often the data are read, how much memory, how long. The first "
-        "time on a machine, this compiles the inner loops, which takes some seconds.",
+        "time on a machine, this compiles the inner loops, which takes up to half a minute.",
         "plan train.xmc --memory-limit 512MB",
     ),
     (

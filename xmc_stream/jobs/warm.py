@@ -33,7 +33,7 @@ class WarmUp(ABC):
 
     @property
     def seconds(self) -> float:
-        """That compiling takes on two processors of today."""
+        """That compiling takes on a machine of today."""
         return 20.0
 
     @property

@@ -221,10 +221,10 @@ class _ShareSolve:
             of_all[:, mine - begin] = solved.active[0], solved.weights[0]
             writer.active.append(of_all[0], *solved.active[1:])
             writer.weights.append(of_all[1], *solved.weights[1:])
-            mine_too = writer.statistics[begin:end]
-            close_classes(mine_too, True, job.parameters, job.round + 1)  # every row has been looked at: no check
+            known = writer.statistics[begin:end]
+            close_classes(known, True, job.parameters, job.round + 1)  # every row has been looked at: no check
             if self.next is not None:
-                self.next.count_solved(of_all[1], *solved.weights[1:], mine_too[:, STATUS] == OPEN)
+                self.next.count_solved(of_all[1], *solved.weights[1:], known[:, STATUS] == OPEN)
             begin = end
         self._copy(None, 0, begin, self.last - self.first, writer)
 
