@@ -9,7 +9,6 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from helpers.problems import LIMIT, dense_weights, rare_labels
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.jobs.job import Loop, Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.lanecd import descend_lanes
 from xmc_stream.methods.contract import Task
@@ -45,6 +44,7 @@ from xmc_stream.models.linear.units import cut_units
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 
+UNCUT = 40  # a run has fewer receipts
 FIGURES = ("objective", "duality_gap", "violation", "n_open", "n_empty", "rounds", "nnz")
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_model(
             assert unit.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("left", [40, 6, 7, 9])
+@pytest.mark.parametrize("left", [UNCUT, 6, 7, 9])
 def test_rounds_after_it_say_what_kernels_they_need_also_when_resumed(
     data: xs.Dataset, tmp_path: Path, left: int
 ) -> None:
@@ -178,20 +178,22 @@ def test_rounds_after_it_say_what_kernels_they_need_also_when_resumed(
     ledger.left = left
 
     def loads_of_phases() -> dict[str, Any]:
-        run, receipts, seen = PPDSparseRun(data, tmp_path / "m", p, 0, plan, ledger, kernels=kernels), None, {}
-        loop = run.loop()
-        with suppress(StopIteration):
+        seen: dict[str, Any] = {}
+
+        def watched(loop: Loop) -> Loop:
+            receipts: Any = None
             while True:
-                phase = loop.send(receipts)  # type: ignore[arg-type]
+                try:
+                    phase = loop.send(receipts)
+                except StopIteration as end:
+                    return end.value  # type: ignore[no-any-return]
                 seen[phase.name] = phase.loads
-                receipts = []
-                for job in phase.jobs:
-                    if ledger.get(job.key) is None:
-                        ledger.add(job.key, job.run())
-                    receipts.append(ledger.get(job.key))
+                receipts = yield phase
+
+        run_here(watched(PPDSparseRun(data, tmp_path / "m", p, 0, plan, ledger, kernels=kernels).loop()), ledger)
         return seen
 
-    if left < 40:
+    if left < UNCUT:
         with pytest.raises(CutError):
             loads_of_phases()
     seen = loads_of_phases()

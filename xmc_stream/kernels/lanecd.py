@@ -111,11 +111,9 @@ def _descend(
         prefetch(squares, soon)
         prefetch(indptr, order[min(t + 2 * _AHEAD, n - 1)])
         _fetch_row(soon, indptr, indices, values)
-        weight = _1
-        if len(rows):
-            weight = np.float32(rows[i])
-            if weight <= _0:
-                continue
+        weight = np.float32(rows[i]) if len(rows) else _1
+        if weight <= _0:
+            continue
         # inline: as a function of its own it takes a fifth more of the time
         soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
         for lane in range(LANES):
@@ -197,12 +195,10 @@ def measure_lanes(
     cost = 0.5 / h2.astype(np.float64) if squared else exact
     met[:], losses[:] = _0, 0.0
     for i in range(len(order)):
-        weight = _1
-        if len(rows):
-            weight = np.float32(rows[i])
-            if weight <= _0:
-                continue
         of_row = rows[i] if len(rows) else 1.0
+        weight = np.float32(of_row)
+        if weight <= _0:
+            continue
         soft_lines(indices, values, indptr[i], indptr[i + 1], v, lam, sums)
         for lane in range(LANES):
             sums[lane] += v0[lane]

@@ -212,7 +212,8 @@ class PPDSparseForecaster(Forecaster):
             cut = self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples))
             name = "check" if round_ + 1 == p.max_rounds else f"round {round_ + 2}: search"
             phases[name] = cut.needs
-            cuts += [] if self.seen else [cut]
+            if not self.seen:
+                cuts.append(cut)
         streamed = sum(stream_bytes((self.X, self.Y), cut.ranges) * cut.blocks * cut.parts for cut in cuts)
         reads = self._solve_reads(solve, starts, streams)
         gathered = (
