@@ -439,21 +439,34 @@ def test_nothing_is_compiled_after_the_warm_up(wide: Dataset, tmp_path: Path) ->
         xs.PPDSparse(memory_limit=LIMIT).fit(wide, model=tmp_path / "m")
 
 
-GOES_ON = """
-import sys
+TRAINS = """
+import json, sys
 import xmc_stream as xs
 
-clf = xs.PPDSparse(memory_limit="4GB", all_rows=True, C=8.0, max_rounds=3, last_epochs=1)
-assert clf.fit(sys.argv[1], model=sys.argv[2]).report_["rounds"] > 1
-print("numba" in sys.modules)
+clf = xs.PPDSparse(memory_limit="4GB", all_rows=True, **json.loads(sys.argv[3]))
+rounds = clf.fit(sys.argv[1], model=sys.argv[2]).report_["rounds"]
+print(rounds, "numba" in sys.modules)
 """
 
 
 @pytest.mark.slow
-def test_kernels_of_further_rounds_are_loaded_when_they_come(data: xs.Dataset, tmp_path: Path) -> None:
-    def needs_numba(name: str) -> bytes:
-        command = [sys.executable, "-c", GOES_ON, str(data.path), str(tmp_path / name)]
-        return subprocess.run(command, check=True, capture_output=True).stdout
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [
+        ({"C": 8.0, "max_rounds": 3, "last_epochs": 1}, 3),
+        ({"cut": 0.2, "delta": 2.0, "max_rounds": None}, 2),
+        ({"guide": 1.0, "max_rounds": 1}, 1),
+    ],
+    ids=["goes on", "approximate", "groups of labels on dense rows"],
+)
+def test_a_process_loads_all_that_it_calls_without_numba(
+    data: xs.Dataset, tmp_path: Path, options: dict[str, Any], rounds: int
+) -> None:
+    of = sized(tmp_path / "dense.xmc", 400, 30, 0.05, d=8, nnz=7) if "guide" in options else data
 
-    needs_numba("first")  # notes what is called
-    assert needs_numba("again") == b"False\n"
+    def said(name: str) -> str:
+        command = [sys.executable, "-c", TRAINS, str(of.path), str(tmp_path / name), json.dumps(options)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    said("first")  # notes what is called
+    assert said("again") == f"{rounds} False\n"

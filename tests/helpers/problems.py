@@ -26,8 +26,9 @@ def dense_weights(model: xs.Model) -> tuple[np.ndarray, np.ndarray]:
     return model.to_scipy().toarray(), model.bias()
 
 
-def rare_labels(n: int = 1200, d: int = 60, k: int = 40) -> tuple[sp.csr_matrix, sp.csr_matrix]:
+def rare_labels() -> tuple[sp.csr_matrix, sp.csr_matrix]:
     """Labels of 3 to 39 rows: so few that classes go on beyond the third round. Four have no row, and 21 has every row."""
+    n, d, k = 1200, 60, 40
     rng = np.random.default_rng(0)
     X = sp.random(n, d, 0.2, format="csr", dtype=np.float32, random_state=0)
     Y = sp.lil_matrix((n, k), dtype=np.float32)
