@@ -285,8 +285,8 @@ def main(
             programs.append(theirs(key, peer))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as those of an installation are
     for large, guided, dense in itertools.product((False, True), repeat=3):  # no measured run compiles
-        PPDSparseWarmUp(large=large, guided=guided, dense=dense).run()
-    LinearWarmUp(False).run()
+        PPDSparseWarmUp(large=large, guided=guided, dense=dense, fours=dense).run()
+        LinearWarmUp(False, guided=guided, fours=dense).run()
     print(table_line(HEAD), "|" + "---|" * len(HEAD), sep="\n", flush=True)
     for name in names or SETS:
         with tempfile.TemporaryDirectory() as work:

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
+from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import Ranking, top_k
-from xmc_stream.kernels.scores import DENSE_SHARE, Tile, TileClasses
+from xmc_stream.kernels.scores import DENSE_SHARE, NO_BOUNDS, Tile, TileClasses
 from xmc_stream.kernels.search import (
     NO_LOSS,
     SQUARED_HINGE,
@@ -133,17 +134,17 @@ class UnitSearch:
                 self.capacity, self.best_begin, self.best_end, none.copy(), self.best_scores, self.best_rows, threshold
             ),
             LossSums(loss, self.grid, np.ones(self.width), self.bias_loss, np.zeros(self.width), np.empty(0)),
-            np.empty(self.width, np.float32),
+            in_fours(x.n, len(tile.start) - 1, len(x.indices)),
         )  # fmt: skip
 
     def rank(self, x: Any) -> None:
         """Top 5 of every row, which is scoring and little else."""
         labels, scores = np.full((x.n, 5), -1, np.int64), np.full((x.n, 5), -np.inf, np.float32)
         classes = TileClasses(
-            self.first, self.n, self.tile, NOT_CALIBRATED, NO_GROUPS, np.empty(self.width, np.float32)
+            self.first, self.n, self.tile, NOT_CALIBRATED, NO_GROUPS, NO_BOUNDS, np.empty(self.width, np.float32)
         )
         nothing = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
-        top_k(CSR.of(x), classes, no_terms(x.n), Ranking(labels, scores), nothing)
+        top_k(CSR.of(x), [classes], no_terms(x.n), Ranking(labels, scores), nothing)
 
 
 @click.command()

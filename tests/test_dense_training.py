@@ -13,11 +13,16 @@ from helpers.compiler import nothing_is_compiled
 import xmc_stream as xs
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.densedcd import solve_dense_classes
+from xmc_stream.kernels.denserows import score_fours
+from xmc_stream.kernels.ranking import LEAD, _fold_ordered
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.ppdsparse import large_classes, probe, solve
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.registry import method_of
+from xmc_stream.models.linear.bounds import has_bounds
+from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.predictions import Predictions
 
 SETTINGS: dict[str, Any] = {"lam": 0.01, "C": 1.0, "tol": 0.01, "max_rounds": 4, "memory_limit": "3GB"}
 
@@ -58,3 +63,38 @@ def test_nothing_is_compiled_after_the_warm_up(dense: Dataset, tmp_path: Path) -
     method_of(parameters).warm_up(Task(dense, parameters, 0)).run()
     with nothing_is_compiled(solve_dense_classes):
         digest(dense, tmp_path / "m")
+
+
+def some(n: int, d: int, k: int, path: Path) -> Dataset:
+    """n rows, d features of which a row has most, k labels of 5 rows each; the first two labels have half of the rows."""
+    rng = np.random.default_rng(3)
+    X = (rng.random((n, d)) * (rng.random((n, d)) < 0.9)).astype(np.float32)
+    Y = np.zeros((n, k), np.bool_)
+    Y[np.argsort(rng.random((n, k)), axis=0)[:5], np.arange(k)] = True
+    Y[: n // 2, :2] = True
+    return xs.convert(sp.csr_matrix(X), path, labels=sp.csr_matrix(Y), normalize="l2")
+
+
+def test_nothing_is_compiled_after_the_warm_up_of_more_features_than_lines_have(tmp_path: Path) -> None:
+    data, parameters = some(60, 4200, 3, tmp_path / "data.xmc"), PPDSparseParameters()
+    method_of(parameters).warm_up(Task(data, parameters, 0)).run()
+    with nothing_is_compiled(score_fours):
+        digest(data, tmp_path / "m")
+
+
+@pytest.mark.parametrize("guide", [None, 1.0])
+def test_nothing_is_compiled_where_tiles_have_bounds(guide: float | None, tmp_path: Path) -> None:
+    data = some(203, 30, LEAD + 60, tmp_path / "data.xmc")
+    model = xs.PPDSparse(guide=guide, prune=0, **SETTINGS).fit(data, model=tmp_path / "m").model_
+    (unit,) = model.tiles
+    assert any(has_bounds(TileRange(*span), model.n_features) for span in unit)
+    model.warm_up().run()
+    with nothing_is_compiled(score_fours), nothing_is_compiled(_fold_ordered):
+        labels, scores = model.predict_topk(data, 4, memory_limit="3GB", threads=1)
+        xs.predict(model, data, tmp_path / "out", k=4, memory_limit="3GB")
+    of_disk = Predictions(tmp_path / "out").rows(0, data.n_samples)
+    assert labels.tolist() == of_disk[0].tolist()
+    assert scores.tobytes() == of_disk[1].tobytes()
+    block = data.X_rows().block(0, 3)
+    three = sp.csr_matrix((block.values, block.indices, block.indptr), (3, data.n_features))
+    assert labels[:3].tolist() == model.predict_topk(three, 4, memory_limit="3GB")[0].tolist()  # one by one

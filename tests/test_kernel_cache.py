@@ -76,15 +76,15 @@ def test_nobody_waits_for_one_that_failed_and_lives_on(tmp_path: Path) -> None:
 
 
 BESIDE = """
-from xmc_stream.kernels.search import search
+from xmc_stream.kernels import search
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 
 warm_up = PPDSparseWarmUp(guided=True)
 warm_up.compile_beside()
-before = search.numba.signatures
+before = search._search.numba.signatures
 assert len(before) == 2
 warm_up.load()
-assert search.numba.signatures == before
+assert search._search.numba.signatures == before
 """
 
 

@@ -27,12 +27,12 @@ from reference import scores as twin
 from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.kernels.denserows import dense_rows
+from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.jit import kernel
 from xmc_stream.kernels.narrow import narrow, widen
 from xmc_stream.kernels.ranking import Ranking, top_k
-from xmc_stream.kernels.scores import FEW, Tile, TileClasses
+from xmc_stream.kernels.scores import FEW, NO_BOUNDS, Tile, TileClasses
 from xmc_stream.kernels.search import (
     BINS,
     ActiveAhead,
@@ -49,7 +49,7 @@ from xmc_stream.kernels.search import (
 from xmc_stream.kernels.vectors import above
 from xmc_stream.models.cache import TileCache
 from xmc_stream.models.linear import tiles
-from xmc_stream.models.linear.tiles import tile_bytes, tile_width
+from xmc_stream.models.linear.tiles import full_bytes, tile_bytes, tile_width
 
 
 @kernel
@@ -84,10 +84,10 @@ def best(
         tile = tile_of(W[:, first:last], bias[first:last])
         classes = TileClasses(
             first, last - first, tile, np.ascontiguousarray(by[:, first:last]), np.ascontiguousarray(groups[:, first:last]),
-            np.empty(len(tile.bias), np.float32),
+            NO_BOUNDS, np.empty(len(tile.bias), np.float32),
         )  # fmt: skip
         none = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
-        top_k(CSR(*csr(X)), classes, terms, Ranking(labels, scores), none)
+        top_k(CSR(*csr(X)), [classes], terms, Ranking(labels, scores), none)
     return labels, scores
 
 
@@ -124,11 +124,14 @@ def check_layout(W: NDArray[np.float32], bias: NDArray[np.float32]) -> None:
             assert len(set(slots.tolist())) == lengths[j]
             found[j, slots] = run
             assert np.all(run != 0)
+    full = lengths == [width] * len(W)
+    assert len(tile.slots) == (0 if full else len(tile.weights))
     assert np.array_equal(found[:, : len(bias)], W)
     assert not found[:, len(bias) :].any()
     assert np.array_equal(tile.bias[: len(bias)], bias)
     assert np.all(tile.bias[len(bias) :] == -np.inf)
-    assert tile_bytes(np.count_nonzero(W, axis=1).astype(np.int32), len(bias), len(W)) == tile.nbytes
+    planned = tile_bytes(np.count_nonzero(W, axis=1).astype(np.int32), len(bias), len(W))
+    assert tile.nbytes == (full_bytes(width, len(W)) if full else planned) <= planned
 
 
 @given(matrices(ANY))
@@ -225,7 +228,7 @@ def test_top_k_over_a_thousand_classes(whole: bool) -> None:
 @pytest.mark.parametrize("share", [0.8, 1.0])
 def test_rows_that_have_most_features_are_scored_four_at_a_time_bit_for_bit(n: int, share: float) -> None:
     X, W, bias = random_matrices(n, 60, 300, 2, share, whole=False)
-    assert dense_rows(csr(X)[0], 60) == n // 4 * 4
+    assert in_fours(n, 60, np.count_nonzero(X))
     check_scores(X, W, bias, [0, 100, 300])
     check_top_k(X, W, bias, 5, [0, 300])
     bias[7] = -np.inf
@@ -236,7 +239,7 @@ def test_rows_that_have_most_features_are_scored_four_at_a_time_bit_for_bit(n: i
 
 def test_rows_of_few_features_are_not() -> None:
     X, *_ = random_matrices(40, 60, 10, 3, 0.3, whole=False)
-    assert dense_rows(csr(X)[0], 60) == 0
+    assert not in_fours(40, 60, np.count_nonzero(X))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -370,7 +373,7 @@ def searched(
             CSR(*csr(p.X[low:high])), Labels(*csr(Y[low:high])[:2]), low - start, p.first, slot_of, tile,
             ActiveAhead(nexts, ends, active), kept_rows,
             LossSums(KINDS.index(loss), grid, np.full(width, p.weight), base, losses, of_rows[low:high]),
-            np.empty(width, np.float32),
+            in_fours(*p.X.shape, np.count_nonzero(p.X)),
         )  # fmt: skip
         if (high - start) % interval == 0 or high == cuts[-1]:
             begin_anew(flushed, wanted[flushed], sizes, take(flushed), counts, threshold)
@@ -474,7 +477,7 @@ def test_search_of_rows_that_have_most_features(share: float, loss: str) -> None
     """They are scored four at a time, but for what is left of a block: nobody can tell."""
     rng = np.random.default_rng(2)
     X, W, bias = random_matrices(60, 30, 100, 3, share, whole=False)
-    assert dense_rows(csr(X)[0], 30) == 60
+    assert in_fours(60, 30, np.count_nonzero(X))
     true = rng.random((60, 100)) < 0.05
     active = true | (rng.random((60, 100)) < rng.random(100) ** 4)
     p = Problem(X, W, bias, true, active, rng.integers(0, 20, 100), rng.random(100) < 0.9, 5, -1.0)

@@ -33,7 +33,7 @@ from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
 from xmc_stream.kernels.ranking import Ranking
-from xmc_stream.kernels.scores import Tile, TileClasses
+from xmc_stream.kernels.scores import NO_BOUNDS, Tile, TileClasses
 from xmc_stream.metrics import LabelMetrics, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
@@ -66,7 +66,7 @@ def counted(
 
     def classes(a: int, b: int, tile: Tile) -> TileClasses:
         return TileClasses(
-            a, b - a, tile, np.ascontiguousarray(by[:, a:b]), np.ascontiguousarray(groups[:, a:b]),
+            a, b - a, tile, np.ascontiguousarray(by[:, a:b]), np.ascontiguousarray(groups[:, a:b]), NO_BOUNDS,
             np.empty(len(tile.bias), np.float32),
         )  # fmt: skip
 

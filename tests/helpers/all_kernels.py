@@ -17,10 +17,12 @@ def compile_all() -> None:
     """Takes two minutes where nothing is compiled, else a second."""
     options = PPDSparseParameters(cut=0.1, delta=1.0, min_value=0.1)
     for job in (
-        PPDSparseWarmUp(options, again=True, large=True, guided=True), PPDSparseWarmUp(dense=True),
+        PPDSparseWarmUp(options, again=True, large=True, guided=True),
+        PPDSparseWarmUp(dense=True, fours=True),
         PPDSparseWarmUp(guided=True, lifts=True, all_rows=True),
         PDSparseWarmUp(), LEMLWarmUp(), GroupLassoWarmUp(),
-        LinearWarmUp(True, guided=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"),
+        LinearWarmUp(True, guided=True, fours=True),
+        LinearWarmUp(False, guided=True, fours=True), ScoreWarmUp(), RowsWarmUp(), MEMOIRWarmUp("l1", "sw-graph"),
         MEMOIRWarmUp("l2", "exact"), MEMOIRWarmUp("lsh", "simple-lsh"), MEMOIRWarmUp("lsh", "exact"),
     ):  # fmt: skip
         job.run()

@@ -37,9 +37,13 @@ def narrow(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def run_lengths(weights: NDArray[np.float32], width: int) -> list[int]:
-    """Places that the features' runs take in a tile: all classes where a quarter of them or more has the feature."""
+    """Places that the features' runs take in a tile: all classes where a quarter of them or more has the feature.
+
+    Of every feature where 4 bytes for each class are no more than 6 bytes for each of these places.
+    """
     counts = [int(np.count_nonzero(of_feature)) for of_feature in weights]
-    return [width if count >= width / 4 else count for count in counts]
+    lengths = [width if count >= width / 4 else count for count in counts]
+    return [width] * len(weights) if 4 * width * len(weights) <= 6 * sum(lengths) else lengths
 
 
 def violators(

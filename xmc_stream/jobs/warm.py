@@ -132,12 +132,12 @@ def _compiling(seconds: float) -> str:
 
 
 @contextmanager
-def a_few_rows(n: int = 40, d: int = 12) -> Iterator[Dataset]:
-    """A dataset of n rows, d features and three labels, of which a row has one, in a temporary folder."""
+def a_few_rows(n: int = 40, d: int = 12, k: int = 3) -> Iterator[Dataset]:
+    """A dataset of n rows with four of d features and at most one of k labels, in a temporary folder."""
     with temporary_folder() as folder:
         path = folder / "warm.xmc"
         rng = np.random.default_rng(0)
-        with new_dataset(path, d, 3, {}) as writer:
+        with new_dataset(path, d, k, {}) as writer:
             x = np.sort(rng.permuted(np.tile(np.arange(d, dtype=np.int32), (n, 1)), axis=1)[:, :4], axis=1)
             every = np.arange(n + 1, dtype=np.int64)
             values = rng.random(4 * n, np.float32)

@@ -7,7 +7,8 @@ in its order: a feature that a row does not have adds zero.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,60 +19,84 @@ from xmc_stream.kernels.narrow import widen
 from xmc_stream.kernels.scores import Tile
 
 TOGETHER = 4  # rows, and features
+MOST_FEATURES = 1 << 14
 _SHARE = 2  # rows are dense where they have one feature in so many, on average
-_MOST_FEATURES = 1 << 14  # or four rows of them do not stay in a cache
+_CHUNK = 128  # rows that are scored at a time, at most: their scores stay in the second-level cache
+_LINES = 1 << 17  # their values, which stay there too
+_APART = 32  # places between the scores of one row and the next: rows 4 KiB apart would share a few lines of the cache
 
 
-class FourRows(NamedTuple):
-    """Scratch. values (4, D), zero; present (D,), zero; x (4, 4): of some features; begins (4,): of their weights."""
-
-    values: NDArray[np.float32]
-    present: NDArray[np.uint8]
-    x: NDArray[np.float32]
-    begins: NDArray[np.int64]
+def in_fours(n_rows: int, n_features: int, nnz: int) -> bool:
+    """Whether rows with nnz entries together are scored four at a time."""
+    return n_features <= MOST_FEATURES and nnz * _SHARE >= n_rows * n_features
 
 
-@kernel
-def dense_rows(indptr: NDArray[np.int64], n_features: int) -> int:
-    """How many of the first rows of a block are scored four at a time: all but up to three, or none."""
-    n = len(indptr) - 1
-    dense = n_features <= _MOST_FEATURES and (indptr[n] - indptr[0]) * _SHARE >= n * n_features
-    return n // TOGETHER * TOGETHER if dense else 0
+def _chunk_rows(n_features: int) -> int:
+    return max(TOGETHER, min(_CHUNK, _LINES // max(n_features, 1) // TOGETHER * TOGETHER))
 
 
-@kernel
-def scratch_for(n_features: int) -> FourRows:
-    """Scratch for so many features, none where no rows are scored four at a time."""
-    return FourRows(
-        np.zeros((TOGETHER, n_features), np.float32),
-        np.zeros(n_features, np.uint8),
-        np.zeros((TOGETHER, TOGETHER), np.float32),
-        np.zeros(TOGETHER, np.int64),
+def chunk_bytes(n_features: int, width: int) -> int:
+    """What scoring rows of so many features for a tile takes, if they may be scored four at a time."""
+    return 4 * _chunk_rows(n_features) * (width + _APART + n_features) if n_features <= MOST_FEATURES else 0
+
+
+def chunks(
+    x: CSR, n_features: int, width: int, fours: bool
+) -> Iterator[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]:
+    """Rows [low, high) at a time, their lines, and room for their scores for a tile (rows, width or more).
+
+    lines (n / 4, D, 4): value j of row low + 4 q + r is [q, j, r]. Of rows that are not scored four at a time (what is left
+    over, or all) there are no lines, and there is no room.
+    """
+    n_rows = len(x.indptr) - 1
+    in_lines = n_rows // TOGETHER * TOGETHER if fours else 0
+    step = _chunk_rows(n_features)
+    n = min(step, in_lines)
+    lines, scores = (
+        np.empty((n // TOGETHER, n_features, TOGETHER), np.float32),
+        np.empty((n, width + _APART), np.float32),
     )
+    for low in range(0, in_lines, step):
+        high = min(low + step, in_lines)
+        mine = lines[: (high - low) // TOGETHER]
+        _unpack(CSR(x.indptr[low : high + 1], x.indices, x.values), mine)
+        yield low, high, mine, scores[: high - low]
+    if in_lines < n_rows:
+        yield in_lines, n_rows, lines[:0], scores[:0]
+
+
+@kernel
+def _unpack(x: CSR, lines: NDArray[np.float32]) -> None:
+    """Values of rows by line, see `chunks`."""
+    indptr, indices, values = x
+    lines[:] = 0.0
+    for i in range(len(indptr) - 1):
+        line, r = lines[i // TOGETHER], i % TOGETHER
+        for p in range(indptr[i], indptr[i + 1]):
+            line[indices[p], r] = values[p]
 
 
 @inner_kernel
 def _add_four(
     weights: NDArray[Any],
-    begins: NDArray[np.int64],
-    x: NDArray[np.float32],
+    start: NDArray[Any],
+    low: int,
+    features: NDArray[np.int64],
+    line: NDArray[np.float32],
     a: NDArray[np.float32],
     b: NDArray[np.float32],
     c: NDArray[np.float32],
     d: NDArray[np.float32],
 ) -> None:
-    """Scores a, b, c, d of four rows += x[row, f] times the dense rows of four features f, one feature after another."""
+    """Scores a, b, c, d of four rows, slots from `low` on, += their values times weights, of four features in turn."""
     n = len(a)
-    v0, v1, v2, v3 = (
-        weights[begins[0] : begins[0] + n],
-        weights[begins[1] : begins[1] + n],
-        weights[begins[2] : begins[2] + n],
-        weights[begins[3] : begins[3] + n],
-    )
-    a0, a1, a2, a3 = x[0, 0], x[0, 1], x[0, 2], x[0, 3]
-    b0, b1, b2, b3 = x[1, 0], x[1, 1], x[1, 2], x[1, 3]
-    c0, c1, c2, c3 = x[2, 0], x[2, 1], x[2, 2], x[2, 3]
-    d0, d1, d2, d3 = x[3, 0], x[3, 1], x[3, 2], x[3, 3]
+    j0, j1, j2, j3 = features[0], features[1], features[2], features[3]
+    at0, at1, at2, at3 = start[j0] + low, start[j1] + low, start[j2] + low, start[j3] + low
+    v0, v1, v2, v3 = weights[at0 : at0 + n], weights[at1 : at1 + n], weights[at2 : at2 + n], weights[at3 : at3 + n]
+    a0, b0, c0, d0 = line[j0, 0], line[j0, 1], line[j0, 2], line[j0, 3]
+    a1, b1, c1, d1 = line[j1, 0], line[j1, 1], line[j1, 2], line[j1, 3]
+    a2, b2, c2, d2 = line[j2, 0], line[j2, 1], line[j2, 2], line[j2, 3]
+    a3, b3, c3, d3 = line[j3, 0], line[j3, 1], line[j3, 2], line[j3, 3]
     for s in range(n):
         w0, w1, w2, w3 = widen(v0[s]), widen(v1[s]), widen(v2[s]), widen(v3[s])
         a[s] = (((a[s] + a0 * w0) + a1 * w1) + a2 * w2) + a3 * w3
@@ -80,53 +105,54 @@ def _add_four(
         d[s] = (((d[s] + d0 * w0) + d1 * w1) + d2 * w2) + d3 * w3
 
 
-@inner_kernel
-def _add_one(run: NDArray[Any], x: np.float32, scores: NDArray[np.float32]) -> None:
-    for s in range(len(scores)):
-        scores[s] += x * widen(run[s])
-
-
-@kernel
-def score_four(rows: CSR, first: int, tile: Tile, four: FourRows, scores: NDArray[np.float32]) -> None:
-    """scores (4, width) of rows first, ..., first + 3."""
-    indptr, indices, data = rows
-    start, slots, weights, bias = tile
-    values, present, x, begins = four
-    width = len(bias)
-    for r in range(TOGETHER):
-        scores[r, :] = bias
-        for p in range(indptr[first + r], indptr[first + r + 1]):
-            values[r, indices[p]] = data[p]
-            present[indices[p]] = 1
-    waiting = 0  # dense rows that are not added yet
-    for j in range(len(present)):
-        if not present[j]:
-            continue
-        present[j] = 0
-        begin, n = start[j], start[j + 1] - start[j]
-        if n == width:
-            begins[waiting] = begin
-            for r in range(TOGETHER):
-                x[r, waiting] = values[r, j]
-            waiting += 1
-            if waiting == TOGETHER:
-                _add_four(weights, begins, x, scores[0], scores[1], scores[2], scores[3])
-                waiting = 0
-        elif n:  # what comes before is added before
-            _add_waiting(waiting, weights, begins, x, scores)
-            waiting = 0
-            for r in range(TOGETHER):
-                for q in range(begin, begin + n):
-                    scores[r, slots[q]] += values[r, j] * widen(weights[q])
-        for r in range(TOGETHER):
-            values[r, j] = 0.0
-    _add_waiting(waiting, weights, begins, x, scores)
-
-
 @kernel
 def _add_waiting(
-    waiting: int, weights: NDArray[Any], begins: NDArray[np.int64], x: NDArray[np.float32], scores: NDArray[Any]
+    weights: NDArray[Any],
+    start: NDArray[Any],
+    low: int,
+    features: NDArray[np.int64],
+    line: NDArray[np.float32],
+    of_four: NDArray[np.float32],
+    high: int,
 ) -> None:
-    for f in range(waiting):
+    """The same for fewer than four features."""
+    for j in features:
+        run = weights[start[j] + low : start[j] + high]
         for r in range(TOGETHER):
-            _add_one(weights[begins[f] : begins[f] + scores.shape[1]], x[r, f], scores[r])
+            x, scores = line[j, r], of_four[r, low:high]
+            for s in range(len(scores)):
+                scores[s] += x * widen(run[s])
+
+
+@kernel
+def score_fours(
+    lines: NDArray[np.float32], tile: Tile, low: int, ends: NDArray[np.int64], scores: NDArray[np.float32]
+) -> None:
+    """scores[4 q + r, s] of the rows of `lines`, see `chunks`, for the slots s from `low` to ends[q]."""
+    start, slots, weights, bias = tile
+    width, features = len(bias), np.zeros(TOGETHER, np.int64)
+    for q in range(len(lines)):
+        line, high = lines[q], ends[q]
+        if high <= low:
+            continue
+        of_four = scores[TOGETHER * q : TOGETHER * (q + 1)]
+        a, b, c, d = of_four[0, low:high], of_four[1, low:high], of_four[2, low:high], of_four[3, low:high]
+        for r in range(TOGETHER):
+            of_four[r, low:high] = bias[low:high]
+        waiting = 0  # features whose weights are a dense row that is not added yet
+        for j in range(len(line)):
+            begin, n = start[j], start[j + 1] - start[j]
+            if n == width:
+                features[waiting] = j
+                waiting += 1
+                if waiting == TOGETHER:
+                    _add_four(weights, start, low, features, line, a, b, c, d)
+                    waiting = 0
+            elif n:  # what comes before is added before
+                _add_waiting(weights, start, low, features[:waiting], line, of_four, high)
+                waiting = 0
+                for p in range(begin, begin + n):
+                    if low <= slots[p] < high:
+                        for r in range(TOGETHER):
+                            of_four[r, slots[p]] += line[j, r] * widen(weights[p])
+        _add_waiting(weights, start, low, features[:waiting], line, of_four, high)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.denserows import chunks, in_fours, score_fours
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import Tile, score_all
 
@@ -57,17 +58,30 @@ def guide_row(scores: NDArray[np.float32], i: int, terms: NDArray[np.float32], g
             scores[c] = guided(scores[c], c, i, terms, groups)
 
 
-@kernel
 def group_terms(x: CSR, tile: Tile, weight: np.float32, terms: NDArray[np.float32]) -> None:
     """terms[i, g] = -weight min((1 - z)_+, 1.15)^3, z the score of row i for group g.
 
     weight: w/R. The tile holds the groups' weights.
     """
+    n, n_features, width = len(x.indptr) - 1, len(tile.start) - 1, len(tile.bias)
+    fours = in_fours(n, n_features, int(x.indptr[n] - x.indptr[0]))
+    for low, high, lines, scores in chunks(x, n_features, width, fours):
+        if len(lines):
+            score_fours(lines, tile, 0, np.full(len(lines), width), scores)
+        _terms(CSR(x.indptr[low : high + 1], x.indices, x.values), tile, scores, weight, terms[low:high])
+
+
+@kernel
+def _terms(x: CSR, tile: Tile, scored: NDArray[np.float32], weight: np.float32, terms: NDArray[np.float32]) -> None:
+    """See `group_terms`. scored: the scores of the rows, or of no length where they are to be scored."""
     indptr, indices, data = x
     start, slots, weights, bias = tile
     scores = np.empty(len(bias), np.float32)
     for i in range(len(indptr) - 1):
-        score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
+        if len(scored):
+            scores[:] = scored[i, : len(scores)]
+        else:
+            score_all(indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores)
         for g in range(terms.shape[1]):
             doubt = min(max(np.float32(1.0) - scores[g], np.float32(0.0)), MOST_DOUBT)
             terms[i, g] = -weight * (doubt * doubt * doubt)

@@ -32,7 +32,7 @@ def score_positives(
     """
     indptr, indices, data = x
     y_indptr, y_indices = y
-    first_class, n_classes, tile, by, groups, scores = classes
+    first_class, n_classes, tile, by, groups, _, scores = classes
     start, slots, weights, bias = tile
     for i in range(len(indptr) - 1):
         p, end = y_indptr[i], y_indptr[i + 1]
@@ -73,7 +73,7 @@ def count_above(
     row.
     """
     indptr, indices, data = x
-    first_class, n_classes, tile, by, groups, scores = classes
+    first_class, n_classes, tile, by, groups, _, scores = classes
     start, slots, weights, bias = tile
     best_labels, best_scores = best
     y_indptr, positives = true

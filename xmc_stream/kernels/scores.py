@@ -45,11 +45,27 @@ class Tile(NamedTuple):
         return self.start.nbytes + self.slots.nbytes + self.weights.nbytes + self.bias.nbytes
 
 
+class Bounds(NamedTuple):
+    """What no score of a tile's slots exceeds: of slot s, highest[s] + longest[s] (||x|| - 1)_+ for a row x.
+
+    Neither rises from slot to slot. order: slot s has class first + order[s] of the tile. All are of no length where slots
+    have their classes in turn, and nothing is known of them.
+    """
+
+    order: NDArray[np.uint16]
+    highest: NDArray[np.float32]
+    longest: NDArray[np.float32]
+
+
+NO_BOUNDS = Bounds(np.empty(0, np.uint16), np.empty(0, np.float32), np.empty(0, np.float32))
+
+
 class TileClasses(NamedTuple):
     """The classes first, first + 1, ... first + n - 1 of a tile, and what scoring them needs.
 
     by: what the scores are calibrated by, see `kernels.calibration`. groups (R, n): of each class, by clustering; (0, 0)
-    where no groups of labels are asked, see `kernels.guide`. scores (width,): scratch.
+    where no groups of labels are asked, see `kernels.guide`. bounds: on the scores, where the slots are in their order.
+    scores (width,): scratch.
     """
 
     first: int
@@ -57,6 +73,7 @@ class TileClasses(NamedTuple):
     tile: Tile
     by: NDArray[np.float32]
     groups: NDArray[np.uint8]
+    bounds: Bounds
     scores: NDArray[np.float32]
 
 
@@ -85,16 +102,18 @@ def fill(
     width: int,
     start: NDArray[Any],
     cursor: NDArray[np.int32],
+    slot_of: NDArray[np.uint16],
     slots: NDArray[np.uint16],
     weights: NDArray[Any],
 ) -> None:
-    """Put the weights of the classes (CSC: class s has entries [indptr[s], indptr[s + 1])) into the places laid out.
+    """Put the weights of the classes (CSC: class c has entries [indptr[c], indptr[c + 1])) into the places laid out.
 
-    cursor (D,) int32 is scratch; weights must be zero.
+    slot_of (classes,): their slots. cursor (D,) int32 is scratch; weights must be zero.
     """
     cursor[:] = 0
-    for s in range(len(indptr) - 1):
-        for p in range(indptr[s], indptr[s + 1]):
+    for c in range(len(indptr) - 1):
+        s = slot_of[c]
+        for p in range(indptr[c], indptr[c + 1]):
             j = features[p]
             if start[j + 1] - start[j] == width:
                 weights[start[j] + s] = values[p]
@@ -174,10 +193,11 @@ def score_all(
         n = start[j + 1] - begin
         if p + 1 < last:  # the next run's begin: within a run the processor sees by itself what comes
             following = int(start[indices[p + 1]])
-            count = min(int(start[indices[p + 1] + 1]) - following, _AHEAD)
+            length = int(start[indices[p + 1] + 1]) - following
+            count = min(length, _AHEAD)
             for q in range(following, following + count, _LINE // weights.itemsize):
                 prefetch(weights, q)
-            if count < _AHEAD:
+            if length < width:
                 for q in range(following, following + count, _LINE // slots.itemsize):
                     prefetch(slots, q)
         run = weights[begin : begin + n]

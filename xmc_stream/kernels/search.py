@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.denserows import TOGETHER, dense_rows, score_four, scratch_for
+from xmc_stream.kernels.denserows import chunks, score_fours
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.popcount import popcount
 from xmc_stream.kernels.scores import FEW, LANES, Tile, met, score_all, score_few
@@ -184,7 +184,6 @@ def _take(
                 at[s] = begin + size
 
 
-@kernel
 def search(
     x: CSR,
     y: Labels,
@@ -195,23 +194,45 @@ def search(
     ahead: ActiveAhead,
     best: BestRows,
     losses: LossSums,
-    scores: NDArray[np.float32],
+    fours: bool,
 ) -> None:
     """Score a block of rows for one tile; keep the best-scoring rows outside the active sets; sum the losses.
 
     first_row: number of the block's first row in the job's range. slot_of: the slot of class first_class + c, or -1.
-    scores (width,): scratch.
+    fours: whether rows have most features, see `denserows.in_fours`.
     """
+    width = len(tile.bias)
+    for low, high, lines, scores in chunks(x, len(tile.start) - 1, width, fours):
+        if len(lines):
+            score_fours(lines, tile, 0, np.full(len(lines), width), scores)
+        _search(
+            CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices), first_row + low,
+            first_class, slot_of, tile, ahead, best, losses._replace(rows=losses.rows[low:high]), scores,
+        )  # fmt: skip
+
+
+@kernel
+def _search(
+    x: CSR,
+    y: Labels,
+    first_row: int,
+    first_class: int,
+    slot_of: NDArray[np.int16],
+    tile: Tile,
+    ahead: ActiveAhead,
+    best: BestRows,
+    losses: LossSums,
+    scored: NDArray[np.float32],
+) -> None:
+    """See `search`. scored: the scores of the rows, or (0, width) where they are to be scored."""
     indptr, indices, data = x
     y_indptr, y_indices = y
     start, slots, weights, bias = tile
-    n_dense = dense_rows(indptr, len(start) - 1)
-    four = scratch_for(len(start) - 1 if n_dense else 0)
-    of_four = np.empty((TOGETHER, len(scores) if n_dense else 0), np.float32)
     threshold = best.threshold
     loss, grid, positive, of_bias, loss_sums, of_rows = losses
     bias_loss = of_bias.copy()  # of the row at hand, if rows have weights
-    width = len(scores)
+    width = len(bias)
+    scores = np.empty(width, np.float32)
     one, zero = np.float32(1.0), np.float32(0.0)
     at, next_row = np.empty(width, np.int64), np.full(width, _NO_ROW)
     for s in range(width):
@@ -227,13 +248,11 @@ def search(
     for i in range(len(indptr) - 1):
         row, mark = first_row + i, i + 1
         most = width // FEW - n_waiting
-        few = i >= n_dense and met(indptr[i], indptr[i + 1], indices, start, most) <= most
+        few = len(scored) == 0 and met(indptr[i], indptr[i + 1], indices, start, most) <= most
         n_touched = 0
-        if i < n_dense:
-            if i % TOGETHER == 0:
-                score_four(x, i, tile, four, of_four)
+        if len(scored):
             for c in range(width):
-                scores[c] = of_four[i % TOGETHER, c]
+                scores[c] = scored[i, c]
         elif few:
             n_touched = score_few(
                 indptr[i], indptr[i + 1], indices, data, start, slots, weights, bias, scores, mark, marks, touched

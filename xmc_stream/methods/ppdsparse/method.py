@@ -11,6 +11,7 @@ from typing import Any, cast
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Receipt
 from xmc_stream.jobs.plan import MemoryPlan
+from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.methods.ppdsparse.carry import last_solve
@@ -63,20 +64,23 @@ class PPDSparseMethod(Method):
         if begins and takes_all_rows(task.parameters, task.dataset):
             of_rounds = self._warm_up(task)
             # groups of labels are solved by themselves
-            return replace(of_rounds, large=False, dense=of_rounds.dense and of_rounds.guided, all_rows=True)
+            return replace(
+                of_rounds, large=False, dense=of_rounds.dense and of_rounds.guided, fours=False, all_rows=True
+            )
         return self._warm_up(task)
 
     @staticmethod
     def _warm_up(task: Task) -> PPDSparseWarmUp:
         """Of a training whose classes have active sets."""
-        X = task.dataset.X_rows()
+        X, shape = task.dataset.X_rows(), (task.dataset.n_samples, task.dataset.n_features)
         order = row_order(task.dataset.n_samples, X.nnz)
         return PPDSparseWarmUp(
             task.parameters,
             task.warm_start is not None and task.start_state is None,
             task.dataset.n_samples > order.large,
             guide_weight(task.parameters, task.dataset) > 0,
-            has_dense_rows(task.dataset.n_samples, task.dataset.n_features, X.nnz),
+            has_dense_rows(*shape, X.nnz),
+            in_fours(*shape, X.nnz),
             implied_margin(task.parameters, task.dataset) is not None,
         )
 

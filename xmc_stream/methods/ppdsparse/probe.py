@@ -18,6 +18,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
+from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.kernels.scores import Tile
 from xmc_stream.kernels.search import ActiveAhead, BestRows, LossSums, bias_losses, loss_grid, search
@@ -210,6 +211,7 @@ class ProbeJob:
         width, n = len(tile.bias), X.n_lines
         none, one, begins = np.zeros(width, np.int64), np.ones(width, np.int64), 2 * np.arange(width)
         rows, took, loss, grid = 0, 0.0, self.parameters.loss_code, loss_grid(n)
+        fours = in_fours(n, X.shape[1], X.nnz)
         for x, y in stream((X, Y), self.plan.row_block_bytes, n // 2, n, _ROWS):
             threshold = np.full(width, -1.0 - self.parameters.near, np.float32)
             began = time.perf_counter()
@@ -220,7 +222,7 @@ class ProbeJob:
             search(
                 CSR.of(x), Labels.of(y), 0, 0, np.full(1, -1, np.int16), tile, ActiveAhead(none, none, np.empty(0, np.int32)),
                 best, LossSums(loss, grid, np.ones(width), bias_losses(tile.bias, loss, grid), np.zeros(width), np.empty(0)),
-                np.empty(width, np.float32),
+                fours,
             )  # fmt: skip
             rows, took = rows + x.n, took + time.perf_counter() - began
             if took > seconds:

@@ -17,6 +17,7 @@ from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
+from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.kernels.sample import count_work, cut_small, keep_large, sparsify
 from xmc_stream.kernels.scores import Tile
@@ -124,7 +125,7 @@ class _SpanSearch:
             positive[: len(wanted)] *= (of_classes[:, 1] / of_classes[:, 0])[self.classes]
         self.losses = LossSums(loss, grid, positive, np.zeros(self.width), np.zeros(self.width), ONCE.rows)
         self.losses.of_bias[: len(self.bias)] = bias_losses(self.bias, loss, grid)
-        self.scores = np.empty(self.width, np.float32)
+        self.fours = in_fours(n_samples, dataset.n_features, dataset.X_rows().nnz)
 
         self.begins = self._begins_of_intervals(state.active, mine, ptr, bounds)
         self.begins[~open_] = 0
@@ -230,7 +231,7 @@ class _SpanSearch:
             CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
             x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best,
             self.losses._replace(rows=weights[low:high]),
-            self.scores,
+            self.fours,
         )  # fmt: skip
 
 

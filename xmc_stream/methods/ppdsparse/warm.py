@@ -33,8 +33,8 @@ class PPDSparseWarmUp(WarmUp):
     """Train on a few rows.
 
     parameters: whose options are used; again: with a warm start too; large: with a class whose rows stream by; guided: with
-    groups of labels; dense: for rows that have most features; lifts: with implied labels; all_rows: of classes that begin
-    with all rows, one round and no more (which takes a third of the time to compile).
+    groups of labels; dense: for rows that have most features, and fours: which are scored four at a time; lifts: with implied
+    labels; all_rows: of classes that begin with all rows, one round and no more (which takes a third of the time to compile).
     """
 
     parameters: PPDSparseParameters = field(default_factory=PPDSparseParameters)
@@ -42,17 +42,21 @@ class PPDSparseWarmUp(WarmUp):
     large: bool = False
     guided: bool = False
     dense: bool = False
+    fours: bool = False
     lifts: bool = False
     all_rows: bool = False
 
     @property
     def seconds(self) -> float:
         """Searches and active sets have the largest kernels."""
-        return 7.0 if self.all_rows else 20.0
+        return 7.0 if self.all_rows else 15.0
 
     @property
     def loads(self) -> str:
-        p, own = self.parameters, (self.again, self.large, self.guided, self.dense, self.lifts, self.all_rows)
+        p, own = (
+            self.parameters,
+            (self.again, self.large, self.guided, self.dense, self.fours, self.lifts, self.all_rows),
+        )
         return f"ppdsparse {own, p.cut > 0, p.delta > 0, p.min_value > 0}"
 
     def load(self) -> None:
@@ -72,6 +76,8 @@ class PPDSparseWarmUp(WarmUp):
                 one = np.ones(1, np.float32)
                 fewer_weights(np.array([0, 1]), np.zeros(1, np.int32), one, np.zeros(1, np.int64), p, 0, 1)
             result = run_here(PPDSparseRun(dataset, work, p, 0, plan, notes).loop(), notes)
+            if self.fours and not self.dense:
+                self.compile_beside()
             if self.large:
                 self._stream(dataset, p, path)
             if self.lifts:  # a row of these has one label, which implies none
@@ -89,8 +95,8 @@ class PPDSparseWarmUp(WarmUp):
         return not self.all_rows
 
     def compile_beside(self) -> None:
-        """Search: what that calls takes nearly as long to compile as all the rest."""
-        with a_few_rows(d=6 if self.dense else 12) as dataset:
+        """Search, and let the rows of a large class stream by: that takes nearly as long to compile as all the rest."""
+        with a_few_rows(d=6 if self.fours else 12) as dataset:
             path, n, k = Path(dataset.path).parent, dataset.n_samples, dataset.n_labels
             with new_unit_state(path / "state", k, n, dataset.n_features) as writer:
                 writer.active.append(np.zeros(k, np.int64), np.zeros(0, np.int32), np.zeros(0))
@@ -102,6 +108,8 @@ class PPDSparseWarmUp(WarmUp):
                     str(dataset.path), p, 0, 1, False, kind, 0, n, (span,), 1, str(path / f"found{kind}"), plan, MIB, n, 0.0,
                     LossWeights(None, n),
                 ).run()  # fmt: skip
+            if self.large:
+                self._stream(dataset, p, path)
 
     def _stream(self, dataset: Dataset, parameters: PPDSparseParameters, path: Path) -> None:
         """Solve class 0 with all rows streaming by."""

@@ -98,9 +98,11 @@ class LinearModel(LinearWeights, Model):
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, or evaluate, a few rows by a few weights."""
+        from xmc_stream.kernels.denserows import MOST_FEATURES
         from xmc_stream.models.linear.warm import LinearWarmUp
 
-        return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None)
+        fours = self.n_features <= MOST_FEATURES
+        return LinearWarmUp(evaluate, Guide.of(self) is not None, ImpliedLabels.of(self) is not None, fours)
 
     def predicting(
         self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str = "", raw: bool = False

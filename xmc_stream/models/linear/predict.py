@@ -16,11 +16,14 @@ from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.denserows import chunk_bytes
 from xmc_stream.kernels.guide import no_terms
 from xmc_stream.kernels.implied import lift
 from xmc_stream.kernels.ranking import Ranking, top_k
-from xmc_stream.kernels.scores import Tile, TileClasses
+from xmc_stream.kernels.scores import NO_BOUNDS, TileClasses
 from xmc_stream.models.cache import drop_tiles, shared_cache
+from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.linear.bounds import BoundedTile, bounds_bytes, make_bounded
 from xmc_stream.models.linear.guide import Guide, GuideSizes, groups_of, terms_of
 from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.models.linear.tiles import TileRange, make_tile, widest
@@ -36,6 +39,7 @@ from xmc_stream.models.ranking import (
 from xmc_stream.models.runs import HELD_ROWS, PAIRS, PREDICTING, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream, stream_bytes
+from xmc_stream.store.model import UNIT
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
@@ -44,7 +48,7 @@ _PROBE_ROWS = 1024
 @dataclass(frozen=True)
 class PredictPlan(CutIntoJobs):
     """row_bytes: of X in memory per thread; pair_bytes: of Y or a filter; rows_per_job: whole chunks of the predictions;
-    tiles; bytes of what is asked beside them (groups of labels, implied labels); bytes for all of it.
+    tiles; bytes of what is asked beside them (groups of labels, implied labels, bounds); bytes for all of it.
     """
 
     row_bytes: int
@@ -84,7 +88,7 @@ def plan_predict(
     of_row = k * RESULT_BYTES + (guide.row_bytes if guide else 0)
     fixed = {
         "results": t * CHUNK_ROWS * of_row,
-        "windows": t * 4 * MIB + t * 4 * model.n_features,
+        "windows": t * (4 * MIB + 4 * model.n_features + chunk_bytes(model.n_features, UNIT)),
         "counts": t * counts,
     }
     left = plan.budget - sum(fixed.values())
@@ -95,7 +99,7 @@ def plan_predict(
     ]
     making = t * 8 * max(guide.weights if guide else 0, *(span.weights for span in tiles))
     implied = ImpliedLabels.of(model)
-    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0)
+    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0) + bounds_bytes(tiles, model.n_features)
     largest, total = max(span.tile for span in tiles) + beside, sum(span.tile for span in tiles) + beside
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
@@ -159,10 +163,12 @@ class PredictProbe:
         rate = {"make": 0.0, "score": 0.0}
         for span in chosen:
             began = time.perf_counter()
-            tile = _make_tile(model, span)
+            tile = _make_tile(model, span, takes_bounds(model))
             made = time.perf_counter()
             terms = terms_of(guide, block, self.sizes.cache_bytes)
-            top_k(CSR.of(block), classes_of(model, span, tile, guide), terms, Ranking(labels, scores), filter_pairs([]))
+            top_k(
+                CSR.of(block), [classes_of(model, span, tile, guide)], terms, Ranking(labels, scores), filter_pairs([])
+            )
             rate["make"] += (made - began) / max(span.weights, 1) / len(chosen)
             rate["score"] += (time.perf_counter() - made) / max(block.n, 1) / (span.last - span.first) / len(chosen)
         drop_tiles()
@@ -188,9 +194,9 @@ class PredictJob(RankingJob):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             terms = terms_of(guide, x, self.sizes.cache_bytes)
             for span in self.sizes.tiles:  # in ascending order of classes
-                with use_tile(model, span, self.sizes) as tile:
+                with use_tile(model, span, self.sizes, takes_bounds(model, self.raw)) as tile:
                     top_k(
-                        CSR.of(x), classes_of(model, span, tile, guide, self.raw), terms,
+                        CSR.of(x), [classes_of(model, span, tile, guide, self.raw)], terms,
                         Ranking(labels[mine], scores[mine]), filter_pairs(filters),
                     )  # fmt: skip
                 del tile  # or it would stay beside the next one, uncounted
@@ -203,23 +209,30 @@ class PredictJob(RankingJob):
 
 
 @contextmanager
-def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan) -> Iterator[Tile]:
-    """The tile of a range, from the cache or made."""
+def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded: bool = False) -> Iterator[BoundedTile]:
+    """The tile of a range, from the cache or made. bounded: with bounds, if it is dense enough."""
     cache = shared_cache(sizes.cache_bytes)
-    with cache.use((str(model.path), span), span.tile, partial(_make_tile, model, span)) as tile:
+    size = span.tile + bounds_bytes([span], model.n_features)
+    with cache.use((str(model.path), span, bounded), size, partial(_make_tile, model, span, bounded)) as tile:
         yield tile
 
 
+def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
+    """Whether tiles may have bounds, which are not for calibrated scores; raw: these are not."""
+    return raw or Calibration.of(model.path, model.attributes) is None
+
+
 def classes_of(
-    model: LinearWeights, span: TileRange, tile: Tile, guide: Guide | None, raw: bool = False
+    model: LinearWeights, span: TileRange, made: BoundedTile, guide: Guide | None, raw: bool = False
 ) -> TileClasses:
     """The classes of a range, as kernels score them; raw: without calibration."""
     by = calibration_of(model, span.first, span.last, raw)
     groups = groups_of(guide, span.first, span.last)
-    return TileClasses(span.first, span.last - span.first, tile, by, groups, np.empty(len(tile.bias), np.float32))
+    scores = np.empty(len(made.tile.bias), np.float32)
+    return TileClasses(span.first, span.last - span.first, made.tile, by, groups, made.bounds, scores)
 
 
-def _make_tile(model: LinearWeights, span: TileRange) -> Tile:
+def _make_tile(model: LinearWeights, span: TileRange, bounded: bool) -> BoundedTile:
     unit = model.unit_of(span.first)
     mine = slice(span.first - unit.first, span.last - unit.first)
     weights = model.unit_weights(unit)
@@ -229,7 +242,8 @@ def _make_tile(model: LinearWeights, span: TileRange) -> Tile:
             "it is damaged; train it again"
         )
     block = weights.block(mine.start, mine.stop)
-    return make_tile(block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features)
+    csc = block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features
+    return make_bounded(span, *csc) if bounded else BoundedTile(make_tile(*csc), NO_BOUNDS)
 
 
 def held_spans(model: LinearWeights) -> list[TileRange]:
@@ -241,7 +255,9 @@ def held_needs(model: LinearWeights) -> dict[str, int]:
     """See `Model.held_needs`."""
     guide, implied, spans = GuideSizes.of(model), ImpliedLabels.of(model), held_spans(model)
     return {
-        "tiles": sum(span.tile for span in spans) + (guide.tile if guide else 0),
+        "tiles": sum(span.tile for span in spans)
+        + (guide.tile if guide else 0)
+        + bounds_bytes(spans, model.n_features),
         "implied labels": implied.nbytes if implied else 0,
         "making tiles": 8 * max(guide.weights if guide else 0, *(span.weights for span in spans))
         + 4 * model.n_features,
@@ -256,16 +272,18 @@ class HeldTiles:
     def __init__(self, model: LinearWeights) -> None:
         guide = Guide.of(model)
         self._groups = None if guide is None else partial(guide.terms_by, guide.make_tile())
-        self._classes = [classes_of(model, span, _make_tile(model, span), guide) for span in held_spans(model)]
+        bounded = takes_bounds(model)
+        self._classes = [classes_of(model, span, _make_tile(model, span, bounded), guide) for span in held_spans(model)]
         implied = ImpliedLabels.of(model)
         self._implied = None if implied is None else implied.read()
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
         terms = no_terms(x.n) if self._groups is None else self._groups(x)
-        for classes in self._classes:
-            own = classes._replace(scores=np.empty_like(classes.scores))  # other threads rank too
-            top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
+        own = [
+            classes._replace(scores=np.empty_like(classes.scores)) for classes in self._classes
+        ]  # other threads rank too
+        top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
         if self._implied is not None:
             lift(self._implied, Ranking(labels, scores), filter_pairs([]))
 

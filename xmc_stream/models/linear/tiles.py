@@ -29,8 +29,19 @@ def tile_bytes(feature_counts: NDArray[Any], n_classes: int, n_features: int) ->
     """Exact bytes of a tile whose features occur in so many of its classes; those that do not may be left out."""
     width = tile_width(n_classes)
     counts = feature_counts[feature_counts > 0].astype(np.int64)
-    total = int(np.where(counts * DENSE_SHARE >= width, width, counts).sum())
-    return total * ENTRY_BYTES + _place_type(total).itemsize * (n_features + 1) + 4 * width
+    return _bytes(int(np.where(counts * DENSE_SHARE >= width, width, counts).sum()), width, n_features)
+
+
+def _bytes(n_entries: int, width: int, n_features: int, of_entry: int = ENTRY_BYTES) -> int:
+    return n_entries * of_entry + _place_type(n_entries).itemsize * (n_features + 1) + 4 * width
+
+
+def full_bytes(width: int, n_features: int) -> int:
+    """Bytes of a tile that has a weight for each class and feature, and no slots.
+
+    Where that is no more than with the slots of those that are not zero, a tile is made so.
+    """
+    return _bytes(width * n_features, width, n_features, 4)
 
 
 def _place_type(n_entries: int) -> np.dtype[np.signedinteger[Any]]:
@@ -45,23 +56,31 @@ def make_tile(
     bias: NDArray[np.float32],
     n_features: int,
     narrowed: bool = False,
+    order: NDArray[Any] | None = None,
+    spare: int = 0,
 ) -> Tile:
-    """A tile of the classes of a CSC triple (indptr from 0), in that order.
+    """A tile of the classes of a CSC triple (indptr from 0), in that order, or slot s with class order[s].
 
-    narrowed: with weights of 16 bits; `values` are overwritten then.
+    narrowed: with weights of 16 bits; `values` are overwritten then. spare: slots beyond whole lanes.
     """
-    width = tile_width(len(bias))
+    width = tile_width(len(bias)) + spare
+    slot_of = np.arange(len(bias), dtype=np.uint16)
+    if order is not None:
+        slot_of[order] = slot_of.copy()
     start: NDArray[Any] = np.empty(n_features + 1, np.int32)
-    total = lay_out(features, width, start)
-    if _place_type(total) != start.dtype:
+    total = n_slots = lay_out(features, width, start)
+    if full_bytes(width, n_features) <= _bytes(total, width, n_features):
+        total, n_slots = width * n_features, 0
+        start = width * np.arange(n_features + 1, dtype=_place_type(total))
+    elif _place_type(total) != start.dtype:
         start = np.empty(n_features + 1, np.int64)
         lay_out(features, width, start)
-    slots = np.zeros(total, np.uint16)
+    slots = np.zeros(n_slots, np.uint16)
     of_type: NDArray[Any] = narrow(values) if narrowed else values
     weights = np.zeros(total, of_type.dtype)
-    fill(indptr, features, of_type, width, start, np.empty(n_features, np.int32), slots, weights)
+    fill(indptr, features, of_type, width, start, np.empty(n_features, np.int32), slot_of, slots, weights)
     padded = np.full(width, -np.inf, np.float32)
-    padded[: len(bias)] = bias
+    padded[slot_of] = bias
     return Tile(start, slots, weights, padded)
 
 

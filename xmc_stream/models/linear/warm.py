@@ -11,6 +11,7 @@ import numpy as np
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
+from xmc_stream.kernels.ranking import LEAD
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.implied import IMPLIED
@@ -28,7 +29,8 @@ from xmc_stream.store.predictions import begin_predictions
 class LinearWarmUp(WarmUp):
     """Predict a few rows, or evaluate a model on them, which predicts them too.
 
-    guided: by a model with groups of labels; lifts: with implied labels.
+    guided: by a model with groups of labels; lifts: with implied labels; fours: rows may have most features, and so may
+    classes.
     """
 
     seconds = 12.0
@@ -36,13 +38,15 @@ class LinearWarmUp(WarmUp):
     evaluate: bool
     guided: bool = False
     lifts: bool = False
+    fours: bool = False
 
     @property
     def loads(self) -> str:
-        return f"linear prediction {self.evaluate, self.guided, self.lifts}"
+        return f"linear prediction {self.evaluate, self.guided, self.lifts, self.fours}"
 
     def load(self) -> None:
-        with a_few_rows() as dataset:
+        of_each_kind = {"n": 42, "d": 6, "k": LEAD + 1}  # four at a time and one by one, and with bounds
+        with a_few_rows(**of_each_kind if self.fours else {}) as dataset:
             path = Path(dataset.path).parent
             begin_model(path / "model.partial")
             (unit,) = plain_units(dataset.n_labels)
