@@ -24,7 +24,7 @@ from xmc_stream.models import Execution, Model, load_model, memory_plan
 from xmc_stream.planning import plan_line, with_process
 from xmc_stream.progress import LOG, Progress, working
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import folder_bytes, remove, writing
+from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
@@ -137,7 +137,7 @@ def _train(
         if trial and (work / "state").exists() and not state_of_trial(path).exists():
             (work / "state").rename(state_of_trial(path))
         for folder in ("state", "scratch"):
-            shutil.rmtree(work / folder, ignore_errors=True)
+            remove_tree(work / folder)
         (work / WEIGHTS).unlink(missing_ok=True)
         taken: dict[str, Any] = {
             name: dataset.attributes[name]

@@ -64,8 +64,12 @@ class ArrayWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._chunk_bytes = chunk_bytes // self.dtype.itemsize * self.dtype.itemsize
         self._folder = group.path / name
-        shutil.rmtree(self._folder, ignore_errors=True)
-        (self._folder / "c").mkdir(parents=True)
+        try:
+            self._folder.mkdir()
+        except FileExistsError:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir()
+        (self._folder / "c").mkdir()
         self._file: BinaryIO | None = None
         self._open: list[BinaryIO] = []
         weakref.finalize(self, _close, self._open)
@@ -349,9 +353,15 @@ def _unlink(path: str) -> None:
 
 
 def _beside(do: Callable[[str], None], paths: list[str]) -> None:
-    """Do something with files, some at a time."""
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        for _ in pool.map(do, paths):
+    """Do something with files, some at a time: a thread for each four of them, up to eight."""
+    n = min(_AT_A_TIME, len(paths) // 4 + 1)
+
+    def part(first: int) -> None:
+        for path in paths[first::n]:
+            do(path)
+
+    with ThreadPoolExecutor(n) as pool:
+        for _ in pool.map(part, range(n)):
             pass
 
 
@@ -418,7 +428,7 @@ def remove(path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     with suppress(FileNotFoundError):
         path.rename(old)
-        shutil.rmtree(old)
+        remove_tree(old)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -91,7 +91,8 @@ class PlainArray:
     def write(self) -> None:
         """Describe it in its folder, which is made if it is not there."""
         endian = {} if self.dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True, exist_ok=True)
         _write(
             self.path,
             {
@@ -211,10 +212,14 @@ def attributes_of(path: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> Any:
     """What a zarr.json holds. Raises StoreError where it is no JSON or far too large, OSError where it cannot be read."""
-    with open(open_file(file), "rb") as opened:
-        if os.fstat(opened.fileno()).st_size > _MOST_BYTES:  # not read(_MOST_BYTES): it takes so much memory at once
+    fd = open_file(file)
+    try:
+        size = os.fstat(fd).st_size
+        if size > _MOST_BYTES:
             raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
-        content = opened.read()
+        content = os.read(fd, size)
+    finally:
+        os.close(fd)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -243,6 +248,7 @@ def _read(path: Path, kind: str) -> dict[str, Any] | None:
 
 
 def _write(folder: Path, about: Mapping[str, Any]) -> None:
-    work = folder / f"{_NAME}.partial"  # whoever is killed here leaves the file whole
-    work.write_text(json.dumps(about))
-    work.replace(folder / _NAME)
+    work = f"{folder / _NAME}.partial"  # whoever is killed here leaves the file whole
+    with open(work, "wb") as file:
+        file.write(json.dumps(about).encode())
+    os.replace(work, folder / _NAME)

@@ -11,8 +11,10 @@ zarr.json would say, of an array also where its chunks begin (`places`). Then, l
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +35,22 @@ def member(path: Path) -> tuple[Path, dict[str, Any]] | None:
     Raises StoreError for a pack that is damaged.
     """
     for above in path.parents:
-        if above.is_dir():
+        try:
+            found = os.stat(above)
+        except OSError:  # it is below the pack, or there is nothing
+            continue
+        if not stat.S_ISREG(found.st_mode):
             return None
-        if above.is_file():
-            about = read_index(above).get(path.relative_to(above).as_posix())
-            return None if about is None else (above, about)
+        index = _index(above, (found.st_ino, found.st_size, found.st_mtime_ns))
+        about = index.get(path.relative_to(above).as_posix())
+        return None if about is None else (above, dict(about))
     return None
+
+
+@functools.lru_cache(maxsize=8)  # members of a pack are opened one after another
+def _index(pack: Path, as_it_is: tuple[int, int, int]) -> Index:
+    """`read_index`, once for a file as it is: number, size and time of its last change."""
+    return read_index(pack)
 
 
 def read_index(pack: Path) -> Index:

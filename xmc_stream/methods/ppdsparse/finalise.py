@@ -22,6 +22,9 @@ from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
 from xmc_stream.store.dataset import Dataset
 
+_Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]
+_FEW = 1 << 18  # weights: 2 MiB
+
 
 @dataclass(frozen=True)
 class FinaliseJob:
@@ -62,10 +65,13 @@ class FinaliseJob:
             )
         tiles = TileSizes(first, last, self.n_features)
         least = np.float32(self.prune)
-        half = self.half and half_holds(w for *_, w in self._weights(state, least))
-        least = max(least, HALF_LEAST) if half else least
+        held: list[_Weights] = []
+        half = self.half and half_holds(w for *_, w in self._holding(state, least, held))
+        if half and least < HALF_LEAST:
+            least = HALF_LEAST
+            held.clear()
         with new_unit(Path(self.out), self.n_features, last - first, np.float16 if half else np.float32) as writer:
-            for lengths, features, values in self._weights(state, least):
+            for lengths, features, values in held or self._weights(state, least):
                 writer.weights.append(lengths, features, values)
                 tiles.add(lengths, features)
             writer.bias[:] = statistics[:, BIAS]
@@ -88,9 +94,18 @@ class FinaliseJob:
             "violation": float(violation[learned].max(initial=0.0)),
         }
 
-    def _weights(
-        self, state: UnitState, least: np.float32
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]]:
+    def _holding(self, state: UnitState, least: np.float32, held: list[_Weights]) -> Iterator[_Weights]:
+        """As `_weights`; where they are few they stay in `held`, else nothing does."""
+        n = 0
+        for some in self._weights(state, least):
+            n += len(some[1])
+            if n <= _FEW:
+                held.append(some)
+            else:
+                held.clear()
+            yield some
+
+    def _weights(self, state: UnitState, least: np.float32) -> Iterator[_Weights]:
         """Of some classes at a time, the weights of at least that size: how many each has, their features, values."""
         for block in state.weights.blocks(max(4 * MIB, 16 * self.n_features)):
             lengths, features, values = np.diff(block.indptr), block.indices, block.values

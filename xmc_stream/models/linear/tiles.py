@@ -28,8 +28,9 @@ def tile_width(n_classes: int) -> int:
 def tile_bytes(feature_counts: NDArray[Any], n_classes: int, n_features: int) -> int:
     """Exact bytes of a tile whose features occur in so many of its classes; those that do not may be left out."""
     width = tile_width(n_classes)
-    counts = feature_counts[feature_counts > 0].astype(np.int64)
-    return _bytes(int(np.where(counts * DENSE_SHARE >= width, width, counts).sum()), width, n_features)
+    dense = feature_counts[feature_counts >= -(-width // DENSE_SHARE)]
+    n_entries = feature_counts.sum(dtype=np.int64) - dense.sum(dtype=np.int64) + width * len(dense)
+    return _bytes(int(n_entries), width, n_features)
 
 
 def _bytes(n_entries: int, width: int, n_features: int, of_entry: int = ENTRY_BYTES) -> int:
