@@ -147,15 +147,9 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
     print(f"{machine()}; {memory_limit}")
-    with ExitStack() as stack:
-        clusters = [stack.enter_context(_workers(folder, n, memory_limit)) for n in (1, 2)]
-        places: dict[str, tuple[dict[str, Any], Workers | None]] = {
-            "1 thread": ({"threads": 1}, None),
-            "2 threads": ({"threads": 2}, None),
-            "1 worker": ({"scheduler": clusters[0].client}, clusters[0]),
-            "2 workers": ({"scheduler": clusters[1].client}, clusters[1]),
-        }
-        # in turns, as the machine's speed changes by the minute; the first turn loads kernels
+
+    def in_turns(places: dict[str, tuple[dict[str, Any], Workers | None]]) -> None:
+        """As the machine's speed changes by the minute; the first turn loads kernels."""
         for _, (way, (how, at_work)) in itertools.product(range(repeats + 1), places.items()):
             commands: dict[str, Callable[[], Any]] = {}
             if not trained:
@@ -167,15 +161,22 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                 ),
                 "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
             }
-            with standing_still(*(cluster for cluster in clusters if cluster is not at_work)):
+            others = (cluster for _, cluster in places.values() if cluster not in (None, at_work))
+            with standing_still(*(cluster for cluster in others if cluster is not None)):
                 for name, command in commands.items():
                     began = time.perf_counter()
                     command()
                     took.setdefault((name, way), []).append(time.perf_counter() - began)
             digests.add(xs.load_model(model).digest())
+
+    # before this process has clients, which look after their schedulers all the time
+    in_turns({"1 thread": ({"threads": 1}, None), "2 threads": ({"threads": 2}, None)})
+    with ExitStack() as stack:
+        one, two = (stack.enter_context(_workers(folder, n, memory_limit)) for n in (1, 2))
+        in_turns({"1 worker": ({"scheduler": one.client}, one), "2 workers": ({"scheduler": two.client}, two)})
     ways = dict.fromkeys(way for _, way in took)
     print("| | " + " | ".join(f"{way}, s" for way in ways) + " | ratio of threads | of workers |\n" + "|---" * 7 + "|")
-    for name in commands:
+    for name in dict.fromkeys(name for name, _ in took):
         seconds = [median(took[name, way][1:]) for way in ways]
         ratios = (seconds[0] / seconds[1], seconds[2] / seconds[3])
         print(f"| {name} | " + " | ".join(f"{one:.2f}" for one in (*seconds, *ratios)) + " |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from helpers.compiler import nothing_is_compiled
 import xmc_stream as xs
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.densedcd import solve_dense_classes
-from xmc_stream.kernels.denserows import score_fours
-from xmc_stream.kernels.ranking import LEAD, _fold_ordered
+from xmc_stream.kernels.denserows import _unpack, score_fours
+from xmc_stream.kernels.ranking import LEAD, _fold_fours, _fold_ordered, _lengths, _reach, _top_k
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.ppdsparse import large_classes, probe, solve
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -89,7 +90,9 @@ def test_nothing_is_compiled_where_tiles_have_bounds(guide: float | None, tmp_pa
     (unit,) = model.tiles
     assert any(has_bounds(TileRange(*span), model.n_features) for span in unit)
     model.warm_up().run()
-    with nothing_is_compiled(score_fours), nothing_is_compiled(_fold_ordered):
+    with ExitStack() as stack:
+        for kernel in (score_fours, _unpack, _lengths, _reach, _fold_ordered, _fold_fours, _top_k):
+            stack.enter_context(nothing_is_compiled(kernel))
         labels, scores = model.predict_topk(data, 4, memory_limit="3GB", threads=1)
         xs.predict(model, data, tmp_path / "out", k=4, memory_limit="3GB")
     of_disk = Predictions(tmp_path / "out").rows(0, data.n_samples)

@@ -20,7 +20,7 @@ from xmc_stream.kernels.guide import NO_GROUPS, no_terms
 from xmc_stream.kernels.ranking import LEAD, Ranking, top_k
 from xmc_stream.kernels.scores import TileClasses
 from xmc_stream.models.linear.bounds import BoundedTile, bounds_bytes, bounds_of, make_bounded
-from xmc_stream.models.linear.tiles import TileRange, tile_bytes
+from xmc_stream.models.linear.tiles import TileRange, tile_bytes, tile_width
 
 NONE = Labels(np.empty(0, np.int64), np.empty(0, np.int32))
 
@@ -90,12 +90,11 @@ def test_no_score_exceeds_its_bound_and_bounds_do_not_rise(scale: float) -> None
         assert scores[0, slot] == pytest.approx(highest[slot], abs=0.02)
 
 
-@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("cuts", [[0, 900], [0, 300, 340, 900], [0, 100, 900]])
-@pytest.mark.parametrize("scale", [0.2, 3.0])
+@pytest.mark.parametrize(("whole", "scale"), [(True, 1.0), (False, 0.2), (False, 3.0)])
 def test_the_best_of_ordered_tiles_are_those_of_all_scores(whole: bool, cuts: list[int], scale: float) -> None:
     X, W, bias = problem(whole)
-    X *= np.float32(1.0 if whole else scale)
+    X *= np.float32(scale)
     scores = twin.scores(rows_of(X), W, bias)
     for k in (1, 5, 60):
         for together in (True, False):
@@ -156,15 +155,55 @@ def test_classes_that_cannot_be_among_the_best_are_not_scored(monkeypatch: pytes
     assert 0 < sum(scored) < 0.4 * len(X) * len(bias)
 
 
-def test_only_full_tiles_of_few_features_are_ordered() -> None:
-    _, W, bias = problem(whole=False)
+@pytest.mark.parametrize("size", [1e-25, 1e-19, 1e19, 3e19, 1e24, 1e37])
+@pytest.mark.parametrize("weights", [1.0, 0.0])
+def test_the_best_where_squares_leave_the_range_of_float32(size: float, weights: float) -> None:
+    X, W, bias = problem(whole=False)
+    X, W = X * np.float32(size), W * np.float32(1 / size if weights else 1.0)
+    W[:, 100:230] = 0
+    with np.errstate(all="ignore"):
+        scores = twin.scores(rows_of(X), W, bias)
+        assert ranked(X, W, bias, 5, [0, 400, 900]) == [twin.top_k(row, 5) for row in scores]
+
+
+@pytest.mark.parametrize("n", [LEAD + 1, 512, 900, 1000, 1024])
+def test_a_tile_with_bounds_is_full_and_has_the_size_that_is_planned(n: int) -> None:
+    _, W, bias = problem(whole=False, k=n)
     span = span_of(W)
     made = make_bounded(span, *csr(W.T), bias, len(W))
-    assert made.nbytes - made.tile.nbytes == bounds_bytes([span], len(W)) == 10 * 900
-    assert made.nbytes <= span.tile + bounds_bytes([span], len(W))
+    width = tile_width(n)
+    spare = 32 if width % 128 == 0 else 0
     assert len(made.tile.slots) == 0
+    assert len(made.tile.weights) == (width + spare) * len(W)
+    planned = bounds_bytes([span], len(W))
+    assert planned == 10 * n + 4 * spare * (len(W) + 1)
+    assert made.nbytes <= span.tile + planned
+    W[:] = 0
+    W[:, : width // 4 + 2] = 1  # so few that they would be scattered in a tile that is wider
+    made = make_bounded(span_of(W), *csr(W.T), bias, len(W))
+    assert len(made.bounds.order) == n
+    assert len(made.tile.slots) == 0
+
+
+def test_no_bounds_for_narrow_tiles_few_weights_and_many_features() -> None:
+    _, W, _ = problem(whole=False)
+    assert bounds_bytes([span_of(W)], len(W)) > 0
     assert bounds_bytes([span_of(W[:, :LEAD])], len(W)) == 0
     W[:, 200:] = 0
     assert bounds_bytes([span_of(W)], len(W)) == 0
     many = np.ones((1 << 15, LEAD + 1), np.float32)
     assert bounds_bytes([span_of(many)], 1 << 15) == 0
+
+
+@pytest.mark.parametrize("weight", [2.0, 100.0])
+def test_the_best_by_groups_of_large_weight(weight: float) -> None:
+    """All groups doubt as much as they may: that is when sums are rounded most."""
+    rng = np.random.default_rng(2)
+    n, k, of = 8, 400, 8
+    W, X = (0.8 + 0.2 * rng.random((1, k))).astype(np.float32), np.ones((n, 1), np.float32)
+    groups = np.repeat(np.arange(of, dtype=np.uint8)[:, None], k, axis=1)
+    terms = guide_twin.terms_of(np.full((n, of), -1, np.float32), weight / of)
+    none = np.zeros(k, np.float32)
+    of_rows = guide_twin.guided_scores(twin.scores(rows_of(X), W, none), terms, groups)
+    assert len(set(of_rows[0].tolist())) < k
+    assert ranked(X, W, none, 20, [0, k], terms, groups) == [twin.top_k(row, 20) for row in of_rows]

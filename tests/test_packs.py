@@ -55,6 +55,16 @@ def test_arrays_that_grow_beside_each_other_come_back(tmp_path_factory: Any, dat
         array.will_need(low, high)
 
 
+def test_a_pack_that_is_written_again_is_read_anew(tmp_path: Path) -> None:
+    for n in (3, 4, 4):  # as large as the one before, the last time
+        with new_pack(tmp_path / "p") as pack:
+            writer = packing.PackedArrayWriter(pack, f"of {n}", "int64")
+            writer.append(np.arange(n))
+            writer.close()
+        assert open_array(tmp_path / "p" / f"of {n}").read(0, n).tolist() == list(range(n))
+    assert plain_array(tmp_path / "p" / "of 3") is None
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.data())
 def test_a_matrix_is_read_as_one_in_folders(tmp_path_factory: Any, seed: int, data: st.DataObject) -> None:

@@ -23,6 +23,7 @@ MOST_FEATURES = 1 << 14
 _SHARE = 2  # rows are dense where they have one feature in so many, on average
 _CHUNK = 128  # rows that are scored at a time, at most: their scores stay in the second-level cache
 _LINES = 1 << 17  # their values, which stay there too
+_WIDEST = 1024 + 32  # slots of a tile
 _APART = 32  # places between the scores of one row and the next: rows 4 KiB apart would share a few lines of the cache
 
 
@@ -35,9 +36,9 @@ def _chunk_rows(n_features: int) -> int:
     return max(TOGETHER, min(_CHUNK, _LINES // max(n_features, 1) // TOGETHER * TOGETHER))
 
 
-def chunk_bytes(n_features: int, width: int) -> int:
-    """What scoring rows of so many features for a tile takes, if they may be scored four at a time."""
-    return 4 * _chunk_rows(n_features) * (width + _APART + n_features) if n_features <= MOST_FEATURES else 0
+def chunk_bytes(n_features: int) -> int:
+    """What scoring rows of so many features takes, if they may be scored four at a time."""
+    return 4 * _chunk_rows(n_features) * (_WIDEST + _APART + n_features) if n_features <= MOST_FEATURES else 0
 
 
 def chunks(

@@ -18,6 +18,7 @@ from xmc_stream.kernels.scores import FEW, LANES, TileClasses, met, score_all, s
 LEAD = 128  # slots of an ordered tile that are scored first: they say what the others must exceed
 _SURELY = np.float32(0.05)  # of guided scores: rounding hides less
 _TINY = np.float32(1e-30)
+_HIGHEST = np.finfo(np.float32).max
 
 
 class Ranking(NamedTuple):
@@ -140,6 +141,8 @@ def _fold(
 @inner_kernel
 def _must_exceed(worst: np.float32, i: int, terms: NDArray[np.float32], n_clusterings: int) -> np.float32:
     """A number that z exceeds for every class whose score for row i is `worst` or more, also where scores were rounded."""
+    if worst == np.inf:
+        return np.float32(_HIGHEST)
     if n_clusterings == 0:
         return np.float32(worst - np.float32(1e-6) * abs(worst) - _TINY)
     return np.float32(least_score(worst, i, terms, n_clusterings) - _SURELY)
@@ -225,12 +228,12 @@ def _fold_fours(
 @kernel
 def _lengths(lines: NDArray[np.float32], lengths: NDArray[np.float32]) -> None:
     """lengths (n / 4,): the longest of each four rows of `lines`, see `denserows.chunks`."""
-    squares = np.empty(TOGETHER, np.float32)
+    squares = np.empty(TOGETHER)
     for q in range(len(lines)):
         squares[:] = 0.0
         for j in range(lines.shape[1]):
             for r in range(TOGETHER):
-                squares[r] += lines[q, j, r] * lines[q, j, r]
+                squares[r] += np.float64(lines[q, j, r]) * np.float64(lines[q, j, r])
         lengths[q] = np.sqrt(squares.max())
 
 
@@ -256,10 +259,10 @@ def _reach(
         low, high = 0, len(highest)
         while low < high:  # slots before `low` may, those from `high` on do not
             s = (low + high) // 2
-            if highest[s] + longest[s] * excess > least:
-                low = s + 1
-            else:
+            if highest[s] + longest[s] * excess <= least:
                 high = s
+            else:  # or it is no number
+                low = s + 1
         ends[q] = min(-(-low // LANES) * LANES, most)
 
 

@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
     """What no score of a tile's slots exceeds: of slot s, highest[s] + longest[s] (||x|| - 1)_+ for a row x.
 
     Neither rises from slot to slot. order: slot s has class first + order[s] of the tile. All are of no length where slots
-    have their classes in turn, and nothing is known of them.
+    have their classes in turn and nothing is known of them, as of calibrated scores.
     """
 
     order: NDArray[np.uint16]

@@ -1,6 +1,6 @@
 """Predicting few rows in the calling thread, by a model that stays in memory from call to call: no engine, no files.
 
-The kernels, their order and so every bit are those of the engine's jobs. A model is held as long as the object that was
+The kernels, and every bit of what they find, are those of the engine's jobs. A model is held as long as the object that was
 asked lives, until its files change, or until another plan is made: what is kept for speed alone gives way.
 """
 

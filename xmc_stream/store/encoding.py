@@ -348,7 +348,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):  # a job that was stopped clears up behind itself
+    with suppress(OSError):  # a job that was stopped clears up behind itself; what does not go is no loss
         os.unlink(path)
 
 

@@ -212,14 +212,10 @@ def attributes_of(path: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> Any:
     """What a zarr.json holds. Raises StoreError where it is no JSON or far too large, OSError where it cannot be read."""
-    fd = open_file(file)
-    try:
-        size = os.fstat(fd).st_size
-        if size > _MOST_BYTES:
+    with open(open_file(file), "rb", buffering=0) as opened:
+        if os.fstat(opened.fileno()).st_size > _MOST_BYTES:  # not read(_MOST_BYTES): it takes so much memory at once
             raise StoreError(f"{file} has more than {_MOST_BYTES} bytes: the store is damaged; make it again")
-        content = os.read(fd, size)
-    finally:
-        os.close(fd)
+        content = opened.readall()
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

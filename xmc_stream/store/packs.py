@@ -37,19 +37,19 @@ def member(path: Path) -> tuple[Path, dict[str, Any]] | None:
     for above in path.parents:
         try:
             found = os.stat(above)
-        except OSError:  # it is below the pack, or there is nothing
+        except (FileNotFoundError, NotADirectoryError):  # it is below the pack, or there is nothing
             continue
         if not stat.S_ISREG(found.st_mode):
             return None
-        index = _index(above, (found.st_ino, found.st_size, found.st_mtime_ns))
+        index = _index(above, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
         about = index.get(path.relative_to(above).as_posix())
-        return None if about is None else (above, dict(about))
+        return None if about is None else (above, about)
     return None
 
 
 @functools.lru_cache(maxsize=8)  # members of a pack are opened one after another
-def _index(pack: Path, as_it_is: tuple[int, int, int]) -> Index:
-    """`read_index`, once for a file as it is: number, size and time of its last change."""
+def _index(pack: Path, as_it_is: tuple[int, ...]) -> Index:
+    """`read_index`, once for a file as it is: device, number, size and time of its last change."""
     return read_index(pack)
 
 

@@ -100,7 +100,8 @@ class FinaliseJob:
         for some in self._weights(state, least):
             n += len(some[1])
             if n <= _FEW:
-                held.append(some)
+                lengths, features, values = some  # which may be in the stream's buffer
+                held.append((lengths, features.copy(), values.copy()))
             else:
                 held.clear()
             yield some

@@ -231,7 +231,7 @@ class _SpanSearch:
             CSR(x.indptr[low : high + 1], x.indices, x.values), Labels(y.indptr[low : high + 1], y.indices),
             x.start + low - self.job.start, self.span.first, self.slot_of, tile, self.ahead, self.best,
             self.losses._replace(rows=weights[low:high]),
-            self.fours,
+            self.fours and in_fours(high - low, len(tile.start) - 1, int(x.indptr[high] - x.indptr[low])),
         )  # fmt: skip
 
 

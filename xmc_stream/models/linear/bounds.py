@@ -19,9 +19,9 @@ from xmc_stream.kernels.ranking import LEAD
 from xmc_stream.kernels.scores import LANES, NO_BOUNDS, Bounds, Tile
 from xmc_stream.models.linear.tiles import TileRange, full_bytes, make_tile, tile_width
 
-_ROUNDED = 2e-3  # of what is bounded: sums of MOST_FEATURES products, and of squares, are rounded by less
+_ROUNDED = 2e-3  # of what is bounded: a sum of MOST_FEATURES products is rounded by less
 _CLASS_BYTES = 10
-_NEVER_APART = 128  # weights that take so many bytes a feature, or a multiple, begin in the same few sets of a cache
+_NEVER_APART = 128  # slots: features whose weights begin a multiple of 512 bytes apart share a few sets of a cache
 
 
 class BoundedTile(NamedTuple):
@@ -37,7 +37,7 @@ class BoundedTile(NamedTuple):
 
 
 def has_bounds(span: TileRange, n_features: int) -> bool:
-    """Whether the tile of a range has some: a full one."""
+    """Whether the tile of a range has some: one that takes no more room with all weights, and is made so."""
     n = span.last - span.first
     return n > LEAD and n_features <= MOST_FEATURES and full_bytes(tile_width(n), n_features) <= span.tile
 
@@ -59,12 +59,12 @@ def _spare(span: TileRange) -> int:
 
 def bounds_of(indptr: NDArray[np.int64], values: NDArray[np.float32], bias: NDArray[np.float32]) -> Bounds:
     """Of classes whose weights are values[indptr[c] : indptr[c + 1]]."""
-    of_classes = (values[low:high] for low, high in itertools.pairwise(indptr))
+    of_classes = (values[low:high].astype(np.float64) for low, high in itertools.pairwise(indptr))
     lengths = np.sqrt([np.dot(w, w) for w in of_classes]) * (1.0 + _ROUNDED)
     highest = bias + lengths + _ROUNDED * (1.0 + np.abs(bias, where=np.isfinite(bias), out=np.zeros(len(bias))))
     order = np.argsort(-highest, kind="stable")
     longest = np.maximum.accumulate(lengths[order][::-1])[::-1]
-    up = np.float32(1.0 + _ROUNDED)  # a float64 may round down
+    up = np.float32(1.0 + _ROUNDED)  # ||x|| - 1 is rounded, too
     return Bounds(order.astype(np.uint16), highest[order].astype(np.float32), longest.astype(np.float32) * up)
 
 

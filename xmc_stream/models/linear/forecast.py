@@ -14,6 +14,7 @@ from xmc_stream.models.linear.predict import (
     plan_predict,
     predict_bytes,
     predict_needs,
+    takes_bounds,
 )
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.runs import RankingForecaster
@@ -42,7 +43,8 @@ class PredictForecaster(RankingForecaster):
         parts = predict_needs(plan, model, dataset, self.k, sizes)
         if self.evaluate:
             parts["counts of labels"] = plan.threads * self.of_labels
-        probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes))
+        bounded = takes_bounds(model) and not self.evaluate
+        probe = self.once(PredictProbe(str(model.path), str(dataset.path), sizes, self.k, bounded))
         n_bytes = predict_bytes(dataset, sizes, self.evaluate)
         times = sizes.times_made(dataset)
         work = probe["score"] * dataset.n_samples * model.n_labels + probe["make"] * times * model.nnz

@@ -39,10 +39,10 @@ from xmc_stream.models.ranking import (
 from xmc_stream.models.runs import HELD_ROWS, PAIRS, PREDICTING, CutIntoJobs, RankingJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream, stream_bytes
-from xmc_stream.store.model import UNIT
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
 
 _PROBE_ROWS = 1024
+_MOST_BOUNDED = 100.0  # weight of groups of labels, which is 2 by default
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def plan_predict(
     of_row = k * RESULT_BYTES + (guide.row_bytes if guide else 0)
     fixed = {
         "results": t * CHUNK_ROWS * of_row,
-        "windows": t * (4 * MIB + 4 * model.n_features + chunk_bytes(model.n_features, UNIT)),
+        "windows": t * (4 * MIB + 4 * model.n_features + chunk_bytes(model.n_features)),
         "counts": t * counts,
     }
     left = plan.budget - sum(fixed.values())
@@ -99,8 +99,10 @@ def plan_predict(
     ]
     making = t * 8 * max(guide.weights if guide else 0, *(span.weights for span in tiles))
     implied = ImpliedLabels.of(model)
-    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0) + bounds_bytes(tiles, model.n_features)
-    largest, total = max(span.tile for span in tiles) + beside, sum(span.tile for span in tiles) + beside
+    beside = (guide.tile if guide else 0) + (implied.nbytes if implied else 0)
+    largest = beside + max(span.tile + bounds_bytes([span], model.n_features) for span in tiles)
+    beside += bounds_bytes(tiles, model.n_features)
+    total = beside + sum(span.tile for span in tiles)
     shares = 4 if pairs else 2  # X, what is made of pairs, results
     need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
     plan.refuse_unless(need, f"predicting on {t} threads")
@@ -140,11 +142,16 @@ def predict_bytes(dataset: Dataset, sizes: PredictPlan, labels: bool = False) ->
 
 @dataclass(frozen=True)
 class PredictProbe:
-    """Make a few tiles and score a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`)."""
+    """Make a few tiles and rank a few rows: seconds for a weight (`make`), a row and class (`score`), a byte (`read`).
+
+    bounded: whether tiles have bounds, where they may.
+    """
 
     model: str
     data: str
     sizes: PredictPlan
+    k: int
+    bounded: bool
 
     @property
     def key(self) -> str:
@@ -158,12 +165,12 @@ class PredictProbe:
         began = time.perf_counter()
         block = X.block(0, min(_PROBE_ROWS, X.n_lines))
         read = time.perf_counter() - began
-        labels, scores = np.full((block.n, 1), -1, np.int64), np.full((block.n, 1), -np.inf, np.float32)
+        labels, scores = no_predictions(block.n, self.k)
         chosen = sorted(self.sizes.tiles, key=lambda span: span.weights)[:: max(1, len(self.sizes.tiles) // 3)][:3]
         rate = {"make": 0.0, "score": 0.0}
         for span in chosen:
             began = time.perf_counter()
-            tile = _make_tile(model, span, takes_bounds(model))
+            tile = _make_tile(model, span, self.bounded)
             made = time.perf_counter()
             terms = terms_of(guide, block, self.sizes.cache_bytes)
             top_k(
@@ -218,8 +225,13 @@ def use_tile(model: LinearWeights, span: TileRange, sizes: PredictPlan, bounded:
 
 
 def takes_bounds(model: LinearWeights, raw: bool = False) -> bool:
-    """Whether tiles may have bounds, which are not for calibrated scores; raw: these are not."""
-    return raw or Calibration.of(model.path, model.attributes) is None
+    """Whether tiles may have bounds. raw: scores are not calibrated.
+
+    Bounds know nothing of calibrated scores, and too little of what rounding does to groups of very large weight.
+    """
+    guide = GuideSizes.of(model)
+    light = guide is None or guide.weight <= _MOST_BOUNDED
+    return light and (raw or Calibration.of(model.path, model.attributes) is None)
 
 
 def classes_of(
@@ -262,7 +274,7 @@ def held_needs(model: LinearWeights) -> dict[str, int]:
         "making tiles": 8 * max(guide.weights if guide else 0, *(span.weights for span in spans))
         + 4 * model.n_features,
         "classes": (20 + (guide.clusterings if guide else 0)) * model.n_labels,
-        "ranking": MIB + HELD_ROWS * (guide.row_bytes if guide else 0),
+        "ranking": MIB + chunk_bytes(model.n_features) + HELD_ROWS * (guide.row_bytes if guide else 0),
     }
 
 

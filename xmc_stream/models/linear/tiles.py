@@ -60,7 +60,7 @@ def make_tile(
     order: NDArray[Any] | None = None,
     spare: int = 0,
 ) -> Tile:
-    """A tile of the classes of a CSC triple (indptr from 0), in that order, or slot s with class order[s].
+    """A tile of the classes of a CSC triple (indptr from 0), in that order; or a full one, whose slot s has class order[s].
 
     narrowed: with weights of 16 bits; `values` are overwritten then. spare: slots beyond whole lanes.
     """
@@ -70,7 +70,7 @@ def make_tile(
         slot_of[order] = slot_of.copy()
     start: NDArray[Any] = np.empty(n_features + 1, np.int32)
     total = n_slots = lay_out(features, width, start)
-    if full_bytes(width, n_features) <= _bytes(total, width, n_features):
+    if order is not None or full_bytes(width, n_features) <= _bytes(total, width, n_features):
         total, n_slots = width * n_features, 0
         start = width * np.arange(n_features + 1, dtype=_place_type(total))
     elif _place_type(total) != start.dtype:

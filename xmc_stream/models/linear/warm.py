@@ -11,7 +11,6 @@ import numpy as np
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.jobs.warm import WarmUp, a_few_rows
-from xmc_stream.kernels.ranking import LEAD
 from xmc_stream.models.linear.evaluate import EvaluateRun
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.implied import IMPLIED
@@ -21,7 +20,7 @@ from xmc_stream.models.linear.units import tiles_of
 from xmc_stream.models.linear.weights import LinearWeights, new_unit, plain_units, unit_path
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block
-from xmc_stream.store.model import begin_model, finish_model, model_attributes
+from xmc_stream.store.model import UNIT, begin_model, finish_model, model_attributes
 from xmc_stream.store.predictions import begin_predictions
 
 
@@ -45,23 +44,23 @@ class LinearWarmUp(WarmUp):
         return f"linear prediction {self.evaluate, self.guided, self.lifts, self.fours}"
 
     def load(self) -> None:
-        of_each_kind = {"n": 42, "d": 6, "k": LEAD + 1}  # four at a time and one by one, and with bounds
+        of_each_kind = {"n": 42, "d": 6, "k": UNIT + 3}  # rows in fours and one by one, tiles with bounds and without
         with a_few_rows(**of_each_kind if self.fours else {}) as dataset:
-            path = Path(dataset.path).parent
+            path, d = Path(dataset.path).parent, dataset.n_features
             begin_model(path / "model.partial")
-            (unit,) = plain_units(dataset.n_labels)
-            sizes = TileSizes(*unit, dataset.n_features)
-            with new_unit(unit_path(path / "model.partial", unit), dataset.n_features, dataset.n_labels) as writer:
-                counts = np.full(dataset.n_labels, dataset.n_features)
-                features = np.tile(np.arange(dataset.n_features, dtype=np.int32), dataset.n_labels)
-                writer.weights.append(counts, features, np.ones(len(features), np.float32))
-                sizes.add(counts, features)
-            ranges = [astuple(span) for span in sizes.ranges]
-            made: dict[str, Any] = {"nnz": len(features), "tiles": tiles_of([{"tile_ranges": ranges}])}
+            of_units = []
+            for unit in plain_units(dataset.n_labels):
+                n, sizes = unit.last - unit.first, TileSizes(*unit, d)
+                with new_unit(unit_path(path / "model.partial", unit), d, n) as writer:
+                    counts, features = np.full(n, d), np.tile(np.arange(d, dtype=np.int32), n)
+                    writer.weights.append(counts, features, np.ones(n * d, np.float32))
+                    sizes.add(counts, features)
+                of_units.append({"tile_ranges": [astuple(span) for span in sizes.ranges]})
+            made: dict[str, Any] = {"nnz": d * dataset.n_labels, "tiles": tiles_of(of_units)}
             if self.guided:
-                none = Block(0, np.zeros(2, np.int64), features[:0], np.empty(0, np.float32))
+                none = Block(0, np.zeros(2, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
                 groups = np.zeros((1, dataset.n_labels), np.uint8)
-                write_guide(path / "model.partial" / GUIDE, dataset.n_features, [none], np.ones(1, np.float32), groups)
+                write_guide(path / "model.partial" / GUIDE, d, [none], np.ones(1, np.float32), groups)
                 made[GUIDE] = {"weight": 1.0, "clusterings": 1, "groups": 1, "tile": MIB, "weights": 0}
             if self.lifts:
                 k = dataset.n_labels
