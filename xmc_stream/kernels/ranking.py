@@ -275,9 +275,12 @@ def top_k(x: CSR, tiles: Sequence[TileClasses], terms: NDArray[np.float32], best
     Of ordered tiles what stands in front is scored first: from the best of that it is known how far to go in each of them.
     """
     n, n_features = len(x.indptr) - 1, len(tiles[0].tile.start) - 1
-    fours = in_fours(n, n_features, int(x.indptr[n] - x.indptr[0]))
+    if n < TOGETHER or not in_fours(n, n_features, int(x.indptr[n] - x.indptr[0])):
+        for one in tiles:
+            _top_k(x, one, terms, best, barred)
+        return
     widest = max(len(one.tile.bias) for one in tiles)
-    for low, high, lines, scores in chunks(x, n_features, widest, fours):
+    for low, high, lines, scores in chunks(x, n_features, widest, True):
         of_rows = terms[low:high], Ranking(best.labels[low:high], best.scores[low:high])
         barred_ = Labels(barred.indptr[low : high + 1], barred.indices)
         if not len(lines):
