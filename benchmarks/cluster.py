@@ -161,8 +161,8 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                 ),
                 "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
             }
-            others = (cluster for _, cluster in places.values() if cluster not in (None, at_work))
-            with standing_still(*(cluster for cluster in others if cluster is not None)):
+            others = (cluster for _, cluster in places.values() if cluster is not None and cluster is not at_work)
+            with standing_still(*others):
                 for name, command in commands.items():
                     began = time.perf_counter()
                     command()
