@@ -192,7 +192,7 @@ class PredictJob(RankingJob):
     def run(self) -> Receipt:
         """Predict."""
         model, X = LinearWeights(self.model), Dataset(self.data).X_rows()
-        guide = Guide.of(model)
+        guide, bounded = Guide.of(model), takes_bounds(model, self.raw)
         labels, scores = no_predictions(self.stop - self.start, self.k)
         n_blocks = 0
         matrices = [X, *filter_matrix(self.filtered)]
@@ -201,7 +201,7 @@ class PredictJob(RankingJob):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             terms = terms_of(guide, x, self.sizes.cache_bytes)
             for span in self.sizes.tiles:  # in ascending order of classes
-                with use_tile(model, span, self.sizes, takes_bounds(model, self.raw)) as tile:
+                with use_tile(model, span, self.sizes, bounded) as tile:
                     top_k(
                         CSR.of(x), [classes_of(model, span, tile, guide, self.raw)], terms,
                         Ranking(labels[mine], scores[mine]), filter_pairs(filters),
@@ -292,9 +292,8 @@ class HeldTiles:
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
         terms = no_terms(x.n) if self._groups is None else self._groups(x)
-        own = [
-            classes._replace(scores=np.empty_like(classes.scores)) for classes in self._classes
-        ]  # other threads rank too
+        # other threads rank too
+        own = [classes._replace(scores=np.empty_like(classes.scores)) for classes in self._classes]
         top_k(CSR.of(x), own, terms, Ranking(labels, scores), filter_pairs([]))
         if self._implied is not None:
             lift(self._implied, Ranking(labels, scores), filter_pairs([]))
