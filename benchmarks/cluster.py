@@ -141,9 +141,8 @@ def main() -> None:
 def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int, trained: bool) -> None:
     """Two threads of this process against one, and two workers of one thread against one; kernels are loaded before."""
     folder.mkdir(parents=True, exist_ok=True)
-    model, predictions = folder.absolute() / "scale.model", folder.absolute() / "scale.pred"
-    if trained:
-        model = data.absolute()
+    predictions = folder.absolute() / "scale.pred"
+    models = [data.absolute()] if trained else []
     took: dict[tuple[str, str], list[float]] = {}
     digests = set()
     print(f"{machine()}; {memory_limit}")
@@ -153,8 +152,11 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
         for _, (way, (how, at_work)) in itertools.product(range(repeats + 1), places.items()):
             commands: dict[str, Callable[[], Any]] = {}
             if not trained:
-                clean(model)
-                commands["train"] = partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=model)
+                # a new name, and none removed before the end: for a minute ext4 searches long for a number that no file had
+                models.append(folder.absolute() / f"scale-{len(models)}.model")
+                clean(models[-1])
+                commands["train"] = partial(xs.PPDSparse(memory_limit=memory_limit, **how).fit, data, model=models[-1])
+            model = models[-1]
             commands |= {
                 "predict": partial(
                     xs.predict, model, test, predictions, overwrite=True, memory_limit=memory_limit, **how
@@ -180,6 +182,8 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
         seconds = [median(took[name, way][1:]) for way in ways]
         ratios = (seconds[0] / seconds[1], seconds[2] / seconds[3])
         print(f"| {name} | " + " | ".join(f"{one:.2f}" for one in (*seconds, *ratios)) + " |")
+    for model in () if trained else models:
+        clean(model)
     sys.exit(len(digests) > 1)
 
 

@@ -21,6 +21,7 @@ from xmc_stream.store.packs import CHECKSUM_BYTES, LENGTH_BYTES, Index
 
 CHUNK_BYTES = 2**18  # held of each array
 _STEP = 8  # chunks begin at multiples of it: of all sizes of items
+_BEHIND = CHECKSUM_BYTES + _STEP  # bytes behind a chunk, at most
 
 
 class PackWriter:
@@ -31,13 +32,16 @@ class PackWriter:
         self._at = 0
         self.index: Index = {}
 
-    def put(self, chunk: NDArray[np.uint8]) -> int:
-        """Write a chunk and its checksum; returns where it begins."""
-        place = -(-self._at // _STEP) * _STEP
-        self._file.write(bytes(place - self._at))
-        self._file.write(chunk.data)
-        self._file.write(google_crc32c.extend(0, chunk).to_bytes(CHECKSUM_BYTES, "little"))
-        self._at = place + len(chunk) + CHECKSUM_BYTES
+    def put(self, buffer: NDArray[np.uint8], n: int) -> int:
+        """Write the chunk that is the first n bytes of a buffer, whose next `_BEHIND` are free; returns where it begins.
+
+        Checksum and filling go behind it, so that all is one write: each takes the interpreter's lock once more.
+        """
+        place, end = self._at, -(-(n + CHECKSUM_BYTES) // _STEP) * _STEP
+        crc = google_crc32c.extend(0, buffer[:n])
+        buffer[n:end] = np.frombuffer(crc.to_bytes(CHECKSUM_BYTES, "little").ljust(end - n, b"\0"), np.uint8)
+        self._file.write(buffer[:end].data)
+        self._at = place + end
         return place
 
     def group(self, name: str, attributes: Mapping[str, Any]) -> None:
@@ -64,7 +68,7 @@ class PackedArrayWriter:
     def __init__(self, pack: PackWriter, name: str, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._pack, self._name = pack, name
-        self._chunk = np.empty(CHUNK_BYTES, np.uint8)
+        self._chunk = np.empty(CHUNK_BYTES + _BEHIND, np.uint8)
         self._filled = 0
         self._places: list[int] = []
 
@@ -74,7 +78,7 @@ class PackedArrayWriter:
         view = np.ascontiguousarray(values, dtype=self._dtype).view(np.uint8)
         while len(view):
             if self._filled == CHUNK_BYTES:
-                self._places.append(self._pack.put(self._chunk))
+                self._places.append(self._pack.put(self._chunk, CHUNK_BYTES))
                 self._filled = 0
             n = min(len(view), CHUNK_BYTES - self._filled)
             self._chunk[self._filled : self._filled + n] = view[:n]
@@ -84,21 +88,21 @@ class PackedArrayWriter:
         """Write the last chunk, one of several padded with zeros."""
         itemsize = self._dtype.itemsize
         n_bytes = CHUNK_BYTES * len(self._places) + self._filled
-        chunk = self._chunk[: self._filled]
+        chunk_bytes = self._filled
         if self._places:
-            self._chunk[self._filled :] = 0
-            chunk = self._chunk
+            self._chunk[self._filled : CHUNK_BYTES] = 0
+            chunk_bytes = CHUNK_BYTES
         if n_bytes:
-            self._places.append(self._pack.put(chunk))
+            self._places.append(self._pack.put(self._chunk, chunk_bytes))
         self._pack.index[self._name] = {
             "zarr_format": 3,
             "node_type": "array",
             "data_type": self._dtype.name,
             "shape": [n_bytes // itemsize],
-            "chunk": max(len(chunk) // itemsize, 1),
+            "chunk": max(chunk_bytes // itemsize, 1),
             "places": self._places,
         }
-        self._chunk = chunk[:0]
+        self._chunk = self._chunk[:0]
 
 
 class PackedMatrixWriter(LineWriter):
