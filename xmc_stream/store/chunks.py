@@ -136,6 +136,9 @@ class ChunkedArray:
         out = np.empty(n, self.dtype) if out is None else out[:n]
         self._ask_for(start, stop)
         self.bytes_read += n * self._itemsize
+        if self._places is not None and n > self.chunk:
+            self._from_pack(np.array([start]), np.array([n]), out)
+            return out
         position = start
         while position < stop:
             k, offset = divmod(position, self.chunk)
@@ -184,6 +187,9 @@ class ChunkedArray:
         if places[-1] > len(out):
             raise self._refuse(f"at most {len(out)} in these ranges")
         self.bytes_read += int(places[-1]) * self._itemsize
+        if self._places is not None:
+            self._from_pack(firsts, counts, out)
+            return
         r = 0
         while r < len(firsts):
             k = int(firsts[r]) // self.chunk
@@ -197,7 +203,19 @@ class ChunkedArray:
                 self.read(first, first + count, out[places[stop] :])
             r = inside
 
+    def _from_pack(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Ranges (none empty) of an array whose chunks are in one file, in one call: it takes the interpreter's lock once."""
+        first, last = firsts // self.chunk, (firsts + counts - 1) // self.chunk
+        pieces = last - first + 1  # of each range, one a chunk
+        of_range = np.repeat(np.arange(len(firsts)), pieces)
+        chunks = np.arange(len(of_range)) - (np.cumsum(pieces) - pieces - first)[of_range]
+        low = np.maximum(firsts[of_range], chunks * self.chunk)
+        high = np.minimum((firsts + counts)[of_range], (chunks + 1) * self.chunk)
+        begins = np.array(self._places)[chunks] // self._itemsize
+        self._sweep(0, begins + low - chunks * self.chunk, high - low, out)
+
     def _sweep(self, k: int, starts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Ranges of items of chunk k, or of the file that has all chunks, one after another."""
         from xmc_stream.kernels.csr import pread_ranges
 
         if self.path is None:
@@ -208,8 +226,7 @@ class ChunkedArray:
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
-            self._open(k), starts + self._begin(k) // itemsize, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE,
-            self._staging, out.view(np.uint8),
+            self._open(k), starts, counts, itemsize, _HOLE // itemsize, _AHEAD, _PIECE, self._staging, out.view(np.uint8),
         ):  # fmt: skip
             raise StoreError(
                 f"{self.chunk_file(k)} ends early or cannot be read: look at the disk and run the same command again; "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import zarr
 
 _WINDOW = 1 << 16  # lines whose indptr is read at a time: 512 KiB
-_CHECKED = 1 << 16  # entries that are looked at at a time: they stay in the second cache
+_CHECKED = 1 << 19  # entries that are looked at at a time: each takes the interpreter's lock some four times
 
 
 @dataclass(frozen=True)

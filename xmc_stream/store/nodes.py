@@ -6,6 +6,7 @@ thousand of them. What is not plain (compressed, of other formats, behind a URL)
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -128,7 +129,8 @@ def plain_array(path: Path) -> PlainArray | None:
         with understood(path):
             (size,), kind, chunk, places = about["shape"], about["data_type"], about["chunk"], about["places"]
             whole = kind in _KINDS and is_whole(size, 0) and is_whole(chunk, 1) and len(places) == -(-size // chunk)
-            if not whole or not all(is_whole(place, 0) for place in places):
+            whole = whole and all(is_whole(place, 0) and not place % np.dtype(kind).itemsize for place in places)
+            if not whole or any(b - a < chunk * np.dtype(kind).itemsize for a, b in itertools.pairwise(places)):
                 raise ValueError("a member of a pack that cannot be")
             return PlainArray(Path(about["pack"]), np.dtype(kind), size, chunk, 0.0, tuple(places))
     try:
