@@ -66,8 +66,12 @@ class Workers:
             time.sleep(0.1)
         self.address = json.loads(self._file.read_text())["address"]
         self.client = distributed.Client(self.address)
-        self.client.wait_for_workers(self._n)
+        self.wait()
         return self
+
+    def wait(self) -> None:
+        """Wait until all workers are there; those whose scheduler stood still for minutes come back."""
+        self.client.wait_for_workers(self._n, timeout=60)
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
@@ -108,6 +112,8 @@ def standing_still(*clusters: Workers) -> Iterator[None]:
     finally:
         for process in processes:
             os.kill(process, signal.SIGCONT)
+        for cluster in clusters:
+            cluster.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -137,7 +143,7 @@ def main() -> None:
 @click.argument("folder", type=_PATH)
 @click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker, and of this process.")
 @click.option("--repeats", default=3, show_default=True)
-@click.option("--trained", is_flag=True, help="DATA is a model: predict and evaluate alone.")
+@click.option("--trained", is_flag=True, help="DATA is a model: predict and evaluate alone, on workers alone.")
 def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int, trained: bool) -> None:
     """Two threads of this process against one, and two workers of one thread against one; kernels are loaded before."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,17 +177,19 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                     took.setdefault((name, way), []).append(time.perf_counter() - began)
             digests.add(xs.load_model(model).digest())
 
-    # before this process has clients, which look after their schedulers all the time
-    in_turns({"1 thread": ({"threads": 1}, None), "2 threads": ({"threads": 2}, None)})
+    if not trained:  # before this process has clients, which look after their schedulers all the time
+        in_turns({"1 thread": ({"threads": 1}, None), "2 threads": ({"threads": 2}, None)})
     with ExitStack() as stack:
         one, two = (stack.enter_context(_workers(folder, n, memory_limit)) for n in (1, 2))
         in_turns({"1 worker": ({"scheduler": one.client}, one), "2 workers": ({"scheduler": two.client}, two)})
     ways = dict.fromkeys(way for _, way in took)
-    print("| | " + " | ".join(f"{way}, s" for way in ways) + " | ratio of threads | of workers |\n" + "|---" * 7 + "|")
+    pairs = [pair for pair in (("1 thread", "2 threads"), ("1 worker", "2 workers")) if pair[0] in ways]
+    of = "".join(f" ratio of {pair[1][2:]} |" for pair in pairs)
+    print("| | " + " | ".join(f"{way}, s" for way in ways) + f" |{of}\n" + "|---" * (1 + len(ways) + len(pairs)) + "|")
     for name in dict.fromkeys(name for name, _ in took):
-        seconds = [median(took[name, way][1:]) for way in ways]
-        ratios = (seconds[0] / seconds[1], seconds[2] / seconds[3])
-        print(f"| {name} | " + " | ".join(f"{one:.2f}" for one in (*seconds, *ratios)) + " |")
+        seconds = {way: median(took[name, way][1:]) for way in ways}
+        ratios = (seconds[one] / seconds[two] for one, two in pairs)
+        print(f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in (*seconds.values(), *ratios)) + " |")
     for model in () if trained else models:
         clean(model)
     sys.exit(len(digests) > 1)

@@ -54,17 +54,17 @@ def _write_rows(file: TextIO, as_csv: bool, words: list[str], shares: Any, rng: 
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path, resolve_path=True))  # workers run in folders of their own
 @click.option("--megabytes", default=500, show_default=True)
 @click.option("--csv", "as_csv", is_flag=True, help="CSV in the place of JSON.")
 @click.option("--limit", default="2GB", show_default=True, help="Of a run, or of each worker.")
 @click.option("--repeats", default=3, show_default=True)
 def main(folder: Path, megabytes: int, as_csv: bool, limit: str, repeats: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    text = folder.absolute() / f"text-{megabytes}.{'csv' if as_csv else 'jsonl'}"
+    text = folder / f"text-{megabytes}.{'csv' if as_csv else 'jsonl'}"
     if not text.exists():
         write_text(text, megabytes)
-    size, out = text.stat().st_size / 1e6, folder.absolute() / "text.xmc"
+    size, out = text.stat().st_size / 1e6, folder / "text.xmc"
     options = ("--memory-limit", limit, "--overwrite", *(("--label-delimiter", ";") if as_csv else ()))
     took: dict[str, list[float]] = {}
     digests = set()
