@@ -424,11 +424,16 @@ def number_of(path: Path) -> int:
 
 def remove(path: Path) -> None:
     """Remove a folder, if it is there, under another name: a process killed at it leaves no half of it under its own."""
+    remove_tree(set_aside(path))
+
+
+def set_aside(path: Path) -> Path:
+    """Give a folder, if it is there, a name that nobody reads, to be removed; returns that."""
     old = path.with_name(path.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     with suppress(FileNotFoundError):
         path.rename(old)
-        remove_tree(old)
+    return old
 
 
 def remove_unfinished(folder: Path) -> None:
