@@ -176,9 +176,6 @@ class ChunkedArray:
             raise self._refuse("what is asked for in ranges")
         some = counts > 0  # an empty range may begin where no chunk is
         firsts, counts = firsts[some], counts[some]
-        if len(firsts) and (firsts[1:] == firsts[:-1] + counts[:-1]).all():  # one range: no staging
-            self.read(int(firsts[0]), int(firsts[-1] + counts[-1]), out)
-            return
         if self._mirrored:
             lasts = firsts + counts - 1
             chunks = np.unique(np.concatenate([firsts // self.chunk, lasts // self.chunk])).tolist()
