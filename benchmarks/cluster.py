@@ -169,8 +169,9 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
                 ),
                 "evaluate": partial(xs.evaluate, model, test, memory_limit=memory_limit, **how),
             }
-            others = (cluster for _, cluster in places.values() if cluster is not None and cluster is not at_work)
-            with standing_still(*others):
+            # with --trained a turn may take minutes: a scheduler that stood still so long gives its workers up
+            others = [cluster for _, cluster in places.values() if cluster is not None and cluster is not at_work]
+            with standing_still(*([] if trained else others)):
                 for name, command in commands.items():
                     began = time.perf_counter()
                     command()
