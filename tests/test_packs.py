@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmc_stream.errors import StoreError
+from xmc_stream.kernels import csr
 from xmc_stream.methods.ppdsparse.state import UnitState, new_unit_state
 from xmc_stream.store import packing
 from xmc_stream.store.chunks import open_array, read_small
@@ -87,6 +88,31 @@ def test_a_matrix_is_read_as_one_in_folders(tmp_path_factory: Any, seed: int, da
         answers.append([(b.indptr.tolist(), b.indices.tolist(), b.values.tolist()) for b in blocks])
         assert (opened.shape, opened.nnz, opened.encoding) == ((n, bound), matrix.nnz, "csr_matrix")
     assert answers[0] == answers[1]
+
+
+def test_nothing_is_asked_of_a_kernel_where_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_pack(tmp_path / "p") as pack:
+        writer = PackedMatrixWriter(pack, "matrix", "csr_matrix", (3, 5), np.float32)
+        writer.append(np.zeros(3, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+        writer.close()
+    matrix = SparseMatrix(tmp_path / "p" / "matrix")
+    spans = matrix.lengths(np.array([0, 2]))
+    monkeypatch.setattr(csr, "pread_ranges", None)
+    block = matrix.gather(np.array([0, 2]), None, spans)
+    assert (block.indptr.tolist(), len(block.indices), len(block.values)) == ([0, 0, 0], 0, 0)
+
+
+@pytest.mark.parametrize("moved", [[72, 0], [0, 60], [4, 76], [0, 66]])
+def test_chunks_stand_one_behind_another(tmp_path: Path, moved: list[int]) -> None:
+    """An index that says otherwise, whole as it may be, is no pack's: a kernel trusts the order."""
+    with new_pack(tmp_path / "p") as pack:
+        writer = packing.PackedArrayWriter(pack, "a", "int64")
+        writer.append(np.arange(2 * CHUNK // 8))
+        writer.close()
+        assert pack.index["a"]["places"] == [0, 72]
+        pack.index["a"]["places"] = moved
+    with pytest.raises(StoreError):
+        plain_array(tmp_path / "p" / "a")
 
 
 def state(path: Path) -> Path:

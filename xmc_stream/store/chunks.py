@@ -185,7 +185,8 @@ class ChunkedArray:
             raise self._refuse(f"at most {len(out)} in these ranges")
         self.bytes_read += int(places[-1]) * self._itemsize
         if self._places is not None:
-            self._from_pack(firsts, counts, out)
+            if len(firsts):
+                self._from_pack(firsts, counts, out)
             return
         r = 0
         while r < len(firsts):
@@ -201,7 +202,7 @@ class ChunkedArray:
             r = inside
 
     def _from_pack(self, firsts: NDArray[np.int64], counts: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Ranges (none empty) of an array whose chunks are in one file, in one call: it takes the interpreter's lock once."""
+        """Ranges (some, none empty) of an array whose chunks are in one file: a single call, without the interpreter's lock."""
         first, last = firsts // self.chunk, (firsts + counts - 1) // self.chunk
         pieces = last - first + 1  # of each range, one a chunk
         of_range = np.repeat(np.arange(len(firsts)), pieces)
