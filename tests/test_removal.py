@@ -8,7 +8,7 @@ import pytest
 
 from xmc_stream.store import removal
 from xmc_stream.store.encoding import remove_tree
-from xmc_stream.store.removal import Removal
+from xmc_stream.store.removal import remove_beside, wait_for_removals
 
 
 def folder(path: Path, n: int = 3) -> Path:
@@ -19,13 +19,11 @@ def folder(path: Path, n: int = 3) -> Path:
 
 
 def test_a_name_is_free_at_once_and_all_is_gone_in_the_end(tmp_path: Path) -> None:
-    remover = Removal()
-    for _ in range(3):  # those of before are gone first: they have the same name while they go
-        remover.begin(folder(tmp_path / "a"), folder(tmp_path / "b"), tmp_path / "was never there")
-        assert not (tmp_path / "a").exists()
-        assert not (tmp_path / "b").exists()
+    remove_beside(folder(tmp_path / "a", 500), folder(tmp_path / "b"), tmp_path / "was never there")
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
     folder(tmp_path / "a")
-    remover.wait()
+    wait_for_removals()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert len(list((tmp_path / "a" / "in").iterdir())) == 3
 
@@ -34,12 +32,10 @@ def test_what_a_thread_did_not_come_to_goes_with_the_next(tmp_path: Path, monkey
     """As if the process had been killed between the two."""
     with monkeypatch.context() as patch:
         patch.setattr(removal, "remove_tree", lambda path: None)
-        killed = Removal()
-        killed.begin(folder(tmp_path / "a", 5))
-        killed.wait()
+        remove_beside(folder(tmp_path / "a", 5))
+        wait_for_removals()
     assert [path.name for path in tmp_path.iterdir()] == ["a.old"]
-    remover = Removal()
-    remover.begin(folder(tmp_path / "a"))
-    remover.wait()
+    remove_beside(folder(tmp_path / "a"))
+    wait_for_removals()
     assert not list(tmp_path.iterdir())
     remove_tree(tmp_path / "a.old")  # which is not there

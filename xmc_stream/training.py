@@ -28,6 +28,7 @@ from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
+from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
 _CHECKING = 0.02  # of a training, that comparing checksums takes
@@ -72,6 +73,7 @@ def _train(
     identity = {**_identity(method, task), "warm_start": start.get("warm_start"), **({"trial": True} if trial else {})}
     work = path.with_name(path.name + ".partial")
     wait_for_interrupted()
+    wait_for_removals()
     if path.exists():
         if overwrite:
             load_model(path)  # only a model is replaced

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread
 
 from xmc_stream.store.encoding import remove_tree, set_aside
 
-
-class Removal:
-    """Removes folders in a thread of its own. Not shared between threads."""
-
-    def __init__(self) -> None:
-        self._thread: Thread | None = None
-
-    def begin(self, *folders: Path) -> None:
-        """Set folders aside, which takes no time, and begin to remove them once those of before are gone."""
-        self.wait()
-        # the process does not wait for it: what a run that ends early leaves goes with the run's other state
-        self._thread = Thread(target=_remove, args=([set_aside(folder) for folder in folders],), daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until all are gone."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+_at_work: set[Thread] = set()
 
 
-def _remove(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        remove_tree(folder)
+def remove_beside(*folders: Path) -> None:
+    """Set folders aside, which takes no time, and remove them in a thread of its own.
+
+    The process does not wait for it: what a run that ends early leaves goes with its other state.
+    """
+    thread = Thread(target=_remove, args=([set_aside(folder) for folder in folders],), daemon=True)
+    _at_work.add(thread)
+    thread.start()
+
+
+def wait_for_removals() -> None:
+    """Wait until all that this process began to remove is gone, also by a run that was interrupted."""
+    for thread in tuple(_at_work):
+        thread.join()
+
+
+def _remove(folders: list[Path]) -> None:
+    try:
+        for folder in folders:
+            remove_tree(folder)
+    finally:
+        _at_work.discard(current_thread())

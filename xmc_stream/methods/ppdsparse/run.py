@@ -65,7 +65,7 @@ from xmc_stream.progress import LOG
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import make_folder
 from xmc_stream.store.model import HALVES, UNIT
-from xmc_stream.store.removal import Removal
+from xmc_stream.store.removal import remove_beside, wait_for_removals
 
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched
 STARTED = "warm_start_labels"
@@ -98,7 +98,6 @@ class PPDSparseRun:
     seconds: Mapping[str, float] = field(default_factory=dict)
     given: Given | None = None
     kernels: Job | None = None
-    _removal: Removal = field(default_factory=Removal, init=False)
 
     def __post_init__(self) -> None:
         self.parameters = settled(self.parameters, self.dataset)
@@ -161,7 +160,7 @@ class PPDSparseRun:
             implied = {IMPLIED: implied_attributes(found, margin)}
         receipts = yield Phase("finalise", finalise, WRITING, self._outline.span("finalise"), twice=True)
         halves = {HALVES: sum(receipt["float16"] for receipt in receipts)} if p.halves(large) else {}
-        self._removal.wait()
+        wait_for_removals()
         learned = sum(receipt["learned"] for receipt in receipts)
         unknown = ("objective", "duality_gap", "duality_gap_mean", "violation", "n_open")
         return {
@@ -317,7 +316,7 @@ class PPDSparseRun:
 
     def _drop_before(self, round_: int) -> None:
         """Remove what a round was made from and is needed no more, while what follows is at work."""
-        self._removal.begin(self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}"))
+        remove_beside(self._state(f"solve-{round_ - 1}"), self._state(f"search-{round_}"))
 
     def _match(self) -> Generator[Phase, list[Receipt], dict[str, Any]]:
         """Which labels of a warm start's model the data have; returns what the model says of it."""
