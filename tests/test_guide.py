@@ -336,15 +336,25 @@ def test_too_little_memory_for_groups_is_refused(data: tuple[Path, Any, Any]) ->
         job.run()
 
 
-@pytest.mark.parametrize(("budget", "beside"), [(64 * MIB, True), (8 * MIB, False)])
-def test_groups_are_learned_alone_where_a_thread_s_share_is_too_little(
-    data: tuple[Path, Any, Any], tmp_path: Path, budget: int, beside: bool
+@pytest.mark.parametrize(
+    ("bytes_of_a_label", "shares", "beside"), [(100, 2, True), (4 * MIB, 2, False), (100, 1, False)]
+)
+def test_groups_are_learned_alone_where_a_thread_s_memory_is_too_little_or_solves_have_it(
+    data: tuple[Path, Any, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bytes_of_a_label: int,
+    shares: int,
+    beside: bool,
 ) -> None:
-    dataset, plan = xs.open_dataset(data[0]), MemoryPlan(2**30, budget, 2)
+    monkeypatch.setattr(module, "_LABEL_BYTES", bytes_of_a_label)
+    dataset, plan = xs.open_dataset(data[0]), MemoryPlan(2**30, 256 * MIB, 2, cuts=Cuts(shares=shares))
     p = PPDSparseParameters(C=1.0, positive_weight=1.0, guide=1.0)
     phase = next(PPDSparseRun(dataset, tmp_path, p, 0, plan, Notes()).loop())
-    assert [job.key for job in phase.jobs][:2] == (["guide", "solve/0/0"] if beside else ["guide"])
-    assert module.groups_budget(plan, dataset) == (plan.per_thread if beside else plan.budget)
+    keys = [job.key for job in phase.jobs]
+    assert keys[0] == "guide"
+    assert len(keys) == (1 + shares if beside else 1)
+    assert module.groups_budget(plan, dataset) == (plan.budget if bytes_of_a_label > 100 else plan.per_thread)
 
 
 def test_fewer_clusterings_in_a_pass_change_nothing(data: tuple[Path, Any, Any], tmp_path: Path) -> None:

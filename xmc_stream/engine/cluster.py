@@ -357,7 +357,8 @@ class Cluster:
                 return outcome
             except distributed.KilledWorker as error:
                 raise JobError(
-                    f"job {job.key}: its workers died ({error}): see their logs, then run again, it goes on"
+                    f"job {job.key}: all workers that did it died ({error.allowed_failures + 1}, the last one at "
+                    f"{error.last_worker.address}): see their logs, then run again, it goes on"
                 ) from error
             except TimeoutError:
                 if future.status == "error":

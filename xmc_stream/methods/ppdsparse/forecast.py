@@ -202,7 +202,7 @@ class PPDSparseForecaster(Forecaster):
                 needs = self._all_rows_needs(solve)
             else:
                 needs = self._solve_needs(plan, solve, starts, round_, of_round, len(cuts[-1].ranges) if cuts else 1)
-            if self.guided and not round_ and groups_run_beside(plan, d, p):
+            if self.guided and not round_ and groups_run_beside(plan, d, p, solve.beside):
                 of_groups, of_solves = sum(group_needs(plan, d).values()), sum(needs.values())
                 needs = {**needs, "groups of labels": max(0, of_groups - of_solves // plan.threads)}
             phases[f"round {round_ + 1}: solve"] = needs

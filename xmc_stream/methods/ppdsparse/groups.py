@@ -98,9 +98,12 @@ def groups_budget(plan: MemoryPlan, dataset: Dataset) -> int:
     return plan.per_thread if sum(group_needs(plan, dataset).values()) <= plan.per_thread else plan.budget
 
 
-def groups_run_beside(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters) -> bool:
-    """Whether the groups are learned beside the first solves: they take a thread's memory, and solves leave it to them."""
-    return groups_budget(plan, dataset) <= plan.per_thread and not parameters.all_rows
+def groups_run_beside(plan: MemoryPlan, dataset: Dataset, parameters: PPDSparseParameters, solves: int) -> bool:
+    """Whether the groups are learned beside the first solves, in the memory that is one thread's.
+
+    solves: that a process runs beside each other; where they are fewer than threads, they share the memory of all.
+    """
+    return solves == plan.threads and groups_budget(plan, dataset) <= plan.per_thread and not parameters.all_rows
 
 
 def groups_read(plan: MemoryPlan, dataset: Dataset) -> int:

@@ -120,7 +120,7 @@ class PPDSparseRun:
         matched = yield from self._match()  # says how many rounds there are
         p = self.parameters
         jobs = self._groups_jobs(self._takes_groups(matched.get(STARTED)))
-        beside = jobs if groups_run_beside(self.plan, self.dataset, p) else []
+        beside = jobs if groups_run_beside(self.plan, self.dataset, p, self._solve_plan(0)[1].beside) else []
         groups = (yield Phase("groups of labels", jobs, gathers=True)) if len(beside) < len(jobs) else []
         solves = yield from self._first_solve(beside)
         groups, solves = groups + solves[: len(beside)], solves[len(beside) :]
