@@ -1,4 +1,4 @@
-"""Weights and rows of small whole numbers, drawn, and as kernels take them."""
+"""Weights and rows, drawn, and as kernels take them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.models.linear.tiles import Tile, make_tile
 
+ANY = st.floats(-4, 4, width=32)
 SMALL = st.integers(-2, 2).map(float)  # sums of products of these are exact, and equal more often than not
 
 
@@ -53,3 +54,16 @@ def calibrations(draw: st.DrawFn, n: int) -> NDArray[np.float32]:
     some = (st.integers(1, 3), st.integers(-2, 2), st.sampled_from([0.0, 1.0, np.inf]), st.integers(1, 3))
     rows = [draw(st.lists(values.map(float), min_size=n, max_size=n)) for values in some]
     return np.array(rows, np.float32)
+
+
+def random_matrices(n: int, d: int, k: int, seed: int, share: float, whole: bool) -> tuple[Any, Any, Any]:
+    """As `matrices`, larger. share: of the numbers that are not zero; whole: whether these are whole and small."""
+    rng = np.random.default_rng(seed)
+
+    def some(*shape: int) -> NDArray[np.float32]:
+        values = rng.integers(-2, 3, shape) if whole else rng.normal(size=shape)
+        return (values * (rng.random(shape) < share)).astype(np.float32)
+
+    W = some(d, k)
+    W[: d // 4] = some(d // 4, k) * (rng.random(k) < 0.05)
+    return some(n, d), W, some(k) + np.float32(0)
