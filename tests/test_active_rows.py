@@ -15,7 +15,8 @@ from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.methods.ppdsparse import spill as spilled
 from xmc_stream.methods.ppdsparse.active_rows import DiskRows, rows_on_disk
 from xmc_stream.methods.ppdsparse.spill import SpilledRows
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 
 def active_sets(rng: np.random.Generator, n: int, k: int) -> list[ActiveSets]:

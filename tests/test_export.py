@@ -18,7 +18,8 @@ import xmc_stream as xs
 from xmc_stream.datasets.export import export
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.format import VALUE_BYTES, write_integer, write_value
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 
 def store(path: Path, X: Any, Y: Any) -> Dataset:

@@ -14,7 +14,8 @@ import scipy.sparse as sp
 from helpers.forked import run_forked
 
 from xmc_stream.datasets import summary
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 
 @pytest.fixture

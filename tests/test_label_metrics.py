@@ -38,8 +38,8 @@ from xmc_stream.metrics import LabelMetrics, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
-from xmc_stream.store.dataset import new_dataset
 from xmc_stream.store.model import UNIT, begin_model, finish_model
+from xmc_stream.store.new_dataset import new_dataset
 
 NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int32)
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured by /proc/self/status")

@@ -17,7 +17,8 @@ import xmc_stream as xs
 from xmc_stream.engine.events import read_events
 from xmc_stream.methods.lowrank.ridge import row_parts
 from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, held_bytes, range_bits
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 N, D, PER_ROW, K = 80_000, 33_000, 300, 100
 STEPS = 5  # of conjugate gradients: each has a product with X

@@ -21,8 +21,9 @@ from sklearn.svm import LinearSVC
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.check import check_jobs
-from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
+from xmc_stream.store.new_dataset import new_dataset
 
 ROOT = Path(__file__).parent.parent
 TOOL = ROOT / "tools" / "make_synthetic.py"

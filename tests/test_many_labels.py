@@ -24,8 +24,9 @@ from xmc_stream.methods.ppdsparse.method import PPDSparseMethod
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.counts import read_counts, write_counts
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
+from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.store.predictions import begin_predictions, finish_predictions, write_predictions
 
 N, K, TOP = 2_000, 3_000_000, 5

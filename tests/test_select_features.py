@@ -23,6 +23,7 @@ from helpers.spoiling import note_crcs, seal_again, values_of, write_chunk
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.store.matrix import stream_bytes
+from xmc_stream.store.new_dataset import new_dataset
 
 N, D, K, SELECTED = 2500, 300, 70, 41
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -379,7 +380,7 @@ print(json.dumps([some.fingerprint, peak_resident()]))
 @on_linux
 def test_data_beyond_the_limit_are_selected_from_within_it(tmp_path: Path) -> None:
     n, per_row, d, limit = 130_000, 300, 4000, 300 * 10**6
-    with xs.store.dataset.new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 312 MB of X
+    with new_dataset(tmp_path / "d.xmc", d, 3, {}) as writer:  # 312 MB of X
         rng, rows = np.random.default_rng(0), 5000
         x = np.arange(per_row) * 13 + rng.integers(0, 13, (rows, per_row))
         ends = np.arange(rows + 1, dtype=np.int64)

@@ -19,7 +19,8 @@ import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.split import choose_rows
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
-from xmc_stream.store.dataset import Dataset, new_dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import begin_model, finish_model
+from xmc_stream.store.new_dataset import new_dataset
 from xmc_stream.store.predictions import (
     CHUNK_ROWS,
     Predictions,
@@ -275,7 +276,7 @@ def test_publishing_over_a_store_puts_all_of_the_new_one_in_its_place(tmp_path: 
 KILLED = """
 import os, signal, sys
 import numpy as np
-from xmc_stream.store.dataset import new_dataset
+from xmc_stream.store.new_dataset import new_dataset
 with new_dataset(sys.argv[1], 5, 3, {}) as writer:
     writer.append(np.array([0, 1]), np.array([4], np.int32), np.ones(1, np.float32), np.array([0, 0]), np.empty(0, np.int32))
     writer.X.close()

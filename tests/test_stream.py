@@ -22,7 +22,7 @@ from xmc_stream.methods.ppdsparse import active_rows, spill
 from xmc_stream.methods.ppdsparse import plan as solve_plan
 from xmc_stream.methods.ppdsparse import solver as ppdsparse
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
-from xmc_stream.store.dataset import new_dataset
+from xmc_stream.store.new_dataset import new_dataset
 
 N, D, K = 3000, 60, 7
 

@@ -25,8 +25,9 @@ from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.tiles import TileSizes, tile_width
 from xmc_stream.models.linear.units import cut_units, units_of_run
 from xmc_stream.models.linear.weights import plain_units
-from xmc_stream.store.dataset import Dataset, new_dataset
+from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, begin_model
+from xmc_stream.store.new_dataset import new_dataset
 
 K, D, WIDEST = 6_000, 40, 4
 PLAN = MemoryPlan(2**40, 2**30, 1)

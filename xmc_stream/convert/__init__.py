@@ -234,8 +234,9 @@ def _convert(
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
-    from xmc_stream.store.dataset import check_target, open_dataset
+    from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
+    from xmc_stream.store.new_dataset import check_target
 
     begin = time.perf_counter()
     named = [*(source if isinstance(source, list | tuple) else [source]), like]

@@ -31,10 +31,11 @@ from xmc_stream.models import Execution, planned
 from xmc_stream.progress import working
 from xmc_stream.store import assembly
 from xmc_stream.store.chunks import plain_arrays
-from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
 from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
+from xmc_stream.store.new_dataset import check_target
 from xmc_stream.store.remote import link_or_copy, local_path
 from xmc_stream.store.selection import SELECTED
 

@@ -15,11 +15,12 @@ from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model
 from xmc_stream.progress import working
-from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, check_target, open_dataset
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
+from xmc_stream.store.new_dataset import check_target
 from xmc_stream.store.remote import link_or_copy, local_path
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 

@@ -16,10 +16,11 @@ from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.progress import working
-from xmc_stream.store.dataset import Dataset, DatasetWriter, check_target, new_dataset, open_dataset
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
+from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
 from xmc_stream.store.remote import local_path
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows

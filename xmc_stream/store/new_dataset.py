@@ -1,0 +1,127 @@
+"""Datasets that are made: rows are taken block by block, and a dataset gets its name when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmc_stream.errors import InputError, StoreError
+from xmc_stream.store.dataset import FORMAT, VERSION, Dataset
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, new_store
+from xmc_stream.store.inventory import seal
+from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.nodes import Group
+from xmc_stream.store.remote import local_path
+from xmc_stream.store.transpose import transpose
+
+_COPY_BYTES = 2**24  # labels or norms that are copied at a time
+
+
+class DatasetWriter:
+    """Takes the rows of a new dataset, block by block, whatever format they came in. folder: where it is made."""
+
+    def __init__(self, group: Group, n_features: int, n_labels: int) -> None:
+        self._group = group
+        self.folder = group.path
+        self.n_features = n_features
+        self.n_labels = n_labels
+        self.X = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (None, n_features))
+        self.Y = MatrixWriter(group.create_group("Y/rows"), "csr_matrix", (None, n_labels), data_dtype=None)
+        self._statistics = group.create_group("statistics")
+        self._norms = ArrayWriter(self._statistics, "row_norms", np.float32)
+        self._feature_counts = np.zeros(n_features, np.int64)
+        self._label_counts = np.zeros(n_labels, np.int64)
+
+    def append(
+        self,
+        x_indptr: NDArray[np.int64],
+        x_indices: NDArray[Any],
+        x_data: NDArray[np.float32],
+        y_indptr: NDArray[np.int64],
+        y_indices: NDArray[Any],
+    ) -> None:
+        """Add rows: two CSR triples with as many rows each, indptr from 0; indices sorted, unique in a row, in range."""
+        from xmc_stream.kernels.csr import count_indices, row_norms
+
+        if len(x_indptr) != len(y_indptr):
+            raise InputError(f"X has {len(x_indptr) - 1} rows and Y has {len(y_indptr) - 1}: they must have as many")
+        self.X.append(np.diff(x_indptr), x_indices, x_data)
+        self.Y.append(np.diff(y_indptr), y_indices)
+        norms = np.empty(len(x_indptr) - 1, np.float32)
+        row_norms(x_indptr, x_data, norms)
+        self._norms.append(norms)
+        count_indices(x_indices, self._feature_counts)
+        count_indices(y_indices, self._label_counts)
+
+    def link(self, other: Dataset) -> None:
+        """Add all rows of a dataset, X by hard links to its chunk files, so that it takes no disk twice.
+
+        Raises StoreError where the last chunks of X, there or here, are not full.
+        """
+        self.X.link(other.X_rows())
+        for block in other.Y_rows().blocks(_COPY_BYTES):
+            self.Y.append(np.diff(block.indptr), block.indices)
+        step = _COPY_BYTES // 4
+        for start in range(0, other.n_samples, step):
+            self._norms.append(other.row_norms(start, min(start + step, other.n_samples)))
+        self._feature_counts += other.feature_counts()
+        self._label_counts += other.label_counts()
+
+    def finish(self, path: Path, max_bytes: int) -> dict[str, int]:
+        """Write statistics and Y by columns (in buffers of max_bytes); returns the sizes for the attributes."""
+        self.X.close()
+        self.Y.close()
+        self._norms.close()
+        for name, counts in (("feature_counts", self._feature_counts), ("label_counts", self._label_counts)):
+            writer = ArrayWriter(self._statistics, name, np.int64)
+            writer.append(counts)
+            writer.close()
+        columns = self._group.create_group("Y/columns")
+        transpose(SparseMatrix(path / "Y" / "rows"), self._label_counts, columns, max_bytes)
+        return {
+            "n_samples": self.X.lines,
+            "n_features": self.n_features,
+            "n_labels": self.n_labels,
+            "nnz_features": self.X.nnz,
+            "nnz_labels": self.Y.nnz,
+        }
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Raise InputError where a new dataset must not take this path: something is there, and not to be replaced."""
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace it")
+    if path.exists():
+        try:
+            Dataset(path)
+        except StoreError:
+            raise InputError(f"{path} exists and is not a dataset: give another name, or remove it yourself") from None
+
+
+@contextmanager
+def new_dataset(
+    path: str | Path,
+    n_features: int,
+    n_labels: int,
+    attributes: Mapping[str, Any],
+    max_bytes: int = 2**26,
+    overwrite: bool = False,
+) -> Iterator[DatasetWriter]:
+    """A dataset under construction; it gets its name when the block ends well, and leaves nothing when it does not.
+
+    attributes: what was converted from what, and how; JSON values. max_bytes: of the transposition's buffers.
+    Raises InputError where `path` exists and overwrite is not set.
+    """
+    path = local_path(path)
+    check_target(path, overwrite)
+    with new_store(path, {}) as group:
+        writer = DatasetWriter(group, n_features, n_labels)
+        yield writer
+        sizes = writer.finish(group.path, max_bytes)
+        group.update_attributes({"format": FORMAT, "version": VERSION, **sizes, **attributes})
+        seal(group.path)
