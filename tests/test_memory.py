@@ -93,6 +93,17 @@ def test_no_limit_given_means_part_of_the_free_memory() -> None:
     assert 0 < MemoryLimit.of(None).limit < psutil.virtual_memory().total
 
 
+def test_what_a_process_holds_already_does_not_count_against_a_limit_that_was_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = 10**8
+    held = np.ones(2 * free, np.uint8)  # as the user of a notebook may
+    monkeypatch.setattr("xmc_stream.memory.available_memory", lambda: free)
+    limit = MemoryLimit.of(None)
+    assert held.nbytes + free // 2 < limit.limit < resident() + free
+    assert limit.budget() > free // 3
+
+
 def write_cgroup(folder: Path, names: tuple[str, str, str], bound: int | str, used: int, cached: int) -> None:
     """The files of a memory cgroup. names: of bound and use, and what stands before the names of its statistics."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -63,8 +63,8 @@ def calibrate(
     check : bool, default True
         Compare the model that scores with its checksums first.
     memory_limit : str, int or None, default None
-        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
-        the memory that is free.
+        Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it holds,
+        and three quarters of what is free.
     threads : int or None, default None
         Threads of this process, from 1 on. None: as many as it has processors.
     scheduler : dask client, str or None, default None

@@ -194,8 +194,8 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, size: str | float | None) -> MemoryLimit:
-        """The limit of a size in words or bytes; None takes three quarters of the memory that is free now."""
-        return cls(int(available_memory() * 0.75) if size is None else parse_size(size))
+        """The limit of a size in words or bytes; None: what this process holds, and three quarters of what is free now."""
+        return cls(resident() + int(available_memory() * 0.75) if size is None else parse_size(size))
 
     @classmethod
     def kept(cls, size: str | float | None, spare: bool = False) -> MemoryLimit:

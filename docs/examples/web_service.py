@@ -19,7 +19,7 @@ import xmc_stream as xs
 
 MODEL = xs.load_model(os.environ["XMC_MODEL"])
 NAMES = list(MODEL.label_names() or map(str, range(MODEL.n_labels)))
-LIMIT = os.environ.get("XMC_MEMORY_LIMIT")  # as "2GB"; None: three quarters of what is free
+LIMIT = os.environ.get("XMC_MEMORY_LIMIT")  # as "2GB"; None: what it holds, and three quarters of what is free
 
 Text = Annotated[str, Field(max_length=100_000)]
 Row = Annotated[dict[int, float], Field(max_length=10_000)]  # values by the numbers of their features

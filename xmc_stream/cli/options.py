@@ -66,7 +66,7 @@ def limited(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory-limit",
             metavar="SIZE",
-            help="Peak resident memory, as 512MB or 4GiB. [default: 3/4 of what is free]",
+            help="Peak resident memory, as 512MB or 4GiB. [default: what the process holds, and 3/4 of what is free]",
         ),
     ):
         watched = option(watched)

@@ -86,8 +86,8 @@ def convert(
         "l2" divides each row of X by its l2 norm, "none" leaves it. None: as in `like`; without `like` "l2" for raw
         text and "none" for the rest.
     memory_limit : str, int, float or None, default None
-        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: three quarters
-        of the memory that is free.
+        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: what it holds,
+        and three quarters of what is free.
     threads : int or None, default None
         Threads of this process. None: as many as it has processors. A small input takes one.
     scheduler : dask client, str or None, default None

@@ -91,8 +91,8 @@ def append(
     columns : bool, default False
         Store X by columns too. Without it, `Dataset.X_columns` makes that when it is first asked for.
     memory_limit : str, int or None, default None
-        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: three quarters
-        of the memory that is free.
+        Peak resident memory of the process, as "512MB" or in bytes; on a cluster of each worker. None: what it holds,
+        and three quarters of what is free.
     threads : int or None, default None
         Threads of this process, from 1 on. None: as many as it has processors.
     scheduler : dask client, str or None, default None

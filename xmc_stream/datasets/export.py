@@ -68,7 +68,8 @@ def export(
     labels : str, Path or None, default None
         Of a dataset as matrices: the file of Y. None: NAME-labels.npz beside NAME.npz.
     memory_limit : str, int, float or None, default None
-        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+        Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
+        free.
     overwrite : bool, default False
         Replace files at these names.
     progress : bool, default False

@@ -55,7 +55,8 @@ def select_features(
         Columns are in ascending order of the ids. `data` need not be what the model was trained on, but must have had as
         many features when it was converted, and the same names where both have names.
     memory_limit : str, int, float or None, default None
-        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+        Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
+        free.
     overwrite : bool, default False
         Replace a dataset at `out`.
     progress : bool, default False

@@ -67,7 +67,8 @@ def split(
         A file with the numbers of the rows that go to `valid`, from zero, one a line. It takes the place of `fraction`
         and `seed`.
     memory_limit : str, int, float or None, default None
-        Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+        Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
+        free.
     overwrite : bool, default False
         Replace datasets at `train` and `valid`.
     progress : bool, default False

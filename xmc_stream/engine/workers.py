@@ -160,8 +160,8 @@ def refuse_unfit(workers: Sequence[About]) -> None:
 def common_limit(workers: Sequence[About], size: str | float | None) -> MemoryLimit:
     """The limit of every worker: the one that is given, and never more than the least that a worker may have.
 
-    Without one: three quarters of what is free on its host, shared by the workers there. Raises InputError where a worker
-    is allowed less than it holds before it works.
+    Without one: what it holds, and three quarters of what is free on its host, shared by the workers there. Raises
+    InputError where a worker is allowed less than it holds before it works.
     """
     on_host = Counter(worker.host for worker in workers)
     most = sys.maxsize
@@ -172,6 +172,6 @@ def common_limit(workers: Sequence[About], size: str | float | None) -> MemoryLi
                 f"worker {worker.name} on {worker.host} is paused by dask from {format_size(worker.allowed)} on and holds "
                 f"{format_size(worker.resident)} before it works: start it with a larger --memory-limit"
             )
-        free = int(_SHARE * worker.free / on_host[worker.host])
+        free = worker.resident + int(_SHARE * worker.free / on_host[worker.host])
         most = min(most, allowed, free if size is None else allowed)
     return MemoryLimit(most if size is None else min(parse_size(size), most))

@@ -34,8 +34,8 @@ seed : int in [0, inf), default 0
     All random draws come from it. On one type of processor, the same data, parameters and seed give the same model, bit
     for bit.
 memory_limit : str, int or None, default None
-    Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of the
-    memory that is free. This and what follows have no influence on the model.
+    Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it holds, and
+    three quarters of what is free. This and what follows have no influence on the model.
 threads : int in [1, inf) or None, default None
     Threads of this process. None: as many as it has processors.
 scheduler : dask client, str or None, default None

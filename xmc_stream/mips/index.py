@@ -36,9 +36,9 @@ class InnerProductIndex:
     oracle : str, default "sw-graph"
         Over sparse vectors "exact" or "sw-graph"; over dense ones "dense-exact" or "simple-lsh".
     memory_limit : str, int or None, default None
-        A bound on the memory of the process, "4GB" or bytes; None takes three quarters of what is free. The vectors may take
-        what the process and the oracle's index leave of it. The rows that are given to a call come on top, and for "exact"
-        48 bytes an entry of the densest 8,192 rows of a query.
+        A bound on the memory of the process, "4GB" or bytes; None: what it holds, and three quarters of what is free. The
+        vectors may take what the process and the oracle's index leave of it. The rows that are given to a call come on top,
+        and for "exact" 48 bytes an entry of the densest 8,192 rows of a query.
     threads : int or None, default None
         Of queries and updates; None takes all processors.
     seed : int, default 0

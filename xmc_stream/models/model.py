@@ -170,8 +170,8 @@ class Model(StoredModel, ABC):
         k : int, default 5
             Classes of each sample, from 1 to the number of labels.
         memory_limit : str, int or None, default None
-            Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: three quarters of
-            the memory that is free.
+            Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it
+            holds, and three quarters of what is free.
         threads : int or None, default None
             Threads of this process, from 1 on. None: as many as it has processors.
         scheduler : dask client, str or None, default None
@@ -336,7 +336,8 @@ class Model(StoredModel, ABC):
         overwrite : bool, default False
             Replace a model at `path`.
         memory_limit : str, int, float or None, default None
-            Peak resident memory of the process, as "512MB" or in bytes. None: three quarters of the memory that is free.
+            Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what
+            is free.
 
         Returns
         -------
