@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def test_names_that_a_program_needs_are_there() -> None:
     assert {"CPLST", "InputError", "__version__"} <= set(xs.__all__)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense", "foo://x:1"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense", "foo://x:1", "tls://127.0.0.1:9"])
 def test_a_wrong_scheduler_fails_within_seconds_and_leaves_nothing(
     small: Path, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,42 @@ def test_a_client_that_reaches_no_scheduler_is_closed(small: Path, tmp_path: Pat
         assert {one.status for one in gc.get_objects() if isinstance(one, distributed.Client)} == {"closed"}
     finally:
         gc.enable()
+
+
+def test_a_cluster_object_is_a_scheduler_and_a_client_that_cannot_be_asked_is_refused(
+    small: Path, tmp_path: Path
+) -> None:
+    here = xs.PPDSparse(memory_limit="1GB").fit(small, model=tmp_path / "here").model_.digest()
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit=0
+    ) as cluster:
+        there = xs.PPDSparse(memory_limit="1GB", scheduler=cluster).fit(small, model=tmp_path / "there")
+        assert there.model_.digest() == here
+        client = distributed.Client(cluster, set_as_default=False)
+        client.close()
+        with pytest.raises(xs.InputError, match=r"^the dask client given is closed: give one that is connected"):
+            xs.PPDSparse(scheduler=client).fit(small, model=tmp_path / "m")
+
+
+def test_logs_of_dask_are_as_before_when_the_last_of_some_clusters_is_closed() -> None:
+    log, before = logging.getLogger("distributed.core"), logging.getLogger("distributed.core").level
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        first, second = (of_cluster.Cluster(cluster, "", lambda: False, MemoryLimit(10**9)) for _ in range(2))
+        first.close()
+        assert log.level == logging.CRITICAL
+        second.close()
+    assert log.level == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_a_folder_that_workers_cannot_be_shown_is_named(small: Path) -> None:
+    with (
+        distributed.LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        pytest.raises(
+            xs.InputError, match=r"^/proc cannot be written \(.*\), and workers write there: make it writable"
+        ),
+    ):
+        xs.PPDSparse(scheduler=cluster).fit(small, model="/proc/m")
 
 
 def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

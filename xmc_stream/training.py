@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
-from xmc_stream.engine.runner import UNKEPT, Engine, wait_for_interrupted
+from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
@@ -70,7 +69,11 @@ def _train(
     reads = [dataset.path, *([] if warm_start is None else [warm_start.path])]
     limit = execution.limit(reads, [path.parent])
     start = {} if warm_start is None else {"warm_start": warm_start.digest()}
-    identity = {**_identity(method, task), "warm_start": start.get("warm_start"), **({"trial": True} if trial else {})}
+    identity = {
+        **_identity(method, task, environment_of(execution.scheduler)),
+        "warm_start": start.get("warm_start"),
+        **({"trial": True} if trial else {}),
+    }
     work = path.with_name(path.name + ".partial")
     wait_for_interrupted()
     wait_for_removals()
@@ -199,8 +202,8 @@ def _forget_damaged(method: Method, ledger: Ledger, engine: Engine, work: Path, 
         LOG.info("note: %s: %s and what came from it is made again", redo.damage, redo.key)
 
 
-def _identity(method: Method, task: Task) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+def _identity(method: Method, task: Task, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What must be the same for a run to go on. environment: of those who work on it."""
     dataset, mask = task.dataset, {}
     if method.reads_mask(task.parameters):
         mask = {"observed": dataset.observed_rows().fingerprint}
@@ -211,7 +214,7 @@ def _identity(method: Method, task: Task) -> dict[str, Any]:
         "data": dataset.fingerprint,
         **mask,
         "weights": None if task.given is None else task.given.identity,
-        "environment": environment(),
+        "environment": dict(environment),
     }
 
 

@@ -7,12 +7,13 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import distributed
@@ -20,7 +21,18 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 from xmc_stream.engine.work import Done, Failed, do_while, receipt_of, under_way
-from xmc_stream.engine.workers import About, Folders, about_this, common_limit, refuse_unfit
+from xmc_stream.engine.workers import (
+    About,
+    Folders,
+    Terms,
+    Unfit,
+    about_this,
+    common_environment,
+    common_limit,
+    environment_here,
+    misfit,
+    refuse_unfit,
+)
 from xmc_stream.errors import InputError, JobError
 from xmc_stream.jobs.job import Job, Receipt
 from xmc_stream.memory import MemoryLimit
@@ -42,14 +54,19 @@ _SILENT = 15.0  # seconds without a heartbeat; they come once a second or two
 
 _NO_WORKERS = "the dask scheduler has no workers: start some, then run this again"
 
+_quiet = [0, *(log.level for log in _LOGS)]  # how many clusters of this process are open, and the levels before
+_hushing = Lock()
+
 _ended: set[str] = set()  # runs that want none of their jobs any more, in a process that is client and worker
 _GONE = (Status.closing, Status.closed, Status.failed)  # what a worker is that the scheduler does not count on any more
 
 
-def _on_worker(job: Job, run: str, limit: MemoryLimit) -> Done | Failed:
+def _on_worker(job: Job, terms: Terms) -> Done | Failed | Unfit:
     """Run a job for as long as its run wants it: until it is cancelled, or whoever asked for it is gone."""
-    limit.give_back_freed()
-    worker = distributed.get_worker()
+    worker, run = distributed.get_worker(), terms.run
+    if why := misfit(terms, str(worker.name), worker.state.nthreads, _allowed(worker)):
+        return Unfit(worker.address, why)
+    terms.limit.give_back_freed()
     key = worker.get_current_task()
 
     def wanted() -> bool:
@@ -60,11 +77,15 @@ def _on_worker(job: Job, run: str, limit: MemoryLimit) -> Done | Failed:
     return do_while(wanted, job, run, copy=uuid.uuid4().hex[:8])
 
 
+def _allowed(worker: Any) -> int:
+    """Bytes at which dask's memory manager pauses a worker, 0 where nothing does."""
+    memory = worker.memory_manager
+    return int((memory.memory_limit or 0) * (memory.memory_pause_fraction or 1.0))
+
+
 def _about(folders: Folders, dask_worker: Any) -> About:
     """What a worker says of itself."""
-    memory = dask_worker.memory_manager
-    paused = memory.memory_pause_fraction or 1.0
-    return about_this(str(dask_worker.name), int((memory.memory_limit or 0) * paused), folders)
+    return about_this(str(dask_worker.name), _allowed(dask_worker), folders)
 
 
 def settled_limit(
@@ -78,14 +99,31 @@ def settled_limit(
     cluster = Cluster(scheduler, "", lambda: False, MemoryLimit.of(size))
     try:
         with ExitStack() as files:
-            seen = [
-                files.enter_context(tempfile.NamedTemporaryFile(prefix=".xmc_stream-", dir=_there(of))) for of in writes
-            ]
+            seen = [files.enter_context(_file_in(_there(of))) for of in writes]
             told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
         refuse_unfit(told)
         return common_limit(told, size)
     finally:
         cluster.close()
+
+
+def environment_of(scheduler: Any) -> Mapping[str, str]:
+    """What the last bits of a run's results depend on: versions, and the processor of the workers."""
+    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit(0))
+    try:
+        return cluster.terms.environment
+    finally:
+        cluster.close()
+
+
+def _file_in(folder: Path) -> Any:
+    """A file that workers look for; it is removed when it is closed."""
+    try:
+        return tempfile.NamedTemporaryFile(prefix=".xmc_stream-", dir=folder)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written ({error.strerror}), and workers write there: make it writable, or name another folder"
+        ) from None
 
 
 def _there(folder: str | Path) -> Path:
@@ -107,6 +145,25 @@ class _Client(distributed.Client):
         except BaseException:
             self.close()
             raise
+
+
+def _connected(address: Any) -> _Client:
+    """A client of the scheduler at an address. Raises InputError where none answers, whatever dask says of it."""
+    try:
+        return _Client(str(address))
+    except Exception as error:  # noqa: BLE001 - dask and what it uses raise of every kind for addresses that cannot be
+        why = " ".join(str(error).split())
+        raise InputError(f"no dask scheduler answers at {address} ({why}): start one, or correct --scheduler") from None
+
+
+def _hush(more: int) -> None:
+    """Let dask's logs be silent as long as a cluster of this process is open. more: 1 where one opens, -1 where it closes."""
+    with _hushing:
+        if not _quiet[0]:
+            _quiet[1:] = [log.level for log in _LOGS]
+        _quiet[0] += more
+        for log, level in zip(_LOGS, _quiet[1:], strict=True):
+            log.setLevel(logging.CRITICAL if _quiet[0] else level)
 
 
 @dataclass(eq=False)
@@ -133,17 +190,14 @@ class Cluster:
     def __init__(self, scheduler: Any, run: str, goes_on: Callable[[], bool], limit: MemoryLimit) -> None:
         self._run, self._goes_on, self._limit = run, goes_on, limit
         self._owned = not isinstance(scheduler, distributed.Client)
-        self._levels = [log.level for log in _LOGS]
         if self._owned:
-            try:
-                self._client = _Client(str(scheduler))
-            except (OSError, ValueError, MemoryError) as error:  # the last where something else answers
-                why = " ".join(str(error).split())
-                raise InputError(
-                    f"no dask scheduler answers at {scheduler} ({why}): start one, or correct --scheduler"
-                ) from None
-            for log in _LOGS:
-                log.setLevel(logging.CRITICAL)
+            self._client = _connected(getattr(scheduler, "scheduler_address", scheduler))
+            _hush(1)
+        elif scheduler.asynchronous or scheduler.status != "running":
+            raise InputError(
+                f"the dask client given is {'asynchronous' if scheduler.asynchronous else scheduler.status}: give one that is "
+                "connected and not asynchronous, or the scheduler's address"
+            )
         else:
             self._client = scheduler
         rpc = self._client.scheduler
@@ -152,6 +206,9 @@ class Cluster:
         self._took: list[float] = []  # seconds, of those of the phase that have ended
         self._homes: list[str] = []  # workers, where jobs of the phase have a home
         self._looked = 0.0  # for stragglers
+        self._seen = 0.0  # when workers were counted at last
+        self._there: dict[str, int] = {}  # threads of each worker then
+        self._unfit: set[str] = set()  # workers that must not work for this run
         self._news = Event()  # a job has ended
         try:
             self._meet_workers()
@@ -166,12 +223,29 @@ class Cluster:
         if not workers:
             raise InputError(_NO_WORKERS)
         self.threads, self.processes = max(workers.values()), len(workers)
-        began = time.monotonic()
+        if self._run:
+            _ = self.terms  # before others join
+        told = time.monotonic() + _LOOK
         while run and any(n for n in self._everyone(under_way, run).values() if isinstance(n, int)):
-            if began and time.monotonic() > began + _LOOK:
+            if time.monotonic() > told:
                 LOG.info("waiting for jobs that an earlier session of this run left on the workers")
-                began = 0.0
+                told = time.monotonic() + _ALONE
             time.sleep(0.2)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """What workers of this run keep to."""
+        told = [of for of in self._everyone(environment_here).values() if isinstance(of, Mapping)]
+        return Terms(self._run, self._limit, self.threads, common_environment(told))
+
+    @property
+    def slots(self) -> int:
+        """Threads of all workers, as they were counted at last, seconds ago."""
+        return sum(self._fit.values()) or 1
+
+    @property
+    def _fit(self) -> dict[str, int]:
+        return {one: threads for one, threads in self._there.items() if one not in self._unfit}
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -204,8 +278,9 @@ class Cluster:
         async def threads() -> dict[str, int]:
             return dict(await self._client.nthreads())
 
-        told: dict[str, int] = self._answer(threads)
-        return told
+        self._there = self._answer(threads)
+        self._seen = time.monotonic()
+        return self._fit
 
     def _everyone(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
         """What a function says on each worker, by address; an exception where it fails, or no answer comes in time."""
@@ -245,10 +320,13 @@ class Cluster:
 
     def _begin(self, job: Job, **where: Any) -> Any:
         # dask's dashboard groups jobs by what comes before the first number: "solve", "search"
-        key = f"{job.key.partition('/')[0]}-{job.key}-{uuid.uuid4().hex[:8]}"
-        news = self._news
+        kind = job.key.partition("/")[0]
+        key = "-".join([*([] if kind == job.key else [kind]), job.key, uuid.uuid4().hex[:8]])
+        news, terms = self._news, self.terms
+        if self._unfit and not where:  # others only where none of these is left
+            where = {"workers": list(self._fit), "allow_other_workers": True}
         with self._asking():
-            future = self._client.submit(_on_worker, job, self._run, self._limit, key=key, pure=False, **where)
+            future = self._client.submit(_on_worker, job, terms, key=key, pure=False, **where)
             future.add_done_callback(lambda _: news.set())
         return future
 
@@ -301,7 +379,7 @@ class Cluster:
         newest = max((one["last_seen"] for one in about.values()), default=0.0)
         silent = {worker for worker, one in about.items() if one["last_seen"] < newest - _SILENT}
         idle = {one: about[one]["nthreads"] - len(keys) for one, keys in at_work.items() if one in about}
-        room = {one: n for one, n in idle.items() if one not in silent}
+        room = {one: n for one, n in idle.items() if one not in silent | self._unfit}
         for task in late:
             there = {one for one, keys in at_work.items() if task.copies[0].key in keys}
             free = [one for one, n in room.items() if n > 0 and one not in there]
@@ -312,17 +390,15 @@ class Cluster:
 
     def _wait_until(self, holds: Callable[[], Any]) -> Any:
         """Wait for something that workers bring about, and return it. Raises JobError where none is left, and none comes."""
-        looked, left = time.monotonic(), time.monotonic()  # when there were workers at last
+        left = time.monotonic()  # when there were workers at last
         while not (found := holds()):
             self._news.wait(_PAUSE)
             self._news.clear()
-            if time.monotonic() < looked + _LOOK:
+            if time.monotonic() < self._seen + _LOOK:
                 continue
-            some = bool(self._workers())
-            looked = time.monotonic()
-            if some:
-                left = looked
-            elif looked > left + _ALONE:
+            if self._workers():
+                left = self._seen
+            elif self._seen > left + _ALONE:
                 raise JobError(
                     f"the dask scheduler at {self._address} has had no workers for a minute: start some and give the same "
                     "command" + (", it goes on" if self._goes_on() else "")
@@ -342,27 +418,44 @@ class Cluster:
                 if task.copies and self._client.status == "running":
                     continue  # the other worker may do better
                 raise
-            if isinstance(outcome, Done) or not task.copies:
+            if isinstance(outcome, Unfit):
+                self._leave_out(outcome)
+                if not task.copies:
+                    task.copies.append(self._begin(job))
+            elif isinstance(outcome, Done) or not task.copies:
                 self._cancel(task.copies)
                 if isinstance(outcome, Done):
                     self._took.append(outcome.seconds)
                 return outcome
 
-    def _outcome_of(self, job: Job, future: Any) -> Done | Failed:
+    def _leave_out(self, worker: Unfit) -> None:
+        """Give a worker that joined late and does not fit no more jobs. Raises JobError where no other one is left."""
+        if worker.address not in self._unfit:
+            LOG.warning("%s; it gets no jobs of this run", worker.why)
+        self._unfit.add(worker.address)
+        if not self._workers():
+            raise JobError(f"no worker is left that can go on: {worker.why}{self._again()}")
+
+    def _again(self) -> str:
+        """What ends a message of a run that the same command may go on with."""
+        return "; give the same command again" + (", it goes on" if self._goes_on() else "")
+
+    def _outcome_of(self, job: Job, future: Any) -> Done | Failed | Unfit:
         while True:
             self._wait_until(future.done)
             try:
                 with self._asking():
-                    outcome: Done | Failed = future.result(timeout=_LOOK)
+                    outcome: Done | Failed | Unfit = future.result(timeout=_LOOK)
                 return outcome
             except distributed.KilledWorker as error:
                 raise JobError(
                     f"job {job.key}: all workers that did it died ({error.allowed_failures + 1}, the last one at "
-                    f"{error.last_worker.address}): see their logs, then run again, it goes on"
+                    f"{error.last_worker.address}): see their logs{self._again()}"
                 ) from error
             except TimeoutError:
                 if future.status == "error":
                     raise
+                self._workers()  # raises where the scheduler has stopped answering
                 # else the worker died before the outcome was fetched: another one does the job
 
     def warm(self, job: Job) -> Done:
@@ -404,5 +497,4 @@ class Cluster:
         """Leave the scheduler, if its address was given."""
         if self._owned:
             self._client.close()
-            for log, level in zip(_LOGS, self._levels, strict=True):
-                log.setLevel(level)
+            _hush(-1)

@@ -11,11 +11,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from xmc_stream.engine.environment import environment
 from xmc_stream.engine.events import EventLog
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.threads import Threads
@@ -58,6 +59,16 @@ def limit_of(
     return settled_limit(scheduler, size, reads, writes)
 
 
+def environment_of(scheduler: Any) -> Mapping[str, str]:
+    """What the last bits of a run depend on: of this process or, with a scheduler, with the processor of its workers."""
+    if scheduler is None:
+        return environment()
+    from xmc_stream.engine import cluster
+
+    told = cluster.environment_of(scheduler)
+    return {name: told[name] for name in environment()}
+
+
 class Engine:
     """Runs loops of phases. A context manager.
 
@@ -82,7 +93,7 @@ class Engine:
         self.loading = self.compiling = 0.0
         self._scheduler = scheduler
         self._events_path = events
-        self._name = f"{events or ''}#{uuid.uuid4().hex}"
+        self._name = f"{events.absolute() if events else ''}#{uuid.uuid4().hex}"
         self._running: dict[Any, Job] = {}
         self._goes_on = False
         self._release: Callable[[], None] = lambda: None
@@ -193,12 +204,12 @@ class Engine:
         return [receipt for receipt in receipts.values() if receipt is not None]
 
     def _as_completed(self, jobs: Iterable[Job], twice: bool, at_home: bool) -> Iterator[tuple[Job, Done]]:
-        """Jobs as they end; two for each thread are under way at most, fewer when memory is crowded."""
+        """Jobs as they end; two for each thread that there is now are under way at most, fewer when memory is crowded."""
         waiting = enumerate(jobs)
         running = self._running
 
         def admit() -> None:
-            room = 2 * self.threads * self.processes
+            room = 2 * self._workers.slots
             while len(running) < room and not (running and self.in_process and self._guard.crowded()):
                 following = next(waiting, None)
                 if following is None:

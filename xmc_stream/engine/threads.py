@@ -24,6 +24,11 @@ class Threads:
         self._ended: SimpleQueue[Future[Done | Failed]] = SimpleQueue()
         self._started = 0
 
+    @property
+    def slots(self) -> int:
+        """Jobs that may run beside each other."""
+        return self.threads
+
     def submit(self, job: Job, twice: bool = False, home: int | None = None) -> Future[Done | Failed]:
         """Have a job run: `next_ended` gives its future when it has. twice, home: of no use here."""
         future: Future[Done | Failed] = Future()

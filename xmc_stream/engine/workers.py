@@ -1,7 +1,7 @@
-"""What the workers of a cluster say of themselves before the first job, and which of them a run refuses.
+"""What the workers of a cluster say of themselves before their first job, and which of them a run refuses.
 
 This module covers: versions, processor, memory, open files and folders of a worker, the memory limit that suits all of
-them. It does not cover: how workers are reached (`cluster`).
+them, what one that joins later must have. It does not cover: how workers are reached (`cluster`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import socket
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from xmc_stream.engine.environment import environment
@@ -23,6 +24,8 @@ from xmc_stream.errors import InputError, XmcStreamError
 from xmc_stream.memory import MemoryLimit, available_memory, format_size, make_room, parse_size, resident
 from xmc_stream.store.remote import refuse_unreachable
 
+_LIBRARIES = ("dask", "distributed", "zarr", "scipy")  # beside what the last bits of a run depend on
+_judged: dict[str, str] = {}  # what `misfit` found, by run
 _LEAST_FILES = 256  # open files that a process must be allowed
 _LEAST_ROOM = 64 * 10**6  # bytes on the disk of a folder that is written to
 _SHARE = 0.75  # of what is free that a run takes where no limit is given
@@ -69,8 +72,86 @@ def sources() -> str:
     return digest.hexdigest()[:12]
 
 
-def _environment() -> dict[str, str]:
-    return environment() | {"xmc-stream sources": sources()}
+@cache
+def _environment() -> Mapping[str, str]:
+    return environment() | {name: version(name) for name in _LIBRARIES} | {"xmc-stream sources": sources()}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every worker of a run must keep to, also one that joins later.
+
+    run: its name: of a file in its folder, if it has one, then # and a number. limit: of memory. threads: that it is planned
+    for. environment: versions of the client, and the processor of the workers.
+    """
+
+    run: str
+    limit: MemoryLimit
+    threads: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """What a worker that must not work for a run answers in the place of a job's outcome."""
+
+    address: str
+    why: str
+
+
+def environment_here() -> Mapping[str, str]:
+    """What this process has that all workers of a run must have, and its type of processor."""
+    return _environment()
+
+
+def common_environment(workers: Iterable[Mapping[str, str]]) -> Mapping[str, str]:
+    """Of a run: versions of this process, and the type of processor that most of the workers have."""
+    kinds = Counter(environment["processor"] for environment in workers)
+    return {**_environment(), **({"processor": kinds.most_common(1)[0][0]} if kinds else {})}
+
+
+def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
+    """Why this process, a worker that may have joined late, must not work for a run; nothing where it may.
+
+    name, allowed: see `About`. It is asked for each job, and looks once for each run.
+    """
+    if terms.run not in _judged:
+        _judged[terms.run] = _misfit(terms, f"worker {name} on {socket.gethostname()}", threads, allowed)
+    return _judged[terms.run]
+
+
+def _misfit(terms: Terms, who: str, threads: int, allowed: int) -> str:
+    for what, needed in terms.environment.items():
+        if (has := _environment().get(what)) != needed:
+            return _differs(who, what, has, needed)
+    if threads > terms.threads:
+        return (
+            f"{who} has {threads} threads, and the memory of this run is planned for {terms.threads}: start it with "
+            f"--nthreads {terms.threads}"
+        )
+    if allowed and int(_PAUSED * allowed) < terms.limit.limit:
+        return (
+            f"{who} is paused by dask from {format_size(allowed)} on, and this run takes up to "
+            f"{format_size(terms.limit.limit)} of each worker: start it with a larger --memory-limit"
+        )
+    file = terms.run.partition("#")[0]
+    if (
+        file and not Path(file).parents[1].is_dir()
+    ):  # the run's own folder is new: a network's file system may show it later
+        return f"{who} does not see {Path(file).parents[1]}: start it where all workers share that"
+    return ""
+
+
+def _differs(who: str, what: str, has: str | None, needed: str) -> str:
+    if what == "processor":
+        return (
+            f"{who} has a processor of type {has}, and others have {needed}: the last bits of results would depend on who "
+            "works. Start workers on one type, or all of them with NUMBA_CPU_NAME=generic, which is slower"
+        )
+    return (
+        f"{who} has {what} {has}, and this process {needed}: results could differ. Install the same on both, and start the "
+        "worker again"
+    )
 
 
 def _open_files() -> int:
@@ -127,10 +208,7 @@ def refuse_unfit(workers: Sequence[About]) -> None:
         who = f"worker {worker.name} on {worker.host}"
         for library, needed in mine.items():
             if (has := worker.environment.get(library)) != needed:
-                raise InputError(
-                    f"{who} has {library} {has}, and this process {needed}: results could differ. Install the same on both, "
-                    "and start the worker again"
-                )
+                raise InputError(_differs(who, library, has, needed))
         if worker.unread:
             raise InputError(f"{who} {worker.unread[0]}")
         if worker.unwritten:
@@ -151,9 +229,7 @@ def refuse_unfit(workers: Sequence[About]) -> None:
         (usual, _), *_ = kinds.most_common()
         other = next(worker for worker in workers if worker.environment["processor"] != usual)
         raise InputError(
-            f"worker {other.name} on {other.host} has a processor of type {other.environment['processor']}, and others have "
-            f"{usual}: the last bits of results would depend on who works. Start workers on one type, or all of them with "
-            "NUMBA_CPU_NAME=generic, which is slower"
+            _differs(f"worker {other.name} on {other.host}", "processor", other.environment["processor"], usual)
         )
 
 

@@ -19,6 +19,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -116,6 +117,13 @@ def stamp() -> str:
     features = binding.get_host_cpu_features().flatten()
     made_by = binding.get_process_triple(), binding.get_host_cpu_name(), features
     return f"{versions()} {np.__version__} {sys.implementation.cache_tag} {made_by}"
+
+
+def processor_type() -> str:
+    """The name that LLVM has for this processor, and a number for all its features: what code is compiled for."""
+    binding = _binding()
+    features = str(binding.get_host_cpu_features().flatten()).encode()
+    return f"{binding.get_host_cpu_name()} {crc32(features):08x}"
 
 
 def _function(engine: Any, kept: Kept, environments: dict[str, Any]) -> Callable[..., Any]:
