@@ -178,18 +178,23 @@ def test_a_run_that_lost_all_workers_ends_with_a_line(
 def test_a_cluster_of_this_machine_by_one_command(small: Path, tmp_path: Path) -> None:
     tool = Path(__file__).parents[1] / "tools" / "start_cluster.py"
     words = [sys.executable, tool, "--workers", "2", "--memory-limit", "1GB", "--port", "0", "--dashboard", "none"]
+    words += ["--logs", tmp_path / "logs"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as run:
         try:
             assert run.stdout is not None
             line = run.stdout.readline()
             assert line.startswith("2 workers at tcp://127.0.0.1:")
             address = line.split()[3].rstrip(".")
+            assert run.stdout.readline() == f"Their logs: {tmp_path / 'logs'}\n"
             there = xs.PPDSparse(scheduler=address).fit(small, model=tmp_path / "there")
             run.send_signal(signal.SIGINT)
             assert run.wait(60) == 0
         finally:
             run.terminate()
     assert there.model_.digest() == xs.PPDSparse(memory_limit="2GB").fit(small, model=tmp_path / "here").model_.digest()
+    logs = {of.name: of.read_text() for of in (tmp_path / "logs").iterdir()}  # they stay
+    assert sorted(logs) == ["scheduler.log", "worker-1.log", "worker-2.log"]
+    assert all("Start" in log for log in logs.values())
     told = json.loads(said("info", tmp_path / "there", "--json"))["run"]
     assert len(told["workers"]) == 2
     assert sum(of["jobs"] for of in told["workers"]) == sum(of["jobs"] for of in told["phases"])
