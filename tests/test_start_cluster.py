@@ -1,16 +1,21 @@
-"""A cluster of this machine that cannot start says so in a line, at once, and leaves logs."""
+"""A cluster that cannot start says so in a line, at once, and leaves logs; commands of dask are as the docs say."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from distributed.cli import dask_scheduler, dask_ssh, dask_worker
+from distributed.deploy import old_ssh
 from helpers.commands import environment
 
 TOOL = Path(__file__).parents[1] / "tools" / "start_cluster.py"
+DOCS = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
 
 
 def refused(*words: str | Path, **more: str) -> str:
@@ -47,3 +52,14 @@ def test_workers_that_do_not_come_in_time_end_it_with_a_line(tmp_path: Path) -> 
     hurried = f"import sys; sys.path.insert(0, {str(TOOL.parent)!r}); import start_cluster as of; of._SECONDS = 0.1; of.main()"
     line = refused("-c", hurried, "--workers", "1", "--port", "0", "--logs", tmp_path)
     assert line == f"Error: the workers did not come within 0.1 seconds: see their logs in {tmp_path}"
+
+
+def test_the_docs_name_what_the_commands_of_dask_take() -> None:
+    """Parsed only: nothing is started."""
+    commands = {"ssh": dask_ssh.main, "scheduler": dask_scheduler.main, "worker": dask_worker.main}
+    lines = [shlex.split(line, comments=True) for line in re.findall(r"^    dask (.*)$", DOCS, re.MULTILINE)]
+    assert {name for name, *_ in lines} == set(commands)
+    for name, *words in lines:
+        commands[name].make_context(name, words)
+    [needed] = re.findall(r"pip install (\w+)", DOCS.partition("**Over SSH.**")[2].partition("**Slurm**")[0])
+    assert f"import {needed}\n" in Path(old_ssh.__file__).read_text()
