@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from xmc_stream.engine.events import read_events
 from xmc_stream.engine.runner import limit_of
 
 FINE = Worker()
+_RO = ("-o", "remount,bind,ro")
 
 
 def said(*words: Any) -> str:
@@ -114,6 +116,49 @@ def test_a_worker_that_does_not_see_a_folder_is_refused_by_name(
         with pytest.raises(xs.InputError, match=f"^worker worker-1 on .* {why}{folder}, or cannot write there"):
             xs.PPDSparse(scheduler=address).fit(small, model=folder / "m")
         assert list(folder.iterdir()) == []
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder that nobody can write to, as long as the block lasts; permissions do not stop root."""
+    if os.geteuid():
+        folder.chmod(0o500)
+    elif any(subprocess.run(["mount", *words, folder], check=False).returncode for words in (("--bind", folder), _RO)):
+        pytest.skip("this machine lets nobody mount a folder read-only")
+    try:
+        yield
+    finally:
+        if os.geteuid():
+            folder.chmod(0o700)
+        else:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.slow
+def test_a_model_in_a_folder_that_cannot_be_written_to_is_evaluated_and_predicts(
+    small: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, data, here = (tmp_path / name for name in ("share", "data", "here"))
+    here.mkdir()
+    shutil.copytree(trained, share / "m")
+    shutil.copytree(small.with_name("small-test.xmc"), data / "test.xmc")
+    expected = xs.evaluate(share / "m", data / "test.xmc")
+    monkeypatch.chdir(here)
+    with cluster(tmp_path / "cluster") as (_, address), read_only(share):
+        words = (share / "m", data / "test.xmc")
+        assert xs.evaluate(*words, scheduler=address) == expected
+        lines = said("predict", *words, "-").splitlines()
+        assert said("predict", *words, "-", "--scheduler", address).splitlines() == lines
+        (data / "test.txt").write_text("1 60 40\n0 1:1\n")
+        with read_only(data):
+            assert xs.evaluate(*words, scheduler=address) == expected  # in the current folder
+            assert len(said("predict", share / "m", data / "test.txt", "-", "--scheduler", address).splitlines()) == 1
+            monkeypatch.chdir(data)
+            with pytest.raises(
+                xs.InputError, match=f"^no temporary files .* to {share} or {data}: run this in a folder"
+            ):
+                xs.evaluate(*words, scheduler=address)
+    assert [folder for place in (share, data, here) for folder in place.glob(".xmc_stream-*")] == []
 
 
 @pytest.mark.slow

@@ -207,6 +207,24 @@ def test_a_model_behind_a_url_predicts_and_is_begun_from(
 
 
 @pytest.mark.slow
+def test_workers_with_a_cache_of_their_own_evaluate_a_model_behind_a_url(
+    s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{tmp_path / "cache"}" && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this machine lets no process have mounts of its own")
+    model = upload(trained.path, "evaluated.model")
+    monkeypatch.chdir(tmp_path)
+    with cluster(tmp_path / "cluster", workers=[Worker(before=hide)]) as (_, address):
+        assert xs.evaluate(model, url, scheduler=address) == xs.evaluate(trained.path, small)
+        words = cli_command("predict", model, url, "-", "--scheduler", address)
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment())
+    assert len(done.stdout.splitlines()) == xs.open_dataset(small).n_samples
+    assert not list(tmp_path.rglob(".xmc_stream-*"))
+
+
+@pytest.mark.slow
 def test_commands_read_urls_and_name_them(s3: S3, url: str, small: Path, trained: xs.Model, tmp_path: Path) -> None:
     def said(*words: Any) -> str:
         done = subprocess.run(cli_command(*words), capture_output=True, text=True, check=True, env=environment())

@@ -49,8 +49,8 @@ def test_what_did_not_start_is_named_with_its_log(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_that_do_not_come_in_time_end_it_with_a_line(tmp_path: Path) -> None:
-    hurried = f"import sys; sys.path.insert(0, {str(TOOL.parent)!r}); import start_cluster as of; of._SECONDS = 0.1; of.main()"
-    line = refused("-c", hurried, "--workers", "1", "--port", "0", "--logs", tmp_path)
+    hurried = "import start_cluster as of; of._SECONDS = 0.1; of.main()"
+    line = refused("-c", hurried, "--workers=1", "--port=0", "--logs", tmp_path, PYTHONPATH=str(TOOL.parent))
     assert line == f"Error: the workers did not come within 0.1 seconds: see their logs in {tmp_path}"
 
 

@@ -64,8 +64,8 @@ def evaluate(
     Parameters
     ----------
     predictions : str, Path or Model
-        What `predict` wrote, in any of its forms; or a model, which then predicts first. On a cluster, the folder for
-        temporary files must be a shared one for a model. Names of labels in a .jsonl file are those of `data`.
+        What `predict` wrote, in any of its forms; or a model, which then predicts first. Names of labels in a .jsonl
+        file are those of `data`.
     data : Dataset, str or Path
         The samples with their true labels.
     train : Dataset, str, Path or None, default None
@@ -88,7 +88,9 @@ def evaluate(
     threads : int or None, default None
         Threads of this process, from 1 on. None: as many as it has processors.
     scheduler : dask client, str or None, default None
-        A client of dask.distributed, or the address of a scheduler, to run the jobs there. None: this process.
+        A client of dask.distributed, or the address of a scheduler, to run the jobs there. Temporary files of a model's
+        evaluation lie beside the model, or where that is behind a URL or cannot be written to, beside `data` or in the
+        current folder, which all workers must share. None: this process.
     progress : bool, default False
         Show a bar on stderr, where that is a terminal.
 
@@ -139,13 +141,13 @@ def evaluate_with(
     check: bool = True,
 ) -> dict[str, Any]:
     """Compare what lies at a path with the true labels: see `evaluate`."""
-    beside = path.absolute().parent if execution.scheduler is not None else None  # where workers find it too
-    limit = execution.limit([path, dataset.path], [beside] if beside and is_model(path) else [])
+    shared = execution.scratch(path, dataset.path) if is_model(path) else None
+    limit = execution.limit([path, dataset.path], [shared] if shared else [])
     weights = None if train is None else _weights(train, dataset, propensity, limit)
     metrics = RankingMetrics(ks, weights)
     with (
         working("evaluate", execution.progress) as bar,
-        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=beside) as folder,
+        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=shared) as folder,
     ):
         scratch = Path(folder)
         with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,7 +221,7 @@ def predict(
     execution = Execution(memory_limit, threads, scheduler, True)
     to_stdout = str(out) == "-"
     trained, out_path = load_model(model), out if to_stdout else out.absolute()
-    folder = Path(tempfile.gettempdir()) if to_stdout else out_path.parent
+    folder = execution.scratch(trained.path) if to_stdout else out_path.parent
     with samples(data, trained, folder, execution, **_of_rows(reading)) as dataset:
         report = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
     report["predictions"] = str(out)

@@ -9,6 +9,7 @@ from xmc_stream.models.execution import Execution
 from xmc_stream.models.model import Model, load_model
 from xmc_stream.models.prediction import predict_to
 from xmc_stream.models.samples import samples
+from xmc_stream.models.written import STANDARD_OUTPUT
 from xmc_stream.progress import working
 from xmc_stream.store.remote import local_path
 
@@ -92,5 +93,6 @@ def predict(
     """
     execution, out = Execution(memory_limit, threads, scheduler, progress), local_path(out)
     trained = model if isinstance(model, Model) else load_model(model)
-    with working("predict", progress), samples(data, trained, out.absolute().parent, execution) as dataset:
+    folder = execution.scratch(trained.path) if out == STANDARD_OUTPUT else out.absolute().parent
+    with working("predict", progress), samples(data, trained, folder, execution) as dataset:
         return predict_to(trained, dataset, out, k, execution, overwrite, filter, check)

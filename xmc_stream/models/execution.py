@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit, available_threads
+from xmc_stream.store.remote import is_mirrored
 
 if TYPE_CHECKING:
     from xmc_stream.engine.runner import Engine
@@ -75,6 +77,23 @@ class Execution:
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
         return limit_of(self.memory_limit, self.scheduler, reads, writes)
+
+    def scratch(self, *stores: Path) -> Path | None:
+        """The folder for temporary files that workers see too; None: there are none, and the system's will do.
+
+        The first that can be written to: beside a store, which workers read, unless that is behind a URL; the current one.
+        Raises InputError where none can.
+        """
+        if self.scheduler is None:
+            return None
+        folders = [*(store.absolute().parent for store in stores if not is_mirrored(store)), Path.cwd()]
+        for folder in folders:
+            with suppress(OSError), tempfile.TemporaryFile(dir=folder):
+                return folder
+        raise InputError(
+            f"no temporary files can be written to {' or '.join(map(str, dict.fromkeys(folders)))}: run this in a folder that "
+            "can be written to, on a file system that all workers share"
+        )
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:

@@ -77,8 +77,8 @@ def predict_to(
     began = time.perf_counter()
     check_k(model, k)
     if out == STANDARD_OUTPUT:
-        beside = model.path.absolute().parent if execution.scheduler is not None else None  # where workers find it too
-        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=beside) as folder:
+        shared = execution.scratch(model.path, dataset.path)
+        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=shared) as folder:
             report = predict_to(model, dataset, Path(folder) / "predictions", k, execution, False, filter, check)
             write_standard_output(Predictions(Path(folder) / "predictions"), model.label_names())
         return {**report, "predictions": str(out), "seconds": round(time.perf_counter() - began, 3)}

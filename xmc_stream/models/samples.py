@@ -81,9 +81,10 @@ def _texts_as_dataset(texts: Sequence[str], model: Model, folder: Path, executio
 
 
 @contextmanager
-def samples(data: Any, model: Model, folder: Path, execution: Execution, **reading: Any) -> Iterator[Dataset]:
+def samples(data: Any, model: Model, folder: Path | None, execution: Execution, **reading: Any) -> Iterator[Dataset]:
     """The dataset at `data`, or that it is; anything else is converted for the model, in `folder`, while the block lasts.
 
+    folder: None is the one for temporary files.
     reading: options of `convert` that say how it is read, other than None. Labels need not be there, and any that are
     count for nothing. Raises InputError naming file and line.
     """
@@ -94,7 +95,7 @@ def samples(data: Any, model: Model, folder: Path, execution: Execution, **readi
         yield data
         return
     if not isinstance(data, str | Path):
-        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder and folder.absolute()) as scratch:
             yield converted(data, model, Path(scratch), execution)
         return
     data = as_path(data)
@@ -104,8 +105,9 @@ def samples(data: Any, model: Model, folder: Path, execution: Execution, **readi
         yield open_dataset(data)
         return
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder and folder.absolute()) as scratch:
         with current().part(0.0, _CONVERTED):
             dataset = convert(
                 data,
