@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import distributed
+import numpy as np
 import pytest
+import scipy.sparse as sp
 from helpers.clusters import Worker, cluster, pid_of
 from helpers.commands import cli_command, environment, wait_until
 
@@ -116,6 +119,47 @@ def test_a_worker_that_does_not_see_a_folder_is_refused_by_name(
         with pytest.raises(xs.InputError, match=f"^worker worker-1 on .* {why}{folder}, or cannot write there"):
             xs.PPDSparse(scheduler=address).fit(small, model=folder / "m")
         assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_arrays_that_workers_do_not_see_are_refused_with_what_to_do(
+    small: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, shared = tmp_path / "hidden", tmp_path / "shared"
+    for folder in (hidden, shared):
+        folder.mkdir()
+    hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hidden}" && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this machine lets no process have mounts of its own")
+    X = np.repeat(np.eye(3, dtype=np.float32), 10, axis=0)
+    monkeypatch.setattr(tempfile, "tempdir", str(hidden))
+    with cluster(tmp_path / "cluster", workers=[Worker(before=hide)]) as (_, address):
+        clf = xs.PPDSparse(scheduler=address)
+        for call, advice in (
+            (lambda: clf.fit(X, X, model=shared / "m"), "convert X to a dataset in a folder"),
+            (lambda: clf.fit(small), "give model=, in a folder"),
+            (
+                lambda: xs.load_model(trained).predict_topk(xs.open_dataset(small), scheduler=address),
+                "predict to a file",
+            ),
+        ):
+            with pytest.raises(xs.InputError) as told:
+                call()
+            assert re.fullmatch(
+                rf"worker worker-0 on \S+ does not see what this process writes to {hidden}/\S+, or cannot write there: "
+                rf"{advice}, or before Python starts set TMPDIR to a folder on a file system that all workers share, "
+                "under one name",
+                str(told.value),
+            )
+        assert list(shared.iterdir()) == []
+        xs.convert(sp.csr_matrix(X), shared / "d.xmc", labels=sp.csr_matrix(X))  # as docs/cluster.md says
+        by_folder = clf.fit(shared / "d.xmc", model=shared / "m").model_.digest()
+        script = "import sys, numpy as np, xmc_stream as xs; X = np.repeat(np.eye(3, dtype=np.float32), 10, axis=0)\n"
+        script += "clf = xs.PPDSparse(scheduler=sys.argv[1]).fit(X, X); clf.predict(X); print(clf.model_.digest())"
+        env = {**environment(), "TMPDIR": str(shared)}
+        words = [sys.executable, "-c", script, address]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.split() == [by_folder]
 
 
 @contextmanager

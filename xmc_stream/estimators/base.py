@@ -21,7 +21,7 @@ from xmc_stream.folders import kept_folder, temporary_folder
 from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
-from xmc_stream.models import Execution, Model, load_model
+from xmc_stream.models import Execution, Model, advising, load_model
 from xmc_stream.planning import plan_training
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.remote import local_path
@@ -215,7 +215,11 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         start = warm_start if warm_start is None or isinstance(warm_start, Model) else load_model(warm_start)
         if calibrate and start is not None:
             raise InputError("calibrate and warm_start do not go together: the start has seen the rows held out")
-        with temporary_folder() as scratch, renaming({str(scratch / _ROWS): "X"}):
+        with (
+            temporary_folder() as scratch,
+            renaming({str(scratch / _ROWS): "X"}),
+            advising(scratch, "convert X to a dataset in a folder"),
+        ):
             dataset, target = self._on_disk(X, y, scratch, execution)
             given = self._given(sample_weight, dataset, target)
             if calibrate and given is not None:
@@ -235,7 +239,11 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if model is not None:
                 self.model_, self.report_ = trained(local_path(model).absolute())
             else:
-                with kept_folder() as folder, renaming({str(folder / _HELD): "what calibrate holds out"}):
+                with (
+                    kept_folder() as folder,
+                    renaming({str(folder / _HELD): "what calibrate holds out"}),
+                    advising(folder, "give model=, in a folder"),
+                ):
                     self.model_, self.report_ = trained(folder / "model")
                 self.model_.own(folder)
         self._target = target
@@ -267,7 +275,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return dataset, Indicator(dataset.n_labels, "float32", False)
         if y is None:
             validate_data(self, X, y)  # says that it is needed
-        execution.limit()  # before anything is read: it may not be understood
+        execution.limit((), [scratch])  # before anything is read: it may not be understood, or workers not see X
         rows = as_rows(self, X, reset=True)
         labels, target = encoded(y)
         check_consistent_length(rows, labels)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, renaming
 from xmc_stream.memory import MemoryLimit, available_threads
 from xmc_stream.store.remote import is_mirrored
 
@@ -94,6 +94,13 @@ class Execution:
             f"no temporary files can be written to {' or '.join(map(str, dict.fromkeys(folders)))}: run this in a folder that "
             "can be written to, on a file system that all workers share"
         )
+
+
+def advising(folder: Path, instead: str) -> AbstractContextManager[None]:
+    """Refusals of workers that do not see a temporary folder say what to do. instead: what does without the folder."""
+    unseen = f"{folder}, or cannot write there: "
+    advice = f"{instead}, or before Python starts set TMPDIR to a folder"
+    return renaming({f"{unseen}name a folder": f"{unseen}{advice}"})
 
 
 def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import MemoryLimit, format_size, peak_resident
-from xmc_stream.models.execution import Execution, planned
+from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.normalisation import normalised
 from xmc_stream.models.samples import are_texts, converted
@@ -51,7 +51,7 @@ def predict_topk(
         data = normalised(model, data, execution)
     if (found := rank(model, data, k, execution)) is not None:
         return found
-    with temporary_folder() as path:
+    with temporary_folder() as path, advising(path, "predict to a file"):
         dataset = data if isinstance(data, Dataset) else converted(data, model, path, execution)
         if texts and (found := rank(model, dataset, k, execution)) is not None:
             return found
