@@ -122,7 +122,7 @@ def _met(file: Path, running: dict[str, subprocess.Popen[bytes]], logs: Path) ->
             if process.poll() is not None:
                 port = "is its port taken? --port 0 takes a free one, or " if name == "scheduler" else ""
                 raise click.ClickException(f"{name} did not start: {port}see {logs / name}.log")
-        with suppress(OSError):  # the scheduler ends
+        with suppress(OSError, ValueError):  # the scheduler ends, or is still writing the file
             if file.exists() and (told := file.read_text().strip()):
                 address = str(json.loads(told)["address"])
                 with distributed.Client(address, timeout=5, set_as_default=False) as client:
