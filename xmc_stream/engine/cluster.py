@@ -319,9 +319,8 @@ class Cluster:
         return list(told.values())
 
     def _begin(self, job: Job, **where: Any) -> Any:
-        # dask's dashboard groups jobs by what comes before the first number: "solve", "search"
-        kind = job.key.partition("/")[0]
-        key = "-".join([*([] if kind == job.key else [kind]), job.key, uuid.uuid4().hex[:8]])
+        # dask's dashboard groups jobs by the words before the first number: "solve", "search"
+        key = f"{job.key.partition('/')[0]}-{uuid.uuid4().hex[:8]}-{job.key}"
         news, terms = self._news, self.terms
         if self._unfit and not where:  # others only where none of these is left
             where = {"workers": list(self._fit), "allow_other_workers": True}
