@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,34 @@ def test_commands_that_take_files(workers: str, tmp_path: Path, monkeypatch: pyt
     assert xs.open_dataset("there-grown.xmc").fingerprint == grown.fingerprint
     assert (np.load("there.npz")["labels"] == np.load("here.npz")["labels"]).all()
     assert figures == xs.evaluate("raw.model", "here.xmc", filter="pairs", memory_limit="2GB")
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_a_file_beside_the_input_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = tmp_path / "hidden"
+    hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hidden}" && exec "$@"', "sh")
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this machine lets no process have mounts of its own")
+    hidden.mkdir()
+    inputs(hidden)
+    for name in ("x.npz", "in.jsonl", "in.svm"):
+        shutil.copy(hidden / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    train = xs.convert("in.jsonl", hidden / "train.xmc", memory_limit="2GB")
+    with cluster(tmp_path / "cluster", workers=[Worker(), Worker(before=hide)]) as (_, address):
+        for source, option, given in (
+            ("x.npz", "labels", "hidden/y.npz"), ("in.jsonl", "beside", ["hidden/x.npy"]),
+            ("in.svm", "label_names", Path("hidden/labels")), ("in.svm", "feature_names", "hidden/features"),
+            ("in.jsonl", "like", "hidden/train.xmc"), ("in.jsonl", "like", train),
+        ):  # fmt: skip
+            options: dict[str, Any] = {option: given, "scheduler": address}
+            with pytest.raises(
+                InputError, match=rf"^worker worker-1 on \S+ cannot read {hidden}/\S+: put it on a file"
+            ):
+                xs.convert(source, "there.xmc", memory_limit="2GB", **options)
+    assert not [*tmp_path.glob("there*")]
 
 
 @pytest.mark.slow

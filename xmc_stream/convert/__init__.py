@@ -234,12 +234,17 @@ def _convert(
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
-    from xmc_stream.store.dataset import open_dataset
+    from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.encoding import folder_bytes
+    from xmc_stream.store.model import StoredModel
     from xmc_stream.store.new_dataset import check_target
+    from xmc_stream.store.remote import as_path
 
     begin = time.perf_counter()
-    named = [*(source if isinstance(source, list | tuple) else [source]), like]
+    like = as_path(like) if isinstance(like, str | Path) else like
+    given = [source, labels, options.get("beside"), options.get("label_names"), options.get("feature_names")]
+    named = [path for some in given for path in (some if isinstance(some, list | tuple) else [some])]
+    named.append(like.path if isinstance(like, Dataset | StoredModel) else like)
     reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
     limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
     if normalize not in (None, *_NORMALIZE):

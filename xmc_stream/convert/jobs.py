@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.convert.pieces import Piece, PieceWriter
+from xmc_stream.convert.pieces import Piece, PieceWriter, work_folder
 from xmc_stream.convert.source import Part, Source
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store import assembly
+from xmc_stream.store.encoding import fsync_folder
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,12 @@ class PartJob:
 
     def run(self, watch: Callable[[int], None] | None = None) -> Receipt:
         """Read the part. watch: is called with the bytes of input read so far."""
-        notes: dict[str, Any] = {"folder": str(Path(self.folder) / f"{self.number:05d}-own")}
+        own, *folders = (Path(self.folder) / f"{self.number:05d}-{what}" for what in ("own", *self.part.sides))
         with ExitStack() as stack:
+            notes: dict[str, Any] = {"folder": str(stack.enter_context(work_folder(own, durable=False)))}
             writers = [
-                stack.enter_context(PieceWriter(Path(self.folder) / f"{self.number:05d}-{side}", side == "X"))
-                for side in self.part.sides
+                stack.enter_context(PieceWriter(folder, side == "X"))
+                for folder, side in zip(folders, self.part.sides, strict=True)
             ]
             for block in self.part.blocks(notes):
                 for writer, rows in zip(writers, block, strict=True):
@@ -40,6 +42,9 @@ class PartJob:
                 if watch:
                     watch(notes.get("bytes_read", 0))
         pieces = {side: writer.piece().receipt() for side, writer in zip(self.part.sides, writers, strict=True)}
+        notes["folder"] = str(own)
+        if any(own.iterdir()):  # they are durable, and now have this name
+            fsync_folder(own.parent)
         return {"pieces": pieces, "notes": notes, "bytes_read": notes.get("bytes_read", 0)}
 
 

@@ -7,12 +7,12 @@ minutes, so nothing waits for the disk: a checksum of each file tells whether it
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.encoding import fsync_folder, fsync_tree, make_folder
+from xmc_stream.store.encoding import make_folder, new_folder
 
 WINDOW = 2**19  # items read at a time
 _FILES = ("lengths", "indices", "data")
@@ -119,21 +119,14 @@ class _Checked:
             raise DamagedPieceError(f"{self._path} fails its checksum: give the same command again, it starts anew")
 
 
-def begin_folder(folder: Path) -> Path:
-    """An empty work folder for `folder`, which is removed if an earlier run left it."""
-    work = folder.with_name(folder.name + ".partial")
-    for path in (work, folder):
-        shutil.rmtree(path, ignore_errors=True)
+@contextmanager
+def work_folder(folder: Path, durable: bool = True) -> Iterator[Path]:
+    """An empty folder, to be filled in the block, which becomes `folder` when that ends well: see `new_folder`."""
+    stop_if_unwanted()  # a late copy makes no folder of a run that has ended
     make_folder(folder.parent)
-    work.mkdir()
-    return work
-
-
-def finish_folder(work: Path, folder: Path) -> None:
-    """Give a work folder its name, durably."""
-    fsync_tree(work)
-    work.rename(folder)
-    fsync_folder(folder.parent)
+    with new_folder(folder, durable=durable) as work:
+        work.mkdir()
+        yield work
 
 
 class PieceWriter:
@@ -148,11 +141,11 @@ class PieceWriter:
         self._longest = 0
 
     def __enter__(self) -> PieceWriter:
-        self._work = begin_folder(self._folder)
-        self._files: list[BinaryIO] = [
-            open(self._work / name, "wb", buffering=0)  # noqa: SIM115 (closed by __exit__)
-            for name in _FILES[: 2 + self._valued]
-        ]
+        with ExitStack() as opened:
+            work = opened.enter_context(work_folder(self._folder, durable=False))
+            names = _FILES[: 2 + self._valued]
+            self._files = [opened.enter_context(open(work / name, "wb", buffering=0)) for name in names]
+            self._opened = opened.pop_all()
         self._crcs = [0] * len(self._files)
         return self
 
@@ -175,12 +168,7 @@ class PieceWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for file in self._files:
-            file.close()
-        if kind is None:
-            self._work.rename(self._folder)
-        else:
-            shutil.rmtree(self._work, ignore_errors=True)
+        self._opened.__exit__(kind, error, traceback)
 
     def piece(self) -> Piece:
         """What was written, after the block."""

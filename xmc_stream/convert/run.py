@@ -57,7 +57,7 @@ class ConversionRun:
 
     def loop(self) -> Loop:
         """Yields the phases, is sent their receipts; returns sizes, attributes and `said`."""
-        receipts = yield Phase("read", self.part_jobs, _READING, (0.0, _READ))
+        receipts = yield Phase("read", self.part_jobs, _READING, (0.0, _READ), twice=True)
         read = [
             PartRead({side: Piece.of(piece) for side, piece in receipt["pieces"].items()}, receipt["notes"])
             for receipt in receipts

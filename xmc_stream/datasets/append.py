@@ -256,7 +256,7 @@ class _Sets:
         n_labels, added = max(dataset.n_labels for dataset in self.sets), [0] * (len(self.sets) - 1)
         if old.label_names() is not None:
             match = str(work / "match")
-            (matched,) = yield Phase("match", [MatchJob(paths, match)], "matching labels", (0.0, _MATCHED))
+            (matched,) = yield Phase("match", [MatchJob(paths, match)], "matching labels", (0.0, _MATCHED), twice=True)
             n_labels, added = matched["n_labels"], matched["added"]
         assembly.begin(store)
         jobs = self._jobs(store, match, n_labels, added)
@@ -289,7 +289,7 @@ class _Sets:
         assembly.finish(store, {**self._attributes(), **sizes, MARK: self.mark})
         if observed_seal(old) is not None:
             masks = [ObservedJob(str(store), paths, match, n_labels, self.max_bytes)]
-            yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False)
+            yield Phase("observed", masks, "writing the known pairs", (_COLUMNS, 1.0), kept=False, twice=True)
         linked, copied = (sum(receipt.get(name, 0) for receipt in receipts.values()) for name in ("linked", "copied"))
         return {"linked": linked, "copied": copied, "said": self._said(n_labels)}
 
@@ -301,18 +301,18 @@ class _Sets:
             return tuple(str(path / place) for path in paths)
 
         jobs: list[Job] = [
-            JoinJob(str(store / "X/rows"), "data", "float32", of("X/rows/data")),
-            JoinJob(str(store / "X/rows"), "indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")),
-            JoinJob(str(store / "statistics"), "row_norms", "float32", of("statistics/row_norms")),
-            *(EndsJob(str(store / side / "rows"), of(f"{side}/rows")) for side in ("X", "Y")),
+            JoinJob(str(store), "X/rows/data", "float32", of("X/rows/data")),
+            JoinJob(str(store), "X/rows/indices", index_dtype(self.sets[0].n_features).name, of("X/rows/indices")),
+            JoinJob(str(store), "statistics/row_norms", "float32", of("statistics/row_norms")),
+            *(EndsJob(str(store), side, of(f"{side}/rows")) for side in ("X", "Y")),
             LabelsJob(str(store), of(""), match, n_labels),
             CountsJob(str(store), of(""), match, n_labels),
         ]
         if match:
             more = (added_names(match, number) for number, n in enumerate(added, 1) if n)
-            jobs.append(NamesJob(str(store / "names/labels"), (str(paths[0] / "names/labels"), *more)))
+            jobs.append(NamesJob(str(store), "names/labels", (str(paths[0] / "names/labels"), *more)))
         if self.sets[0].row_ids() is not None:
-            jobs.append(NamesJob(str(store / ROW_IDS), of(ROW_IDS)))
+            jobs.append(NamesJob(str(store), ROW_IDS, of(ROW_IDS)))
         return jobs
 
     def _attributes(self) -> dict[str, Any]:

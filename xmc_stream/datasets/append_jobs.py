@@ -5,8 +5,8 @@ The first dataset of a job's `sets` is the one that grows. Its full chunk files 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Receipt
+from xmc_stream.store.assembly import new_array, work_of
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset, write_observed
-from xmc_stream.store.encoding import ArrayWriter, fsync_folder, fsync_tree, index_dtype
+from xmc_stream.store.encoding import ArrayWriter, index_dtype, new_folder
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import WINDOW, NamedIds, Names, new_names
-from xmc_stream.store.nodes import Group
 from xmc_stream.store.packing import new_pack
 
 BLOCK = 2**22  # bytes of labels that are renumbered at a time
@@ -29,12 +29,9 @@ _ENDS = 2**17  # lines whose ends are read at a time
 _MAPS = "maps"
 
 
-def _written(writer: ArrayWriter, folder: Path, name: str) -> Receipt:
-    """The receipt of an array that is whole, and durable."""
-    sha256 = writer.close()
-    fsync_tree(folder / name)
-    fsync_folder(folder)
-    return {"sha256": sha256, "linked": writer.linked, "copied": writer.copied}
+def _written(writer: ArrayWriter) -> Receipt:
+    """The receipt of an array that is whole."""
+    return {"sha256": writer.close(), "linked": writer.linked, "copied": writer.copied}
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,9 @@ class MatchJob:
 
     def run(self) -> Receipt:
         """Match; the receipt has n_labels and how many each set added. Raises InputError for a name that stands twice."""
-        shutil.rmtree(self.out, ignore_errors=True)
         known: list[tuple[NamedIds, int]] = []  # names, and the number of the first of them
         n_labels, added = 0, []
-        with new_pack(Path(self.out) / _MAPS) as pack:
+        with new_folder(Path(self.out)) as out, new_pack(out / _MAPS) as pack:
             for number, path in enumerate(self.sets):
                 dataset = Dataset(path)
                 names = dataset.label_names()
@@ -72,7 +68,7 @@ class MatchJob:
                     known.append((_unique(names, dataset), 0))
                 else:
                     _unique(names, dataset)
-                    own = Path(self.out) / f"names-{number}"
+                    own = out / f"names-{number}"
                     ids, n_labels = _matched(names, own, known, n_labels)
                     known.append((NamedIds(Names(own)), before))
                 if number:
@@ -133,9 +129,9 @@ def _renumbered(blocks: Iterator[Block], ids: NDArray[np.int64] | None) -> Itera
 
 @dataclass(frozen=True)
 class JoinJob:
-    """The array `name` in `folder`: these arrays, one behind the other, as they are."""
+    """The array `name` in `store`: these arrays, one behind the other, as they are."""
 
-    folder: str
+    store: str
     name: str
     dtype: str
     arrays: tuple[str, ...]
@@ -143,45 +139,46 @@ class JoinJob:
     @property
     def key(self) -> str:
         """The array, in the dataset."""
-        return f"join/{'/'.join(Path(self.folder).parts[-2:])}/{self.name}"
+        return f"join/{self.name}"
 
     def run(self) -> Receipt:
         """Join."""
-        folder, bytes_read = Path(self.folder), 0
-        writer = ArrayWriter(Group(folder), self.name, self.dtype)
-        for path in self.arrays:
-            array = open_array(Path(path))
-            writer.extend(array)
-            bytes_read += array.bytes_read
-        return {**_written(writer, folder, self.name), "bytes_read": bytes_read}
+        bytes_read = 0
+        with new_array(Path(self.store), self.name, self.dtype, durable=True) as writer:
+            for path in self.arrays:
+                array = open_array(Path(path))
+                writer.extend(array)
+                bytes_read += array.bytes_read
+            return {**_written(writer), "bytes_read": bytes_read}
 
 
 @dataclass(frozen=True)
 class EndsJob:
-    """Where the rows of these matrices end, one behind the other: the array `indptr` in `folder`."""
+    """Where the rows of these matrices end, one behind the other: the array `indptr` of a `side` of `store`."""
 
-    folder: str
+    store: str
+    side: str
     matrices: tuple[str, ...]
 
     @property
     def key(self) -> str:
         """The matrix, in the dataset."""
-        return f"join/{'/'.join(Path(self.folder).parts[-2:])}/indptr"
+        return f"join/{self.side}/rows/indptr"
 
     def run(self) -> Receipt:
         """Join."""
-        folder, nnz = Path(self.folder), 0
-        writer = ArrayWriter(Group(folder), "indptr", np.int64)
-        for number, path in enumerate(self.matrices):
-            matrix = SparseMatrix(path)
-            if not number:
-                writer.extend(matrix.indptr)
-            else:
-                matrix.indptr.verify()
-                for start in range(0, matrix.n_lines, _ENDS):
-                    writer.append(matrix.ends(start, min(start + _ENDS, matrix.n_lines))[1:] + nnz)
-            nnz += matrix.nnz
-        return _written(writer, folder, "indptr")
+        nnz = 0
+        with new_array(Path(self.store), f"{self.side}/rows/indptr", np.int64, durable=True) as writer:
+            for number, path in enumerate(self.matrices):
+                matrix = SparseMatrix(path)
+                if not number:
+                    writer.extend(matrix.indptr)
+                else:
+                    matrix.indptr.verify()
+                    for start in range(0, matrix.n_lines, _ENDS):
+                        writer.append(matrix.ends(start, min(start + _ENDS, matrix.n_lines))[1:] + nnz)
+                nnz += matrix.nnz
+            return _written(writer)
 
 
 @dataclass(frozen=True)
@@ -214,17 +211,16 @@ class LabelsJob(_OfLabels):
 
     def run(self) -> Receipt:
         """Join."""
-        folder = Path(self.store) / "Y" / "rows"
-        writer = ArrayWriter(Group(folder), "indices", index_dtype(self.n_labels))
-        for dataset, ids in self.datasets():
-            rows = dataset.Y_rows()
-            if ids is None:
-                writer.extend(rows.indices)
-            else:
-                rows.indices.verify()
-                for block in _renumbered(rows.blocks(BLOCK), ids):
-                    writer.append(block.indices)
-        return _written(writer, folder, "indices")
+        with new_array(Path(self.store), "Y/rows/indices", index_dtype(self.n_labels), durable=True) as writer:
+            for dataset, ids in self.datasets():
+                rows = dataset.Y_rows()
+                if ids is None:
+                    writer.extend(rows.indices)
+                else:
+                    rows.indices.verify()
+                    for block in _renumbered(rows.blocks(BLOCK), ids):
+                        writer.append(block.indices)
+            return _written(writer)
 
 
 @dataclass(frozen=True)
@@ -238,33 +234,39 @@ class CountsJob(_OfLabels):
 
     def run(self) -> Receipt:
         """Add up."""
-        folder, labels = Path(self.store) / "statistics", np.zeros(self.n_labels, np.int64)
+        labels = np.zeros(self.n_labels, np.int64)
         features = np.zeros(Dataset(self.sets[0]).n_features, np.int64)
-        for dataset, ids in self.datasets():
-            labels[slice(dataset.n_labels) if ids is None else ids] += dataset.label_counts()
-            features += dataset.feature_counts()
-        for name, counts in (("feature_counts", features), ("label_counts", labels)):
-            writer = ArrayWriter(Group(folder), name, np.int64)
-            writer.append(counts)
-            _written(writer, folder, name)
+        with ExitStack() as stack:  # both from the beginning, see `Weigh`
+            writers = [
+                stack.enter_context(new_array(Path(self.store), f"statistics/{name}", np.int64, durable=True))
+                for name in ("feature_counts", "label_counts")
+            ]
+            for dataset, ids in self.datasets():
+                labels[slice(dataset.n_labels) if ids is None else ids] += dataset.label_counts()
+                features += dataset.feature_counts()
+            for writer, counts in zip(writers, (features, labels), strict=True):
+                writer.append(counts)
+                writer.close()
         return {}
 
 
 @dataclass(frozen=True)
 class NamesJob:
-    """Stored names, one behind the other."""
+    """The names `name` in `store`: these, one behind the other."""
 
-    target: str
+    store: str
+    name: str
     names: tuple[str, ...]
 
     @property
     def key(self) -> str:
         """Of what."""
-        return f"join/{Path(self.target).name}"
+        return f"join/{Path(self.name).name}"
 
     def run(self) -> Receipt:
         """Join."""
-        with new_names(Path(self.target)) as writer:
+        store = Path(self.store)
+        with new_names(store / self.name, work_of(store, self.name)) as writer:
             for path in self.names:
                 writer.extend(Names(Path(path)))
         return {name: sum(getattr(array, name) for array in writer.arrays) for name in ("linked", "copied")}
@@ -294,7 +296,7 @@ class ObservedJob(_OfLabels):
                     array.verify()
                 yield from _renumbered(rows.blocks(BLOCK), ids)
 
-        dtype = index_dtype(self.n_labels)
+        dtype, store = index_dtype(self.n_labels), Path(self.store)
         of_one_type = (Block(b.start, b.indptr, b.indices.astype(dtype, copy=False), None) for b in blocks())
-        write_observed(Dataset(self.store), of_one_type, self.max_bytes)
+        write_observed(Dataset(store), of_one_type, self.max_bytes, work_of(store, "observed"))
         return {}

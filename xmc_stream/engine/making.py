@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.engine.ledger import Ledger
-from xmc_stream.errors import InputError, JobError, ResumeError, StoreError, XmcStreamError
+from xmc_stream.errors import NO_ROOM, InputError, JobError, ResumeError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fsync_tree, publish, remove_tree
@@ -55,6 +55,8 @@ def make(
         with Ledger(work / "ledger", identity, renew=True) as ledger:
             if not ledger.resumed:
                 _clear(work, ledger.path)
+            for left in [*work.rglob("*.partial"), *work.rglob("*.old")]:  # by copies of jobs that were killed
+                _remove(left)
             try:
                 result = ledger.get(WHOLE) or run(work.absolute(), ledger)  # a worker has a folder of its own
             except BaseException as error:
@@ -76,9 +78,9 @@ def make(
             raise
         if {path.name for path in work.glob("*")} <= {"ledger"}:  # there was no room to begin
             shutil.rmtree(work, ignore_errors=True)
-        advice = (
-            f"make room there (what is done is in {work.name}, and goes on)" if work.is_dir() else "make room there"
-        )
+        advice = "make room there" if cause.errno in NO_ROOM else "mend that"
+        if work.is_dir():
+            advice += f" (what is done is in {work.name}, and goes on)"
         raise StoreError(
             f"{target} cannot be written ({cause.strerror or cause}): {advice} or name another place"
         ) from None
@@ -116,15 +118,18 @@ def stands(target: Path, identity: Mapping[str, Any]) -> bool:
 def remove_work(ledger: Ledger) -> None:
     """Remove a work folder, its ledger last."""
     _clear(ledger.path.parent, ledger.path)
-    shutil.rmtree(ledger.path.parent)
+    shutil.rmtree(ledger.path.parent, ignore_errors=True)  # a late copy of a job may write there still
 
 
 def _clear(work: Path, *but: Path) -> None:
     """Remove what is in a work folder: what unfinished work of something else left, or what is of no use any more."""
     for path in work.iterdir():
-        if path in but:
-            continue
-        if path.is_dir():
-            remove_tree(path)
-        else:
-            path.unlink()
+        if path not in but:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -454,15 +454,16 @@ def open_dataset(path: str | Path) -> Dataset:
     return dataset
 
 
-def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**26) -> None:
+def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**26, work: Path | None = None) -> None:
     """Store the pairs whose labels are known beside Y, by rows and by columns; a mask that is there is replaced.
 
-    rows: blocks of all rows, labels sorted and unique in each. max_bytes: of the transposition's buffers.
+    rows: blocks of all rows, labels sorted and unique in each. max_bytes: of the transposition's buffers. work: as of
+    `new_folder`.
     """
     from xmc_stream.kernels.csr import count_indices
 
     path, counts = dataset.path / "observed", np.zeros(dataset.n_labels, np.int64)
-    with new_store(path, {}) as group:
+    with new_store(path, {}, work) as group:
         shape = dataset.n_samples, dataset.n_labels
         writer = MatrixWriter(group.create_group("rows"), "csr_matrix", shape, data_dtype=None)
         for block in rows:

@@ -395,6 +395,12 @@ def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | N
     """
     stop_if_unwanted()
     fsync_tree(work, apart)
+    _give_name(work, path, before)
+    fsync_folder(path.parent)
+
+
+def _give_name(work: Path, path: Path, before: int | None) -> None:
+    """As `publish`, without waiting for the disk."""
     if before is not None and number_of(path) not in (0, before):
         shutil.rmtree(work)
         return
@@ -411,7 +417,6 @@ def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | N
             if before is None or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(work)
-    fsync_folder(path.parent)
 
 
 def number_of(path: Path) -> int:
@@ -445,23 +450,35 @@ def remove_unfinished(folder: Path) -> None:
 
 
 @contextmanager
-def new_store(path: Path, attributes: Attributes) -> Iterator[Group]:
-    """A new group under a work name, renamed to `path` when the block ends well, else removed.
+def new_folder(path: Path, work: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """The work name of a folder that is to be made in the block, renamed to `path` when that ends well, else removed.
 
+    work: elsewhere, on the same disk, than beside `path`. durable: as of `publish`; else the caller waits for the disk.
     A killed process leaves `NAME.partial`, which no reader opens and the next writer of that name removes; a killed worker
     `NAME.COPY.partial`, see `remove_unfinished`.
     """
-    local_path(path)  # no URL
-    work, before = work_name(path), number_of(path) if copy_name() else None
+    work, before = work or work_name(path), number_of(path) if copy_name() else None
     if work.exists():
         shutil.rmtree(work)
     try:
         with naming(path):
-            yield Group(work, attributes)
-            publish(work, path, before=before)
+            yield work
+            if durable:
+                publish(work, path, before=before)
+            else:
+                stop_if_unwanted()
+                _give_name(work, path, before)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+@contextmanager
+def new_store(path: Path, attributes: Attributes, work: Path | None = None) -> Iterator[Group]:
+    """A new group, a `new_folder`."""
+    local_path(path)  # no URL
+    with new_folder(path, work) as folder:
+        yield Group(folder, attributes)
 
 
 @contextmanager

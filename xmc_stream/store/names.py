@@ -72,10 +72,10 @@ class NamesWriter:
 
 
 @contextmanager
-def new_names(path: Path) -> Iterator[NamesWriter]:
-    """Names under construction, under their name when the block ends well."""
+def new_names(path: Path, work: Path | None = None) -> Iterator[NamesWriter]:
+    """Names under construction, under their name when the block ends well. work: as of `new_folder`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new_store(path, {"encoding": "utf-8"}) as group:
+    with new_store(path, {"encoding": "utf-8"}, work) as group:
         writer = NamesWriter(group)
         yield writer
         writer.close()

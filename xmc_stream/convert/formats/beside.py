@@ -20,7 +20,7 @@ from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
 from xmc_stream.convert.matrices.source import stamp
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, work_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError
@@ -128,7 +128,7 @@ class BesideSource:
                 )  # fmt: skip
                 jobs.append(job)
                 first += job.n_rows
-            receipts = yield Phase("join features", jobs)
+            receipts = yield Phase("join features", jobs, twice=True)
             side.settle([receipt["notes"] for receipt in receipts])
             pieces, base, n_features = [Piece.of(receipt["piece"]) for receipt in receipts], 0, n_features + columns
         folders = dict(settled.folders)
@@ -137,7 +137,7 @@ class BesideSource:
                 str(folders.get("names/features", "")), str(folders.get("vectorizer", "")), str(work / "beside"),
                 tuple(Path(side.name).name for side in self._sides), tuple(self._columns), str(self._names_of_like()),
             )  # fmt: skip
-            yield Phase("names of features", [job_of_names])
+            yield Phase("names of features", [job_of_names], twice=True)
             for name in ("names/features", "vectorizer"):
                 if name in folders:
                     folders[name] = work / "beside" / name
@@ -275,20 +275,20 @@ class ExtendNames:
 
     def run(self) -> Receipt:
         """Copy and append; a column is called FILE:NUMBER, and has the weight one."""
-        folder = Path(self.folder)
-        if self.names:
-            with new_names(folder / "names" / "features") as writer:
-                for window in Names(Path(self.names)).windows():
-                    writer.append(window)
-                for names in self._beside():
-                    writer.append(names)
-        if self.vectorizer:
-            options, idf = open_vectorizer(Path(self.vectorizer).parent) or ({}, None)
-            with new_vectorizer(folder / "vectorizer", options) as weights:
-                for start in range(0, idf.size if idf else 0, _NAMES):
-                    weights.append(idf.read(start, min(start + _NAMES, idf.size)))  # type: ignore[union-attr]
-                for n in self.columns:
-                    weights.append(np.ones(n))
+        with work_folder(Path(self.folder)) as work:
+            if self.names:
+                with new_names(work / "names" / "features") as writer:
+                    for window in Names(Path(self.names)).windows():
+                        writer.append(window)
+                    for names in self._beside():
+                        writer.append(names)
+            if self.vectorizer:
+                options, idf = open_vectorizer(Path(self.vectorizer).parent) or ({}, None)
+                with new_vectorizer(work / "vectorizer", options) as weights:
+                    for start in range(0, idf.size if idf else 0, _NAMES):
+                        weights.append(idf.read(start, min(start + _NAMES, idf.size)))  # type: ignore[union-attr]
+                    for n in self.columns:
+                        weights.append(np.ones(n))
         return {}
 
     def _beside(self) -> Iterator[list[bytes]]:

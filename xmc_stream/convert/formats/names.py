@@ -93,7 +93,8 @@ class NamedSource:
             size = f"n_{what}"
             target = work / "names" / what
             said = getattr(self._source, size)
-            (receipt,) = yield Phase(f"names of {what}", [StoreNames(TextRange(path), str(target), said, what)])
+            job = StoreNames(TextRange(path), str(target), said, what)
+            (receipt,) = yield Phase(f"names of {what}", [job], twice=True)
             if receipt["n"] < getattr(settled, size):
                 raise InputError(
                     f"{path}:{receipt['n']}: there are {receipt['n']:,} names for {getattr(settled, size):,} {what}: one a line"

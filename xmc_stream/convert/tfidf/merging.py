@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.pieces import begin_folder, finish_folder
+from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vocabulary import COLUMNS, WINDOW, WINDOW_BYTES, SortedRun, SortedRunWriter, look_up
 from xmc_stream.errors import StoreError
@@ -55,14 +55,12 @@ class Merge:
     def run(self) -> Receipt:
         """Merge, window by window."""
         folder = Path(self.folder)
-        work = begin_folder(folder)
-        with ExitStack() as stack:
+        with work_folder(folder) as work, ExitStack() as stack:
             writer = SortedRunWriter(work, stack)
             maps = [stack.enter_context(open(work / f"map-{i}", "wb")) for i in range(len(self.runs))]
             readers = [_Reader(run, self.low, self.high) for run in self.runs]
             while sum(reader.look() for reader in readers):
                 _merge_windows(readers, writer, maps)
-        finish_folder(work, folder)
         return {"folder": str(folder), "n": writer.n}
 
 
@@ -140,7 +138,7 @@ def merged(
                 for place, group in enumerate(members[first : first + MERGED]):
                     for i in group:
                         paths[i][r].append(f"{folder}/map-{place}")
-        receipts = yield Phase(f"merge {kind}", jobs)
+        receipts = yield Phase(f"merge {kind}", jobs, twice=True)
         made = [SortedRun(**receipt) for receipt in receipts]
         current = [tuple(made[r * len(groups) : (r + 1) * len(groups)]) for r in range(len(ranges))]
         members = [[i for group in members[first : first + MERGED] for i in group] for first in groups]

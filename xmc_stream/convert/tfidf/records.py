@@ -19,7 +19,7 @@ import numpy as np
 from xmc_stream.convert.lines.files import forget
 from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
-from xmc_stream.convert.pieces import Piece, begin_folder, finish_folder
+from xmc_stream.convert.pieces import Piece, work_folder
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.convert.tfidf.block import IDS, STRINGS, Block, Record, load_kernels
@@ -184,10 +184,8 @@ class RecordsPart:
     @staticmethod
     def _write(folder: Path, run: int, rows: WordRows | HashedRows, labels: LabelRows) -> tuple[int, int]:
         """Write what the dictionaries hold as a run, durably, and begin with empty ones."""
-        work = begin_folder(folder / f"{run:04d}")
-        sizes = rows.write(work / "words"), labels.write(work / "labels")
-        finish_folder(work, folder / f"{run:04d}")
-        return sizes
+        with work_folder(folder / f"{run:04d}") as work:
+            return rows.write(work / "words"), labels.write(work / "labels")
 
     def _text(self, record: Mapping[str, Any]) -> str:
         texts = []
@@ -312,14 +310,14 @@ class RecordsSource:
         if self.text.hash_features:
             rows_files = tuple(f"{run.folder}/rows" for run in words)
             job = WeighHashed("features", rows_files, n_rows, self.text, str(features), like)
-            yield Phase("weigh hashes", [job])
+            yield Phase("weigh hashes", [job], twice=True)
             n_features = self.text.hash_features
             said = f"words hashed to {n_features:,} features"
         else:
             vocabulary, word_maps = yield from merged(work, "words", words)
             n_like = self._like.n_features if self._like else 0
             choose = ChooseFeatures("features", vocabulary, n_rows, self.text, str(features), like, n_like)
-            (receipt,) = yield Phase("choose words", [choose])
+            (receipt,) = yield Phase("choose words", [choose], twice=True)
             n_features = receipt["n"]
             folders["names/features"] = features / "names"
             if self._like:
@@ -354,10 +352,11 @@ class RecordsSource:
                     f"{i:05d}",
                 )
             )
-        receipts = yield Phase("weigh", weigh)
+        receipts = yield Phase("weigh", weigh, twice=True)
         if self.text.id_field:
             folders[ROW_IDS] = work / ROW_IDS
-            yield Phase("join ids", [JoinIds(tuple(note["folder"] for note in notes), str(folders[ROW_IDS]))])
+            join = JoinIds(tuple(note["folder"] for note in notes), str(folders[ROW_IDS]))
+            yield Phase("join ids", [join], twice=True)
         if kinds == {"ids"}:
             attributes["label_base"] = self._base()
         summed = {key: sum(note[key] for note in notes) for key in ("skipped", "blank_lines", "summed_duplicates")}
@@ -392,7 +391,7 @@ class RecordsSource:
                 copied = ChooseLabels(
                     "labels", (yield from merged(work, "labels", []))[0], str(work / "labels"), str(like.path)
                 )
-                yield Phase("copy names", [copied])
+                yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
             return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
         if like and open_names(like.path, "labels") is None:
@@ -402,7 +401,7 @@ class RecordsSource:
         runs = _sorted_runs(notes, "labels", 2)
         names, maps = yield from merged(work, "labels", runs)
         choose = ChooseLabels("labels", names, str(work / "labels"), str(like.path) if like else "")
-        (receipt,) = yield Phase("choose labels", [choose])
+        (receipt,) = yield Phase("choose labels", [choose], twice=True)
         if like and receipt["unknown"] and not self._options.drop_unseen:
             part, line = receipt["first"] >> LINE_BITS, receipt["first"] & (2**LINE_BITS - 1)
             raise InputError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ class RowIds:
         self._batch: list[bytes] = []
         self._size = 0
         if field:
-            shutil.rmtree(folder / _NAME, ignore_errors=True)  # of a run that was killed
             self._names = opened.enter_context(new_names(folder / _NAME))
 
     def of(self, record: Mapping[str, Any]) -> bytes:
@@ -68,7 +66,6 @@ class JoinIds:
 
     def run(self) -> Receipt:
         """Copy; the receipt has n."""
-        shutil.rmtree(self.target, ignore_errors=True)
         with new_names(Path(self.target)) as names:
             for part in self.parts:
                 for window in Names(Path(part) / _NAME).windows():

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.options import TextOptions
-from xmc_stream.convert.pieces import begin_folder, finish_folder
+from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vectorizer import df_bounds, idf_weights
 from xmc_stream.errors import InputError, StoreError
@@ -143,9 +143,8 @@ class ChooseFeatures:
     def run(self) -> Receipt:
         """Choose; the receipt has n, and of words without an id unknown_words (different) and unknown (times)."""
         folder = Path(self.folder)
-        work = begin_folder(folder)
         n = lost = times = 0
-        with ExitStack() as stack:
+        with work_folder(folder) as work, ExitStack() as stack:
             ids_file, weights_file = (stack.enter_context(open(work / name, "wb")) for name in ("ids", "weights"))
             opened = open_vectorizer(Path(self.like)) if self.like else None
             chosen = _Joined(Path(self.like) / "names" / "features", self.n_like) if self.like else self._chooser()
@@ -173,7 +172,6 @@ class ChooseFeatures:
                 weights_file.write(weights.tobytes())
                 lost, times = lost + int((~kept).sum()), times + int(repeated[~kept].sum())
             n = names.n
-        finish_folder(work, folder)
         return {"n": n, "unknown_words": lost, "unknown": times}
 
     def _chooser(self) -> _Filtered:
@@ -196,9 +194,12 @@ class ChooseLabels:
     def run(self) -> Receipt:
         """Choose; the receipt has n, and of unknown labels how many times, the first (part and line) and its name."""
         folder = Path(self.folder)
-        work = begin_folder(folder)
         unknown, first, name = 0, np.iinfo(np.int64).max, ""
-        with open(work / "ids", "wb") as ids_file, new_names(work / "names") as names:
+        with (
+            work_folder(folder) as work,
+            open(work / "ids", "wb") as ids_file,
+            new_names(work / "names") as names,
+        ):
             joined: _Joined | _Found | None = None
             if self.like:
                 known = Names(Path(self.like) / "names" / "labels")
@@ -219,7 +220,6 @@ class ChooseLabels:
                     at = int(lost[np.argmin(firsts[lost])])
                     if firsts[at] < first:
                         first, name = int(firsts[at]), terms[at].decode()
-        finish_folder(work, folder)
         return {"n": names.n, "unknown": unknown, "first": int(first), "name": name}
 
 

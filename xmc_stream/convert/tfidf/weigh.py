@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.convert.options import TextOptions
-from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, begin_folder, finish_folder
+from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, work_folder
 from xmc_stream.convert.tfidf.merging import Maps, chosen
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
 from xmc_stream.convert.tfidf.vocabulary import SortedRun
@@ -33,8 +34,6 @@ class WeighHashed:
 
     def run(self) -> Receipt:
         """Add up the counts of all parts, or take the weights of `like`."""
-        folder = Path(self.folder)
-        work = begin_folder(folder)
         n = self.text.hash_features or 0
         opened = open_vectorizer(Path(self.like)) if self.like else None
         if opened:
@@ -44,10 +43,10 @@ class WeighHashed:
             for path_ in self.rows:
                 total += np.fromfile(path_, np.int64)
             weights = idf_weights(self.text, total, self.n_rows)
-        with new_vectorizer(work / "vectorizer", self.text.attributes()) as idf:
-            idf.append(weights)
-        weights.tofile(work / "weights")
-        finish_folder(work, folder)
+        with work_folder(Path(self.folder)) as work:
+            with new_vectorizer(work / "vectorizer", self.text.attributes()) as idf:
+                idf.append(weights)
+            weights.tofile(work / "weights")
         return {"n": n}
 
 
@@ -71,35 +70,36 @@ class Weigh:
 
     def run(self) -> Receipt:
         """Number, weigh and sort; the receipt has the pieces of X and Y."""
-        work = Path(self.work)
-        x, y = Piece.of(self.pieces["X"]), Piece.of(self.pieces["Y"])
-        receipt = {"X": self._write(x, work / f"X-{self.name}", self.words, work / "features", self.n_features)}
-        if self.labels:
-            receipt["Y"] = self._write(y, work / f"Y-{self.name}", self.labels, work / "labels", self.n_labels)
-        else:
-            receipt["Y"] = y.receipt()
-        return receipt
+        work, pieces = Path(self.work), {side: Piece.of(self.pieces[side]) for side in ("X", "Y")}
+        sides = ("X", "Y") if self.labels else ("X",)
+        with ExitStack() as stack:  # both from the beginning: a late copy replaces none that another one has made since
+            writers = {
+                side: stack.enter_context(PieceWriter(work / f"{side}-{self.name}", pieces[side].valued))
+                for side in sides
+            }
+            self._write(pieces["X"], writers["X"], self.words, work / "features", self.n_features)
+            if self.labels:
+                self._write(pieces["Y"], writers["Y"], self.labels, work / "labels", self.n_labels)
+        return {**self.pieces, **{side: writer.piece().receipt() for side, writer in writers.items()}}
 
     def _write(
-        self, piece: Piece, folder: Path, runs: list[tuple[SortedRun, Maps]], source: Path, bound: int
-    ) -> dict[str, Any]:
+        self, piece: Piece, writer: PieceWriter, runs: list[tuple[SortedRun, Maps]], source: Path, bound: int
+    ) -> None:
         dtype = index_dtype(bound)
         blocks = PieceRows(piece)
-        with PieceWriter(folder, piece.valued) as writer:
-            for i, n_rows in enumerate(self.lengths):
-                ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
-                for lengths, numbers, counts in blocks.rows(n_rows):
-                    ends = np.cumsum(lengths)
-                    # the row of each entry: how many have ended before (np.repeat would hold the interpreter's lock)
-                    rows = np.cumsum(np.bincount(ends[:-1], minlength=len(numbers))[: len(numbers)])
-                    new = numbers.astype(np.int64) if ids is None else ids[numbers]
-                    data = None if counts is None else weighted(self.text, counts, weights[numbers])
-                    if new.min(initial=0) < 0:
-                        kept = new >= 0
-                        rows, new, data = rows[kept], new[kept], None if data is None else data[kept]
-                    order = np.argsort(rows * bound + new)  # below 2^16 rows and 2^47 words, all different
-                    indptr = np.zeros(len(lengths) + 1, np.int64)
-                    np.cumsum(np.bincount(rows, minlength=len(lengths)), out=indptr[1:])
-                    writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
-            blocks.end()
-        return writer.piece().receipt()
+        for i, n_rows in enumerate(self.lengths):
+            ids, weights = chosen(*runs[i], source) if runs else (None, np.fromfile(source / "weights"))
+            for lengths, numbers, counts in blocks.rows(n_rows):
+                ends = np.cumsum(lengths)
+                # the row of each entry: how many have ended before (np.repeat would hold the interpreter's lock)
+                rows = np.cumsum(np.bincount(ends[:-1], minlength=len(numbers))[: len(numbers)])
+                new = numbers.astype(np.int64) if ids is None else ids[numbers]
+                data = None if counts is None else weighted(self.text, counts, weights[numbers])
+                if new.min(initial=0) < 0:
+                    kept = new >= 0
+                    rows, new, data = rows[kept], new[kept], None if data is None else data[kept]
+                order = np.argsort(rows * bound + new)  # below 2^16 rows and 2^47 words, all different
+                indptr = np.zeros(len(lengths) + 1, np.int64)
+                np.cumsum(np.bincount(rows, minlength=len(lengths)), out=indptr[1:])
+                writer.append(indptr, new[order].astype(dtype), None if data is None else data[order])
+        blocks.end()
