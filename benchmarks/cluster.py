@@ -1,12 +1,14 @@
 """Runs on dask workers of this machine: how much two gain on one, and that a run bears workers that come and go.
 
     python benchmarks/cluster.py scale DATA.xmc TEST.xmc FOLDER          # --trained: MODEL in the place of DATA.xmc
+    python benchmarks/cluster.py tune DATA.xmc FOLDER --grid lam=0.03,0.1 --set max_passes=3
     python benchmarks/cluster.py disturb DATA.xmc FOLDER --kills 10 --freeze 120
     python benchmarks/cluster.py memory DATA.xmc TEST.xmc FOLDER --memory-limit 550MB
     python benchmarks/cluster.py large DATA.xmc TEST.xmc FOLDER --memory-limit 1GB --set lam=1
 
 `scale` trains, predicts and evaluates with one thread, two threads, one worker of one thread and two, in turns, from one
-process, and prints ratios of the medians; all models must be the same. `disturb` trains while workers are killed (SIGKILL, a
+process, and prints ratios of the medians; all models must be the same. `tune` does the same with a tuning of PD-Sparse, whose
+settings are trained beside each other; all figures must be the same. `disturb` trains while workers are killed (SIGKILL, a
 nanny starts them again), one is frozen (SIGSTOP), one is retired and one is added; the model must be that of an undisturbed
 run in one process. `memory` trains, predicts and evaluates on a worker whose limit is near what the work takes; dask's memory
 manager must neither pause it nor end it. `large` trains, predicts and evaluates on two workers with data that are larger than
@@ -194,6 +196,48 @@ def scale(data: Path, test: Path, folder: Path, memory_limit: str, repeats: int,
     for model in () if trained else models:
         clean(model)
     sys.exit(len(digests) > 1)
+
+
+@main.command()
+@click.argument("data", type=_PATH)
+@click.argument("folder", type=_PATH)
+@click.option("--solver", default="pdsparse", show_default=True)
+@click.option("--grid", default="lam=0.03,0.1", show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="The same in all settings.")
+@click.option("--memory-limit", default="1GB", show_default=True, help="Of each worker, and of this process.")
+@click.option("--repeats", default=2, show_default=True)
+def tune(
+    data: Path, folder: Path, solver: str, grid: str, settings: tuple[str, ...], memory_limit: str, repeats: int
+) -> None:
+    """Settings in turn, on one thread or worker, against settings beside each other, on two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, _, values = grid.partition("=")
+    how = {
+        "grid": {name: [float(value) for value in values.split(",")]},
+        "fixed": {name: json.loads(value) for name, _, value in (one.partition("=") for one in settings)},
+        "memory_limit": memory_limit, "work": folder / "tuning",
+    }  # fmt: skip
+    took: dict[str, list[float]] = {}
+    figures = set()
+    print(f"{machine()}; {memory_limit}; {data.name}, {solver} {grid} {' '.join(settings)}")
+    with ExitStack() as stack:
+        one, two = (stack.enter_context(_workers(folder, n, memory_limit)) for n in (1, 2))
+        places: dict[str, dict[str, Any]] = {
+            "1 thread": {"threads": 1}, "2 threads": {"threads": 2}, "1 worker": {"scheduler": one.client},
+            "2 workers": {"scheduler": two.client},
+        }  # fmt: skip
+        for _, (way, where) in itertools.product(range(repeats + 1), places.items()):  # the first turn loads kernels
+            with standing_still(*(of for of in (one, two) if of.client is not where.get("scheduler"))):
+                report = xs.tune(data, solver, **how, **where)
+            took.setdefault(way, []).append(report["seconds"])
+            figures.add(json.dumps([(of["figures"], of["nnz"]) for of in report["settings"]]))
+            alone = ", ".join(f"{of['seconds']:.1f}" for of in report["settings"])
+            print(f"{way}: {report['seconds']:.1f} s, of settings {alone}", flush=True)
+    seconds = {way: median(times[1:]) for way, times in took.items()}
+    for first, second in (("1 thread", "2 threads"), ("1 worker", "2 workers")):
+        ratio = seconds[first] / seconds[second]
+        print(f"{first} {seconds[first]:.1f} s, {second} {seconds[second]:.1f} s: ratio {ratio:.2f}")
+    sys.exit(len(figures) > 1)
 
 
 def _workers(folder: Path, n: int, memory_limit: str) -> Workers:

@@ -57,6 +57,28 @@ class Progress:
         """What is done of the whole, from 0 to 1. It never falls."""
         return self._share
 
+    @property
+    def about(self) -> str:
+        """Of which part of a command the words are, "" where it has none."""
+        return self._about
+
+    @contextmanager
+    def beside(self, share: float, about: str) -> Iterator[Progress]:
+        """What this thread does within the block is so large a share of the present phase; other threads do the rest."""
+        mine = _Beside(self, share, about)
+        token = _current.set(mine)
+        try:
+            with mine.part(0.0, 1.0):
+                yield mine
+        finally:
+            _current.reset(token)
+
+    def add(self, share: float) -> None:
+        """So much more of the phase is done. Threads may call at once."""
+        begin, end = self._phase
+        with self._lock:
+            self._move(self._share + (end - begin) * share)
+
     @contextmanager
     def part(self, begin: float, end: float, about: str = "") -> Iterator[None]:
         """Whatever says how far it is within the block speaks of this part of the present part. about: before its words."""
@@ -176,6 +198,23 @@ class Progress:
             self._bar.unit = f"{duration(self.elapsed())}{more}: {self.words}"
             self._bar.set_description_str(f"{self._what} {now:4.0%} ", refresh=False)
             self._bar.refresh()
+
+
+class _Beside(Progress):
+    """What one of several threads does: `outer` has its words, and so large a share of what it does."""
+
+    def __init__(self, outer: Progress, share: float, about: str) -> None:
+        super().__init__()
+        self._outer, self._of, self._about = outer, share, about
+
+    def phase(self, words: str, span: tuple[float, float] | None = (0.0, 1.0)) -> None:
+        super().phase(words, span)
+        self._outer.words = self.words
+
+    def _move(self, share: float) -> None:
+        more = max(share - self._share, 0.0)
+        super()._move(share)
+        self._outer.add(self._of * more)
 
 
 def _width() -> int:

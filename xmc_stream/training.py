@@ -98,14 +98,16 @@ def _train(
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events) as engine:
-            resident_bytes = engine.warm(method.warm_up(task))
-            plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
+            of, resident_bytes = execution.part or (1, engine.warm(method.warm_up(task)))
+            plan = memory_plan(engine, limit, resident_bytes, execution.cuts, of)
             progress.phase("looking at the data", (0.0, 0.0))
             forecaster = method.forecaster(task, plan, engine.once)
             foreseen = forecaster.forecast(plan)
             run = method.run(task, work, plan, ledger, foreseen)
             LOG.info(
-                "plan: %s", plan_line(with_process(foreseen, plan, resident_bytes, peak_resident()), progress.elapsed())
+                "%splan: %s",
+                progress.about,
+                plan_line(with_process(foreseen, plan, resident_bytes, peak_resident()), progress.elapsed()),
             )
             progress.expect(foreseen["seconds"])
 

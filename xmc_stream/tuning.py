@@ -8,22 +8,27 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
-from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.engine.runner import Engine
+from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
 from xmc_stream.evaluation import evaluate_with
-from xmc_stream.memory import peak_resident
+from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
-from xmc_stream.models import Execution, load_model
+from xmc_stream.models import Execution, load_model, memory_plan
+from xmc_stream.models.execution import Part, shared
 from xmc_stream.progress import LOG, current, working
+from xmc_stream.stop import wanted_while
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.store.remote import local_path
@@ -35,6 +40,7 @@ FALLING = ("hamming_loss",)  # the lower, the better
 _KS = (1, 3, 5)
 _LEAST_ROWS = 100
 _COMPARED = 0.8  # of the whole, that comparing settings takes where the best one is trained on all rows then
+_SPLIT = 0.02  # of these, that splitting the rows takes
 _LEARNED = 0.9  # of a setting, that training takes; the rest compares it
 
 
@@ -61,8 +67,10 @@ def tune(
     """Train a method with each setting of a grid on a part of the rows, and compare the models on the rest.
 
     The rows are split as `split` does it: every label keeps its share. All combinations of the values in `grid` are
-    tried, on the same rows, one after another. Where the method can, a setting begins from the model of another one and
-    takes a part of a training's work: PPDSparse does, for lam, tau and C. A run that was killed goes on when the same
+    tried, on the same rows. Where the method can, a setting begins from the model of another one and takes a part of a
+    training's work: PPDSparse does, for lam, tau and C. Where a training has one job at a time (PD-Sparse, MEMOIR), several
+    are trained beside each other, as many as there are threads, or threads of workers, and as their parts of the memory
+    limit allow. A run that was killed goes on when the same
     call is made again, with every setting that was finished. docs/tuning.md says more.
 
     Parameters
@@ -297,26 +305,102 @@ class _Tuning:
             Ledger(work / "ledger.jsonl", self.identity, self.force) as ledger,
         ):
             part, held = work / "train.xmc", work / "held.xmc"
-            split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit)
+            with current().part(0.0, _SPLIT):
+                split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit)
             rows, others = open_dataset(part), open_dataset(held)
             self._refuse_few(others.n_samples)
-            steps = self.method.path(self.tried.settings)
-            todo = [step for step in steps if ledger.get(_key(step)) is None]
-            for step in todo:
-                number = len(steps) - len(todo) + todo.index(step) + 1
-                start = None if step.start is None else load_model(_model(work, step.start))
-                LOG.info("setting %d of %d: %s", number, len(steps), self._words(step))
-                with current().part(
-                    (number - 1) / len(steps), number / len(steps), f"setting {number} of {len(steps)}, "
-                ):
-                    about = self._learn(step, rows, others, work, start, self.check and step is todo[0])
-                ledger.add(_key(step), about)
-                needed = {later.start for later in todo[todo.index(step) + 1 :]}
-                for old in {before.setting for before in steps} - needed:
-                    remove(_model(work, old))
-                    remove(state_of_trial(_model(work, old)))
-            settings = [ledger.get(f"setting/{i}") for i in range(len(steps))]
+            with current().part(_SPLIT, 1.0):
+                self._try(self.method.path(self.tried.settings), ledger, rows, others, work)
+            settings = [ledger.get(f"setting/{i}") for i in range(len(self.tried.settings))]
             return {"n_train": rows.n_samples, "n_held_out": others.n_samples, "settings": settings}, ledger.resumed
+
+    def _try(self, steps: Sequence[Step], ledger: Ledger, rows: Dataset, others: Dataset, work: Path) -> None:
+        """Train and compare all settings that the ledger has no figures of."""
+        todo = [step for step in steps if ledger.get(_key(step)) is None]
+        beside = self._train_beside(todo, len(steps), rows, work)
+        low, took = (0.0, {}) if beside is None else (_LEARNED, beside)
+        for step in todo:
+            number, about = _place(step, todo, len(steps))
+            start = None if step.start is None else load_model(_model(work, step.start))
+            if step.setting not in took:
+                LOG.info("setting %d of %d: %s", number, len(steps), self._words(step))
+            begin, end = (low + (1 - low) * done / len(steps) for done in (number - 1, number))
+            with current().part(begin, end, about):
+                check = self.check and (beside is not None or step is todo[0])
+                found = self._learn(step, rows, others, work, start, check, took.get(step.setting, 0.0))
+            ledger.add(_key(step), found)
+            later = todo[todo.index(step) + 1 :]
+            needed = {of for one in later for of in (one.setting, one.start)}
+            for old in {before.setting for before in steps} - needed:
+                remove(_model(work, old))
+                remove(state_of_trial(_model(work, old)))
+
+    def _train_beside(self, todo: Sequence[Step], n: int, rows: Dataset, work: Path) -> dict[int, float] | None:
+        """Train settings beside each other, as many as threads or workers and the memory limit allow; seconds of each.
+
+        Those that come to need more memory than they have beside others are left out. None: only one at a time is possible.
+        """
+        if not self.method.one_by_one or len(todo) < 2 or any(step.start is not None for step in todo):
+            return None
+        bar, stop, took = current(), Event(), dict[int, float]()
+        with shared(self.execution) as execution:
+            at_once, execution = self._parts(
+                [self.tried.settings[step.setting] for step in todo], execution, rows, work
+            )
+            if at_once < 2:
+                return None
+
+            def learn(step: Step) -> float:
+                number, about = _place(step, todo, n)
+                with wanted_while(lambda: not stop.is_set()), bar.beside(1 / len(todo), about):
+                    LOG.info("setting %d of %d: %s", number, n, self._words(step))
+                    began, path = time.perf_counter(), _model(work, step.setting)
+                    setting = self.tried.settings[step.setting]
+                    train(rows, path, setting, self.seed, execution, force=self.force, check=self.check, trial=True)
+                    remove(state_of_trial(path))
+                    return time.perf_counter() - began
+
+            with bar.part(0.0, _LEARNED), ThreadPoolExecutor(at_once, "xmc-stream-setting") as threads:
+                bar.phase(f"training {at_once} settings beside each other", (1 - len(todo) / n, 1.0))
+                running = {threads.submit(learn, step): step for step in todo}
+                try:
+                    for future in as_completed(running):
+                        step = running[future]
+                        try:
+                            took[step.setting] = future.result()
+                        except MemoryLimitError:
+                            if execution.part is None or execution.part.of == 1:
+                                raise
+                            number, _ = _place(step, todo, n)
+                            LOG.info(
+                                "setting %d of %d needs more memory: it goes on by itself, when others have ended",
+                                number,
+                                n,
+                            )
+                finally:
+                    stop.set()
+        return took
+
+    def _parts(
+        self, settings: Sequence[Parameters], execution: Execution, rows: Dataset, work: Path
+    ) -> tuple[int, Execution]:
+        """How many settings can be trained at once, and how each of them is then."""
+        limit, method = execution.limit([rows.path], [work]), self.method
+        tasks = [Task(rows, setting, self.seed, trial=True) for setting in settings]
+        threads = execution.threads or available_threads()
+        with Engine(limit, threads, execution.scheduler) as engine:
+            resident = max(engine.warm(method.warm_up(task)) for task in tasks)
+            for at_once in range(min(len(tasks), engine.threads * engine.processes), 1, -1):
+                of = min(at_once, engine.threads)  # a worker may get the jobs of so many
+                mine = threads // at_once if engine.in_process else engine.threads
+                plan = replace(memory_plan(engine, limit, resident, execution.cuts, of), threads=mine)
+                try:
+                    for task in tasks:
+                        method.forecaster(task, plan, engine.once).check(plan)
+                except MemoryLimitError:
+                    continue
+                return at_once, replace(execution, memory_limit=limit.limit, threads=mine, part=Part(of, resident))
+        return 1, execution
 
     def _words(self, step: Step) -> str:
         mine = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.setting].items())
@@ -325,8 +409,10 @@ class _Tuning:
         start = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.start].items())
         return f"{mine}, from {start}"
 
-    def _learn(self, step: Step, rows: Dataset, others: Dataset, work: Path, start: Any, check: bool) -> dict[str, Any]:
-        """One setting: a model of the rows, and its figures on the others."""
+    def _learn(
+        self, step: Step, rows: Dataset, others: Dataset, work: Path, start: Any, check: bool, took: float
+    ) -> dict[str, Any]:
+        """One setting: a model of the rows, and its figures on the others. took: seconds, if it is trained."""
         began, execution, bar = time.perf_counter(), self.execution, current()
         path = _model(work, step.setting)
         with bar.part(0.0, _LEARNED):
@@ -341,13 +427,19 @@ class _Tuning:
             "parameters": self.tried.values[step.setting],
             "figures": figures,
             **{name: about[name] for name in ("nnz", "model_bytes", "passes", "bytes_streamed", "bytes_gathered")},
-            "seconds": round(time.perf_counter() - began, 3),
+            "seconds": round(took + time.perf_counter() - began, 3),
             "start": step.start,
         }
 
 
 def _key(step: Step) -> str:
     return f"setting/{step.setting}"
+
+
+def _place(step: Step, todo: Sequence[Step], n: int) -> tuple[int, str]:
+    """The number of a step of n, from 1, of which `todo` are left; and words for it."""
+    number = n - len(todo) + todo.index(step) + 1
+    return number, f"setting {number} of {n}, "
 
 
 def _model(work: Path, setting: int) -> Path:

@@ -62,7 +62,8 @@ def tune(
     """Compare settings of a method on rows held out of the dataset DATA, and say which is best.
 
     Every setting is trained without these rows. Where the method can (ppdsparse), settings share work: each begins from
-    the weights of a neighbour. OUT is a file for the table, as JSON.
+    the weights of a neighbour. Settings of pdsparse and memoir are trained beside each other, on threads or workers. OUT is
+    a file for the table, as JSON.
 
     A run that was killed goes on when the same command is given again; what it needs for that lies in OUT.partial, or
     without OUT in DATA.tune.partial in the current folder.

@@ -37,6 +37,7 @@ from xmc_stream.errors import InputError, JobError
 from xmc_stream.jobs.job import Job, Receipt
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.progress import LOG
+from xmc_stream.stop import stop_if_unwanted
 
 # they tell at length of a scheduler that is gone, and we in a line
 _LOGS = [logging.getLogger(f"distributed.{name}") for name in ("client", "batched", "comm", "core")]
@@ -103,6 +104,16 @@ def settled_limit(
             told = cluster.ask(Folders(tuple(str(Path(of).absolute()) for of in reads), tuple(of.name for of in seen)))
         refuse_unfit(told)
         return common_limit(told, size)
+    finally:
+        cluster.close()
+
+
+@contextmanager
+def one_client(scheduler: Any) -> Iterator[distributed.Client]:
+    """A client that several runs beside each other share. scheduler: as of `Cluster`, which says what it raises."""
+    cluster = Cluster(scheduler, "", lambda: False, MemoryLimit(0))
+    try:
+        yield cluster.client
     finally:
         cluster.close()
 
@@ -215,6 +226,11 @@ class Cluster:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def client(self) -> distributed.Client:
+        """Of the scheduler."""
+        return self._client
 
     def _meet_workers(self) -> None:
         """Count workers; wait for jobs that a session of this run which is gone left there: they write what ours do."""
@@ -391,6 +407,7 @@ class Cluster:
         """Wait for something that workers bring about, and return it. Raises JobError where none is left, and none comes."""
         left = time.monotonic()  # when there were workers at last
         while not (found := holds()):
+            stop_if_unwanted()
             self._news.wait(_PAUSE)
             self._news.clear()
             if time.monotonic() < self._seen + _LOOK:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from xmc_stream.engine.work import Done, Failed, do, do_while, receipt_of, under_way
 from xmc_stream.jobs.job import Job, Receipt
+from xmc_stream.stop import stop_if_unwanted
+
+_LOOK = 0.1  # seconds from one look for whether this thread is wanted to the next
 
 
 class Threads:
@@ -40,8 +44,11 @@ class Threads:
         return future
 
     def next_ended(self) -> Future[Done | Failed]:
-        """A job's future, as it ends. Waits for one."""
-        return self._ended.get()
+        """A job's future, as it ends. Waits for one, for as long as this thread is wanted."""
+        while True:
+            stop_if_unwanted()
+            with suppress(Empty):
+                return self._ended.get(timeout=_LOOK)
 
     def outcome(self, job: Job, future: Future[Done | Failed]) -> Done | Failed:
         """What a job ended with. Raises what it raised, if that is no error of the library's own."""

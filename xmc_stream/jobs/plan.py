@@ -34,7 +34,7 @@ class MemoryPlan:
     """What the jobs of a run may hold in one process.
 
     limit: the memory limit, for messages. budget: bytes for all threads of the process together. processes: how many
-    work beside each other. cuts: see Cuts.
+    work beside each other. cuts: see Cuts. parts: trainings beside each other that share a process; budget is of one of them.
     """
 
     limit: int
@@ -42,6 +42,7 @@ class MemoryPlan:
     threads: int
     processes: int = 1
     cuts: Cuts = Cuts()
+    parts: int = 1
 
     @property
     def per_thread(self) -> int:

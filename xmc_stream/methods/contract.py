@@ -84,12 +84,14 @@ class Method(ABC):
     """A method of learning. It has no state: all that a training is lies in its run and on disk.
 
     parameters: what they are, which says its name too. kind: of its models, see `models.model`. reported: names of
-    attributes of a model that the report of a training shows.
+    attributes of a model that the report of a training shows. one_by_one: its jobs go one after another, so several trainings
+    beside each other take less time than in turn. `MemoryPlan.parts` of them share a process then.
     """
 
     parameters: ClassVar[type[Parameters]]
     kind: ClassVar[str] = "linear"
     reported: ClassVar[Sequence[str]] = ()
+    one_by_one: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -112,7 +114,7 @@ class Method(ABC):
         return False
 
     def path(self, settings: Sequence[Any]) -> list[Step]:
-        """The order in which settings are tried, one after another, on the same rows, and which model each begins from.
+        """The order in which settings are tried, on the same rows, and which model each begins from.
 
         Each setting comes once, after the one that it begins from. Every one by itself, unless a method knows better.
         """

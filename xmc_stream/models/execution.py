@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xmc_stream.errors import InputError, renaming
 from xmc_stream.memory import MemoryLimit, available_threads
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from xmc_stream.engine.runner import Engine
     from xmc_stream.jobs.job import Job
     from xmc_stream.jobs.plan import Cuts, MemoryPlan
+
+
+class Part(NamedTuple):
+    """What a training beside others has of a process. of: so many share one; resident: bytes that it held before."""
+
+    of: int
+    resident: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,9 @@ class Execution:
         Show a bar on stderr, where that is a terminal.
     cuts : Cuts or None, default None
         Cut small data into many blocks; for tests.
+    part : Part or None, default None
+        A training is one of several beside each other, and has such a part of a process. memory_limit is in bytes then, and
+        its processes have loaded kernels.
 
     Examples
     --------
@@ -50,6 +60,7 @@ class Execution:
     scheduler: Any = None
     progress: bool = False
     cuts: Cuts | None = None
+    part: Part | None = None
 
     def limit(self, reads: Sequence[str | Path] = (), writes: Sequence[str | Path] = ()) -> MemoryLimit:
         """The memory limit in bytes; on a cluster that of each worker, if all of them can take part.
@@ -76,6 +87,8 @@ class Execution:
 
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
+        if self.part is not None:  # whoever began them has asked
+            return MemoryLimit.of(self.memory_limit)
         return limit_of(self.memory_limit, self.scheduler, reads, writes)
 
     def scratch(self, *stores: Path) -> Path | None:
@@ -103,11 +116,26 @@ def advising(folder: Path, instead: str) -> AbstractContextManager[None]:
     return renaming({f"{unseen}name a folder": f"{unseen}{advice}"})
 
 
-def memory_plan(engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None) -> MemoryPlan:
-    """What jobs may hold when libraries and kernels hold so many bytes."""
+def memory_plan(
+    engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None, parts: int = 1
+) -> MemoryPlan:
+    """What jobs may hold when libraries and kernels hold so many bytes. parts: trainings that share a process."""
     from xmc_stream.jobs.plan import Cuts, MemoryPlan
 
-    return MemoryPlan(limit.limit, limit.budget(resident_bytes), engine.threads, engine.processes, cuts or Cuts())
+    budget = limit.budget(resident_bytes) // parts
+    return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts(), parts)
+
+
+@contextmanager
+def shared(execution: Execution) -> Iterator[Execution]:
+    """The same, with one client of the scheduler for several runs beside each other."""
+    if execution.scheduler is None:
+        yield execution
+        return
+    from xmc_stream.engine.cluster import one_client
+
+    with one_client(execution.scheduler) as client:
+        yield replace(execution, scheduler=client)
 
 
 @contextmanager

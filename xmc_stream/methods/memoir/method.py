@@ -82,6 +82,7 @@ class MEMOIRMethod(Method):
 
     parameters = MEMOIRParameters
     reported = ("steps", "best_step", "held_out_accuracy", "held_out_macro_F1", "held_out_n_held_out", "history")
+    one_by_one = True
 
     def kind_of(self, parameters: Any) -> str:
         """Low-rank for lsh."""

@@ -58,6 +58,7 @@ class PDSparseMethod(Method):
         "rounds", "lam", "best_pass", "held_out_P@1", "held_out_P@3", "held_out_P@5", "n_learned", "n_held_out", "n_skipped",
         "history",
     )  # fmt: skip
+    one_by_one = True
 
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""

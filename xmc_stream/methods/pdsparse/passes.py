@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,16 +50,35 @@ class _Session:
     after: str
 
     def fits(self, lam: float, most_bytes: int) -> bool:
-        """Whether a pass of another stage may begin with them."""
+        """Whether a segment may go on with them: of another stage, or under another limit, it may not."""
         return self.stepper.tables.lam == lam and self.stepper.tables.most_bytes == most_bytes
 
 
-_sessions: dict[str, _Session] = {}  # by the run's folder; there is one at a time
+_sessions: dict[str, _Session] = {}  # by the run's folder
+_at_work: set[str] = set()  # runs that have a job here
+_lock = Lock()
 
 
-def drop_session() -> None:
-    """Let go of tables that an earlier job left in this process."""
-    _sessions.clear()
+def drop_session(work: str | None = None) -> None:
+    """Let go of tables that an earlier job left in this process, of the run of a folder or of all."""
+    with _lock:
+        for one in list(_sessions) if work is None else [work]:
+            _sessions.pop(one, None)
+
+
+@contextmanager
+def _alone_with(data: Data) -> Iterator[None]:
+    """A job of a run: tables that others left here go, as far as these and runs at work are more than are planned."""
+    with _lock:
+        _at_work.add(data.work)
+        left = [work for work in _sessions if work not in _at_work]
+        for work in left[: max(0, len(_at_work) + len(left) - data.plan.parts)]:
+            del _sessions[work]
+    try:
+        yield
+    finally:
+        with _lock:
+            _at_work.discard(data.work)
 
 
 @dataclass(frozen=True)
@@ -105,6 +127,10 @@ class SegmentJob:
     def run(self) -> Receipt:
         """Visit the rows; write dual variables and tables; the receipt has sums of the segment and, at the end, the pass."""
         drop_tiles()
+        with _alone_with(self.data):
+            return self._run()
+
+    def _run(self) -> Receipt:
         began = time.perf_counter()
         rows = Rows(self.data, self.rows)
         stepper = self._stepper(rows)
@@ -140,11 +166,10 @@ class SegmentJob:
     def _stepper(self, rows: Rows) -> Stepper:
         """The tables as this segment finds them: those that are in this process, or read from disk."""
         session = _sessions.pop(self.data.work, None)
-        drop_session()
         most_bytes = self.data.plan.most_bytes(self.fixed)
         # a pass begins without what labels that came and went left in v
         begins = self.support if self.support is not None and self.number == 0 else _DEAD
-        if session is not None and session.after == self.tables and (self.first or session.fits(self.lam, most_bytes)):
+        if session is not None and session.after == self.tables and session.fits(self.lam, most_bytes):
             if not self.first:
                 purge(begins, session.stepper.tables)
             return session.stepper
@@ -293,7 +318,11 @@ class PassProbe:
 
     def run(self) -> Receipt:
         """Visit them."""
-        rows = Rows(Data(self.data, "", self.parameters, self.seed, self.plan))
+        data = Data(self.data, "", self.parameters, self.seed, self.plan)
+        with _alone_with(data):
+            return self._run(Rows(data))
+
+    def _run(self, rows: Rows) -> Receipt:
         d, lam, n = rows.dataset.n_features, self.parameters.lams[0], min(rows.n_samples, STRETCH)
         at = np.arange(n)
         spans = rows.X.lengths(at)
@@ -334,8 +363,11 @@ class ObjectiveJob:
 
     def run(self) -> Receipt:
         """Sum; also the norms of the weights."""
+        with _alone_with(self.data):
+            return self._run()
+
+    def _run(self) -> Receipt:
         session = _sessions.pop(self.data.work, None)
-        drop_session()
         rows = Rows(self.data, self.rows)
         if session is not None and session.after == self.tables:
             stepper = session.stepper
@@ -369,7 +401,11 @@ class WeightsJob:
 
     def run(self) -> Receipt:
         """Write them by feature, then by class."""
-        drop_session()
+        drop_session(self.data.work)
+        with _alone_with(self.data):
+            return self._run()
+
+    def _run(self) -> Receipt:
         dataset = Dataset(self.data.path)
         n_features, n_labels = dataset.n_features, dataset.n_labels
         label_of = np.empty(n_labels, np.int32)
@@ -399,7 +435,7 @@ class WeightsJob:
 class UnitJob:
     """Write a unit of the model from the weights by class. A class without positives scores -inf: it is not predicted."""
 
-    data: str
+    data: Data
     weights: str
     n_features: int
     unit: Unit
@@ -412,12 +448,16 @@ class UnitJob:
 
     def run(self) -> Receipt:
         """Write; the receipt has the sizes of tiles that predictions are planned from."""
-        drop_session()
+        drop_session(self.data.work)
+        with _alone_with(self.data):
+            return self._run()
+
+    def _run(self) -> Receipt:
         first, last = self.unit
         weights = SparseMatrix(Path(self.weights) / "columns").expect((self.n_features, None), "csc_matrix", np.float32)
         tiles = TileSizes(first, last, self.n_features)
         with new_unit(Path(self.out), self.n_features, last - first) as writer:
-            writer.bias[Dataset(self.data).label_counts(first, last) == 0] = -np.inf
+            writer.bias[Dataset(self.data.path).label_counts(first, last) == 0] = -np.inf
             for block in weights.blocks(max(4 * MIB, 16 * self.n_features), first, last):
                 writer.weights.append(np.diff(block.indptr), block.indices, block.values)
                 tiles.add(np.diff(block.indptr), block.indices)

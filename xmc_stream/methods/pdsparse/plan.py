@@ -23,7 +23,7 @@ _LEAST_TABLES = 4 * MIB
 @dataclass(frozen=True)
 class PassPlan:
     """What a segment may hold. nnz: entries of X at a time; dual: bytes of the dual variables of a group; tables: bytes of the
-    tables; dense: vectors of all labels instead.
+    tables; dense: vectors of all labels instead; parts: trainings that have tables in a process.
 
     A post-solve has tables in any case: they tell what is in the support.
     """
@@ -32,6 +32,7 @@ class PassPlan:
     dual: int
     tables: int
     dense: bool = False
+    parts: int = 1
 
     def most_bytes(self, fixed: bool = False) -> int:
         """Of the tables; 0 for dense vectors."""
@@ -73,6 +74,5 @@ def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters
     left -= more
     nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
     whole = most_bytes_of(dataset.n_features, dataset.n_labels, min(parameters.parts, dataset.n_labels))
-    return PassPlan(
-        nnz, needs["dual variables"] + more, min(left, whole), dense <= left // 2 and dataset.n_labels <= UNIT
-    )
+    fits = dense <= left // 2 and dataset.n_labels <= UNIT
+    return PassPlan(nnz, needs["dual variables"] + more, min(left, whole), fits, plan.parts)

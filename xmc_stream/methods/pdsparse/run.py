@@ -150,10 +150,10 @@ class PDSparseRun:
         d = self.dataset
         units = units_of_run(d, self.ledger, ("finalise",))
         jobs = [
-            UnitJob(str(d.path), str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
+            UnitJob(self._data, str(weights), d.n_features, unit, str(unit_path(self.work, unit))) for unit in units
         ]
         receipts = yield Phase("finalise", jobs, WRITING, (_PASSES, 1.0), twice=True)
-        drop_session()
+        drop_session(str(self.work))
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective
         said = best.to_dict()
