@@ -96,8 +96,8 @@ def test_no_limit_given_means_part_of_the_free_memory() -> None:
 def test_what_a_process_holds_already_does_not_count_against_a_limit_that_was_not_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free = 10**8
-    held = np.ones(2 * free, np.uint8)  # as the user of a notebook may
+    free = 3 * 10**8
+    held = np.ones(free, np.uint8)  # as the user of a notebook may
     monkeypatch.setattr("xmc_stream.memory.available_memory", lambda: free)
     limit = MemoryLimit.of(None)
     assert held.nbytes + free // 2 < limit.limit < resident() + free
