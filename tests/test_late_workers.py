@@ -27,6 +27,7 @@ from xmc_stream.engine import cluster as of_cluster
 from xmc_stream.engine.events import read_events
 from xmc_stream.engine.runner import Engine
 from xmc_stream.engine.work import Failed
+from xmc_stream.engine.workers import Terms, environment_here, misfit
 from xmc_stream.errors import JobError
 from xmc_stream.jobs.job import Loop, Notes, Phase, Receipt
 from xmc_stream.memory import MemoryLimit
@@ -131,6 +132,18 @@ def test_a_worker_that_joins_and_does_not_fit_is_named_and_gets_no_jobs(
     assert said.startswith("worker late on ")
     assert why in said
     assert said.endswith("; it gets no jobs of this run")
+
+
+def test_a_worker_that_joins_is_asked_for_its_memory_and_for_the_run_s_folder(tmp_path: Path) -> None:
+    limit, unseen = MemoryLimit(10**9), tmp_path / "unseen" / "m.partial" / "events.jsonl"
+    terms = Terms("#memory", limit, 2, environment_here())
+    assert misfit(terms, "small", 2, 10**9).endswith("of each worker: start it with a larger --memory-limit")
+    assert not misfit(terms, "large", 2, 2 * 10**9)
+    assert not misfit(terms, "free", 1, 0)
+    there = Terms(f"{tmp_path / 'm.partial' / 'events.jsonl'}#there", limit, 2, environment_here())
+    assert not misfit(there, "near", 2, 0)
+    said = misfit(Terms(f"{unseen}#unseen", limit, 2, environment_here()), "far", 2, 0)
+    assert f" does not see {tmp_path / 'unseen'}: " in said
 
 
 @pytest.mark.slow

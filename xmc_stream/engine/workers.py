@@ -25,7 +25,7 @@ from xmc_stream.memory import MemoryLimit, available_memory, format_size, make_r
 from xmc_stream.store.remote import refuse_unreachable
 
 _LIBRARIES = ("dask", "distributed", "zarr", "scipy")  # beside what the last bits of a run depend on
-_judged: dict[str, str] = {}  # what `misfit` found, by run
+_judged: dict[tuple[str, str], str] = {}  # what `misfit` found, by run and worker
 _LEAST_FILES = 256  # open files that a process must be allowed
 _LEAST_ROOM = 64 * 10**6  # bytes on the disk of a folder that is written to
 _SHARE = 0.75  # of what is free that a run takes where no limit is given
@@ -73,7 +73,8 @@ def sources() -> str:
 
 
 @cache
-def _environment() -> Mapping[str, str]:
+def environment_here() -> Mapping[str, str]:
+    """What this process has that all workers of a run must have, and its type of processor."""
     return environment() | {name: version(name) for name in _LIBRARIES} | {"xmc-stream sources": sources()}
 
 
@@ -99,15 +100,10 @@ class Unfit:
     why: str
 
 
-def environment_here() -> Mapping[str, str]:
-    """What this process has that all workers of a run must have, and its type of processor."""
-    return _environment()
-
-
 def common_environment(workers: Iterable[Mapping[str, str]]) -> Mapping[str, str]:
     """Of a run: versions of this process, and the type of processor that most of the workers have."""
     kinds = Counter(environment["processor"] for environment in workers)
-    return {**_environment(), **({"processor": kinds.most_common(1)[0][0]} if kinds else {})}
+    return {**environment_here(), **({"processor": kinds.most_common(1)[0][0]} if kinds else {})}
 
 
 def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
@@ -115,14 +111,15 @@ def misfit(terms: Terms, name: str, threads: int, allowed: int) -> str:
 
     name, allowed: see `About`. It is asked for each job, and looks once for each run.
     """
-    if terms.run not in _judged:
-        _judged[terms.run] = _misfit(terms, f"worker {name} on {socket.gethostname()}", threads, allowed)
-    return _judged[terms.run]
+    asked = terms.run, name  # a process may be several workers
+    if asked not in _judged:
+        _judged[asked] = _misfit(terms, f"worker {name} on {socket.gethostname()}", threads, allowed)
+    return _judged[asked]
 
 
 def _misfit(terms: Terms, who: str, threads: int, allowed: int) -> str:
     for what, needed in terms.environment.items():
-        if (has := _environment().get(what)) != needed:
+        if (has := environment_here().get(what)) != needed:
             return _differs(who, what, has, needed)
     if threads > terms.threads:
         return (
@@ -191,7 +188,7 @@ def about_this(name: str, allowed: int, folders: Folders) -> About:
     """What this process says of itself, before memory is planned. name, allowed: see `About`."""
     make_room()
     return About(
-        name, _environment(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
+        name, environment_here(), socket.gethostname(), available_memory(), resident(), allowed, _open_files(),
         tuple(said for path in folders.reads if (said := _cannot_read(path))),
         tuple(str(Path(path).parent) for path in folders.writes if not _can_write(path)),
         tuple(
@@ -203,7 +200,7 @@ def about_this(name: str, allowed: int, folders: Folders) -> About:
 
 def refuse_unfit(workers: Sequence[About]) -> None:
     """Raise InputError where a worker cannot take part: each has this process's versions, and all one type of processor."""
-    mine = {name: value for name, value in _environment().items() if name != "processor"}
+    mine = {name: value for name, value in environment_here().items() if name != "processor"}
     for worker in workers:
         who = f"worker {worker.name} on {worker.host}"
         for library, needed in mine.items():
