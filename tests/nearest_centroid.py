@@ -20,7 +20,7 @@ from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.units import tiles_of
 from xmc_stream.models.linear.weights import finalise_key, new_unit, plain_units, unit_path
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import make_folder
+from xmc_stream.store.places import make_folder
 
 SLOW = "XMC_STREAM_SLOW"  # seconds that a job takes beside its work
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
+from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
@@ -16,6 +17,7 @@ from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION
+from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
 from xmc_stream.training import train
 
 _SPLIT, _HALF, _TRAINED = 0.03, 0.5, 0.97  # of the whole: where the split, the first and the second training end
@@ -39,19 +41,20 @@ def train_calibrated(
     `calibrate` returns in `calibration`. Raises what these and `split` raise.
     """
     began = time.perf_counter()
+    work = path.with_name(f"{path.name}.calibration")
     if method_of(parameters).reads_mask(parameters):
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
         )
     if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
         model, report = train(dataset, path, parameters, seed, execution, force=force, check=check)
+        remove_left(work / LOCK)
         return model, {**report, CALIBRATION: done}
     execution.limit([dataset.path], [path.parent])
-    work = path.with_name(f"{path.name}.calibration")
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
-        remove(work)
-    with working("train", execution.progress) as bar:
+        remove_work(work / LOCK)
+    with Ledger(work / LOCK, {"command": "calibrate"}), working("train", execution.progress) as bar:
         with bar.part(0.0, _SPLIT):
             split_now = split_once(dataset, part, held_out, fraction, seed, execution.memory_limit)
         if split_now:
@@ -60,7 +63,7 @@ def train_calibrated(
             try:
                 refuse_few(open_dataset(held_out))
             except InputError:
-                remove(work)
+                remove_held(work / LOCK)
                 raise
         with bar.part(_SPLIT, _HALF):
             other, before = train(
@@ -70,7 +73,7 @@ def train_calibrated(
             model, report = train(dataset, path, parameters, seed, execution, overwrite, force, check)
         with bar.part(_TRAINED, 1.0):
             about = calibrate_with(model, open_dataset(held_out), other, execution, check)
-    remove(work)
+        remove_held(work / LOCK)
     return model, {
         **report,
         "seconds": round(time.perf_counter() - began, 3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from xmc_stream.errors import InputError
+from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
@@ -115,9 +115,9 @@ def calibrate_with(
     k = min(CANDIDATES, model.n_labels)
     with (
         working("calibrate", execution.progress),
-        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=model.path.absolute().parent) as folder,
+        temporary_folder(model.path.absolute().parent) as folder,
     ):
-        predictions = Path(folder) / "predictions"
+        predictions = folder / "predictions"
         _predict_raw(seen, dataset, k, predictions, limit, execution, check)
         rows = min(dataset.n_samples, _MOST_ROWS)
         needs = {"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}

@@ -262,6 +262,9 @@ def write_text_set(samples: Sequence[Sample], folder: Path) -> dict[str, Any]:
 
 def prepare_folder(folder: Path) -> None:
     """Make the folder, or remove what an earlier demo left in it. Raises InputError where it holds something else."""
+    from xmc_stream.store.places import refuse_inside_store
+
+    refuse_inside_store(folder.absolute())
     readme = folder / "README.txt"
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give the demo another folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.predicted import Rankings, naming_needs, open_predictions
 from xmc_stream.errors import InputError
+from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
@@ -147,28 +147,27 @@ def evaluate_with(
     metrics = RankingMetrics(ks, weights)
     with (
         working("evaluate", execution.progress) as bar,
-        tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=shared) as folder,
+        temporary_folder(shared) as scratch,
+        stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered,
     ):
-        scratch = Path(folder)
-        with stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered:
-            of_labels: dict[str, Any] = {}
-            if is_model(path):
-                with bar.part(0.0, _PREDICTED):
-                    path, of_labels = _predict(
-                        path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
-                    )
-                stored: Rankings = Predictions(path)
-            else:
-                stored = open_predictions(path, dataset.label_names())
-                limit.check(comparing_needs(stored.k) | naming_needs(stored), "evaluating predictions")
-            if stored.n_samples != dataset.n_samples:
-                raise InputError(
-                    f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
+        of_labels: dict[str, Any] = {}
+        if is_model(path):
+            with bar.part(0.0, _PREDICTED):
+                path, of_labels = _predict(
+                    path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
                 )
-            pairs = SparseMatrix(filtered) if filtered else None
-            with bar.part(_PREDICTED if of_labels else 0.0, 1.0):
-                for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks)):
-                    metrics.update(labels, y_indptr, y_indices)
+            stored: Rankings = Predictions(path)
+        else:
+            stored = open_predictions(path, dataset.label_names())
+            limit.check(comparing_needs(stored.k) | naming_needs(stored), "evaluating predictions")
+        if stored.n_samples != dataset.n_samples:
+            raise InputError(
+                f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
+            )
+        pairs = SparseMatrix(filtered) if filtered else None
+        with bar.part(_PREDICTED if of_labels else 0.0, 1.0):
+            for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks)):
+                metrics.update(labels, y_indptr, y_indices)
     return {"n_samples": dataset.n_samples, **metrics.result(), **of_labels}
 
 

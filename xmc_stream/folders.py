@@ -23,9 +23,10 @@ _lock = threading.Lock()
 _roots: dict[tuple[int, str], Path] = {}  # by process and place: a forked process has one of its own
 
 
-def new_folder() -> Path:
-    """A temporary folder. Remove it by `remove_folder`, or leave that to the end of the process."""
-    return Path(tempfile.mkdtemp(dir=_root()))
+def new_folder(place: Path | None = None) -> Path:
+    """A temporary folder, in `place` if given. Remove it by `remove_folder`, or leave that to the end of the process."""
+    with _lock:
+        return Path(tempfile.mkdtemp(dir=_root(place)))
 
 
 def remove_folder(folder: Path) -> None:
@@ -34,13 +35,16 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A temporary folder, as long as the block lasts."""
-    folder = new_folder()
+def temporary_folder(place: Path | None = None) -> Iterator[Path]:
+    """A temporary folder, as long as the block lasts. place: where it is, as for what workers must see, or for large files."""
+    folder = new_folder(place)
     try:
         yield folder
     finally:
         remove_folder(folder)
+        if place is not None:
+            with _lock, suppress(OSError):  # another thread has one there
+                folder.parent.rmdir()
 
 
 @contextmanager
@@ -68,16 +72,19 @@ def removed_with(owner: object, folder: Path) -> None:
     weakref.finalize(owner, _remove_of, os.getpid(), folder)
 
 
-def _root() -> Path:
-    """The folder of this process, in the place for temporary files."""
-    key = os.getpid(), tempfile.gettempdir()
-    with _lock:
-        root = _roots.get(key)
-        if root is None or not root.is_dir():  # what cleans up the place may have taken an empty one
-            root = _roots[key] = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            atexit.register(_remove_of, os.getpid(), root)
-            _watch(root)
-        return root
+def _root(place: Path | None) -> Path:
+    """The folder of this process in a place, by default that for temporary files."""
+    at = tempfile.gettempdir() if place is None else os.path.abspath(place)
+    key = os.getpid(), at
+    root = _roots.get(key)
+    if root is None:
+        hidden = "" if place is None else "."
+        root = _roots[key] = Path(tempfile.mkdtemp(prefix=hidden + _PREFIX, dir=at))
+        atexit.register(_remove_of, os.getpid(), root)
+        _watch(root)
+    else:  # what cleans up the place may have taken an empty one
+        root.mkdir(mode=0o700, exist_ok=True)
+    return root
 
 
 def _remove_of(process: int, folder: Path) -> None:

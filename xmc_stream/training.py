@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
+from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
@@ -27,6 +27,15 @@ from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
+from xmc_stream.store.places import (
+    LEDGER,
+    put_back,
+    refuse_foreign_names,
+    remove_held,
+    remove_work,
+    target_path,
+    work_folder,
+)
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
@@ -50,7 +59,7 @@ def train(
     """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial, given: see `Task`."""
     with (
         working("train", execution.progress) as progress,
-        writing(path.with_name(path.name + ".partial"), "give the same command again, it goes on"),
+        writing(work_folder(target_path(path)), "give the same command again, it goes on"),
     ):
         return _train(
             dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, progress
@@ -74,22 +83,25 @@ def _train(
         "warm_start": start.get("warm_start"),
         **({"trial": True} if trial else {}),
     }
-    work = path.with_name(path.name + ".partial")
+    work = work_folder(path)
     wait_for_interrupted()
     wait_for_removals()
+    refuse_foreign_names(path, LEDGER)
+    put_back(path)
     if path.exists():
         if overwrite:
             load_model(path)  # only a model is replaced
         else:
             finished = load_model(path)
             with understood(path / "zarr.json"):
-                check_identity(path / "ledger.jsonl", finished.attributes["identity"], identity, force=True)
+                check_identity(path / LEDGER, finished.attributes["identity"], identity, force=True)
                 return finished, _report(method, finished, limit.limit, began, finished.attributes["run"], True)
     if overwrite:
-        refuse_in_progress(work / "ledger.jsonl")
-        shutil.rmtree(work, ignore_errors=True)
-    begin_model(work)
-    with Ledger(work / "ledger.jsonl", {**identity, "format": RUN_FORMAT}, force) as ledger, _refused(work, ledger):
+        remove_work(work / LEDGER)
+    with Ledger(work / LEDGER, {**identity, "format": RUN_FORMAT}, force) as ledger, _refused(ledger):
+        if path.exists() and not overwrite:
+            raise InputError(f"{path} was made by another process meanwhile: give the same command again")
+        begin_model(work)
         shutil.rmtree(work / "scratch", ignore_errors=True)  # of jobs that were killed
         if trial and not ledger.resumed:
             remove(state_of_trial(path))
@@ -166,13 +178,13 @@ def _train(
 
 
 @contextmanager
-def _refused(work: Path, ledger: Ledger) -> Iterator[None]:
+def _refused(ledger: Ledger) -> Iterator[None]:
     """What cannot be begun, as no scheduler answers, leaves nothing behind."""
     try:
         yield
     except InputError:
         if not any(ledger.items()):
-            shutil.rmtree(work, ignore_errors=True)
+            remove_held(ledger.path)
         raise
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.environment import environment
-from xmc_stream.engine.ledger import Ledger, check_identity, refuse_in_progress
+from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
 from xmc_stream.evaluation import evaluate_with
+from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods import registry
 from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
@@ -31,7 +32,14 @@ from xmc_stream.progress import LOG, current, working
 from xmc_stream.stop import wanted_while
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.places import (
+    LEDGER,
+    refuse_foreign_names,
+    refuse_unwritable,
+    remove_left,
+    remove_work,
+    target_paths,
+)
 from xmc_stream.training import train
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
@@ -152,12 +160,12 @@ def tune(
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     execution = Execution(memory_limit, threads, scheduler, progress)
     tried = _tried(solver, grid, dict(fixed or {}))
-    kept = local_path(out).absolute() if out is not None else None
-    path = local_path(model).absolute() if model is not None else None
+    kept, path = (None if name is None else name.absolute() for name in _targets(out, model))
     at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
     limit = execution.limit([dataset.path], [at])
     asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
+    _refuse_targets(kept, path, overwrite)
     with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
@@ -185,7 +193,7 @@ def tune(
             report["model_report"] = about
         if kept is not None and not (resumed and kept.exists()):
             _store(kept, {**report, "identity": asked.identity})
-        remove(folder)
+        remove_left(folder / LEDGER)
     return {
         **report,
         "model": None if model is None else str(model),
@@ -296,14 +304,14 @@ class _Tuning:
 
     def run(self, work: Path, overwrite: bool) -> tuple[dict[str, Any], bool]:
         """Train and evaluate what is not done yet: what was found, and whether an earlier session had begun."""
-        if overwrite:
-            refuse_in_progress(work / "ledger.jsonl")
-            remove(work)
-        work.mkdir(parents=True, exist_ok=True)
-        with (
-            writing(work, "give the same command again, it goes on"),
-            Ledger(work / "ledger.jsonl", self.identity, self.force) as ledger,
-        ):
+        with writing(work, "give the same command again, it goes on"):
+            if overwrite:
+                remove_work(work / LEDGER)
+            return self._run(work)
+
+    def _run(self, work: Path) -> tuple[dict[str, Any], bool]:
+        """As `run`, from where a killed process was."""
+        with Ledger(work / LEDGER, self.identity, self.force) as ledger:
             part, held = work / "train.xmc", work / "held.xmc"
             with current().part(0.0, _SPLIT):
                 split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit)
@@ -464,8 +472,27 @@ def _folder(work: str | Path | None, out: Path | None) -> Iterator[Path]:
     if work is not None or out is not None:
         yield Path(work).absolute() if work is not None else out.with_name(f"{out.name}.partial")  # type: ignore[union-attr]
         return
-    with tempfile.TemporaryDirectory(prefix="xmc_stream-", ignore_cleanup_errors=True) as scratch:
-        yield Path(scratch) / "tuning"
+    with temporary_folder() as scratch:
+        yield scratch / "tuning"
+
+
+def _targets(out: str | Path | None, model: str | Path | None) -> tuple[Path | None, Path | None]:
+    """The paths of what is written in the end."""
+    paths = iter(target_paths([name for name in (out, model) if name is not None]))
+    return (None if out is None else next(paths), None if model is None else next(paths))
+
+
+def _refuse_targets(out: Path | None, model: Path | None, overwrite: bool) -> None:
+    """Raise InputError or StoreError where what is found could not be written in the end."""
+    for path in (out, model):
+        if path is not None:
+            refuse_foreign_names(path, LEDGER)
+            with writing(path, "give the same command again, or another name"):
+                refuse_unwritable(path)
+    if out is not None and out.exists() and not out.is_file():
+        raise InputError(f"{out} exists and is no file: give another name, or remove it yourself")
+    if model is not None and model.exists():
+        load_model(model)  # only a model is replaced, or was trained before
 
 
 def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any]:
@@ -489,9 +516,9 @@ def _store(out: Path, report: Mapping[str, Any]) -> None:
     """Write the file, under its name when it is whole."""
     with writing(out, "give the same command again, it goes on"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        new = out.with_name(f"{out.name}.new")
-        new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        new.replace(out)
+        with temporary_folder(out.parent) as scratch:
+            (scratch / "tuning").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            (scratch / "tuning").replace(out)
 
 
 __all__ = ["tune"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, common, executed, show, with_options
+from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, show, with_options
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
 
@@ -95,7 +95,7 @@ def delimiter_of(word: str | None) -> str | None:
 
 @click.command()
 @click.argument("sources", type=PATH, nargs=-1, required=True, metavar="SOURCE...")
-@click.argument("target", type=PATH)
+@click.argument("target", type=TARGET)
 @with_options(_READING)
 @with_options(TEXT)
 @click.option(

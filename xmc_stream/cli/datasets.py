@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, common, executed, limited, plain, show
+from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, limited, plain, show
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.memory import format_size, peak_resident
@@ -108,7 +108,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
 @click.command()
 @click.argument("data", type=STORE)
 @click.argument("news", type=STORE, nargs=-1, required=True, metavar="NEW...")
-@click.argument("out", type=PATH)
+@click.argument("out", type=TARGET)
 @click.option(
     "--columns/--rows-only", default=False, show_default=True, help="X by columns too, not only when a solver asks."
 )
@@ -151,8 +151,8 @@ def append(
 
 @click.command()
 @click.argument("data", type=STORE)
-@click.argument("train", type=PATH)
-@click.argument("valid", type=PATH)
+@click.argument("train", type=TARGET)
+@click.argument("valid", type=TARGET)
 @click.option(
     "--fraction",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -190,7 +190,7 @@ def split(
 
 @click.command("select-features")
 @click.argument("data", type=STORE)
-@click.argument("out", type=PATH)
+@click.argument("out", type=TARGET)
 @click.option("--model", type=STORE, help="Take the features that this row-sparse model selects.")
 @click.option("--features", type=PATH, metavar="FILE", help="Or take these: numbers from 0, one a line.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
@@ -231,7 +231,7 @@ def select_features(
 
 @click.command()
 @click.argument("model", type=STORE)
-@click.argument("out", type=PATH)
+@click.argument("out", type=TARGET)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited
 @common
@@ -256,12 +256,12 @@ def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, a
 
 @click.command()
 @click.argument("data", type=STORE)
-@click.argument("out", type=PATH)
+@click.argument("out", type=TARGET)
 @click.option("--format", "format_", type=click.Choice(["xmlrepo", "libsvm", "npz"]), help="[default: by the name]")
 @click.option(
     "--base", type=click.IntRange(0, 1), help="The first feature's and label's number in libsvm text. [default: 1]"
 )
-@click.option("--labels", type=PATH, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
+@click.option("--labels", type=TARGET, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @limited
 @common

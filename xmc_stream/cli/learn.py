@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xmc_stream.cli.data import BESIDE, CSV, FORMAT, delimiter_of
-from xmc_stream.cli.options import PATH, STORE, Solver, checked, common, executed, setting_of, show, with_options
+from xmc_stream.cli.options import (
+    PATH,
+    STORE,
+    TARGET,
+    Solver,
+    checked,
+    common,
+    executed,
+    setting_of,
+    show,
+    with_options,
+)
 from xmc_stream.cli.seen import seen
 from xmc_stream.cli.text import ID_FIELD, TEXT_FIELDS
 from xmc_stream.errors import InputError, MemoryLimitError
@@ -80,7 +91,7 @@ class _TrainCommand(click.Command):
 
 @click.command(cls=_TrainCommand)
 @click.argument("data", type=STORE)
-@click.argument("model", type=PATH)
+@click.argument("model", type=TARGET)
 @click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
@@ -197,7 +208,7 @@ def calibrate(
 @click.command()
 @click.argument("model", type=STORE)
 @click.argument("data", type=STORE)
-@click.argument("out", type=PATH)
+@click.argument("out", type=TARGET)
 @click.option("-k", "k", type=click.IntRange(1), default=5, show_default=True, help="Labels for each sample.")
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")

@@ -16,14 +16,21 @@ from xmc_stream.progress import current
 
 
 class _Place(click.Path):
-    """A path. stores: also the URL of a store that is read, which becomes the folder of what is fetched from it."""
+    """A path. stores: also the URL of a store that is read, which becomes the folder of what is fetched from it.
 
-    def __init__(self, stores: bool = False) -> None:
+    made: of what the command makes, or "-".
+    """
+
+    def __init__(self, stores: bool = False, made: bool = False) -> None:
         super().__init__(path_type=Path)
-        self.stores = stores
+        self.stores, self.made = stores, made
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path."""
+        if self.made and str(value) != "-":
+            from xmc_stream.store.places import target_path
+
+            return target_path(value)
         if not isinstance(value, str) or "://" not in value:
             return super().convert(value, param, ctx)
         from xmc_stream.store.remote import as_path, local_path
@@ -33,6 +40,7 @@ class _Place(click.Path):
 
 PATH = _Place()
 STORE = _Place(stores=True)
+TARGET = _Place(made=True)
 
 
 def with_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, Solver, checked, common, executed, setting_of, show, value_of
+from xmc_stream.cli.options import STORE, TARGET, Solver, checked, common, executed, setting_of, show, value_of
 from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
@@ -29,7 +29,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
 
 @click.command()
 @click.argument("data", type=STORE)
-@click.argument("out", type=PATH, required=False)
+@click.argument("out", type=TARGET, required=False)
 @click.option("--solver", type=Solver(), default="ppdsparse", show_default=True, help="The method.")
 @click.option(
     "--grid", "grids", multiple=True, metavar="NAME=VALUE,...",
@@ -48,7 +48,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
     help="Share of the rows that no setting is trained on.",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--model", type=PATH, metavar="MODEL", help="Train the best setting on all rows in the end.")
+@click.option("--model", type=TARGET, metavar="MODEL", help="Train the best setting on all rows in the end.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT, MODEL, or an unfinished run of another grid.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
 @checked("the data")

@@ -216,12 +216,12 @@ def convert_report(
         dataset, n_samples, n_features, n_labels, nnz_features, nnz_labels, bytes_in, bytes_on_disk, seconds, peak_rss
         (bytes), said (a line for people) and resumed.
     """
-    from xmc_stream.store.remote import local_path
+    from xmc_stream.store.places import target_path
 
     with working("convert", progress):
         return _convert(
-            source, local_path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns, observed,
-            format, new_labels, options,
+            source, target_path(target), like, normalize, memory_limit, overwrite, labels, threads, scheduler, columns,
+            observed, format, new_labels, options,
         )  # fmt: skip
 
 
@@ -269,7 +269,9 @@ def _convert(
                 limit.check(plan.needs, "convert", plan.budget)
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: digest_of(identity)}
-                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, mark)
+                done = run_conversion(
+                    opened, target, identity, train, normalize, columns, plan, engine, mark, overwrite
+                )
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()
@@ -297,15 +299,14 @@ def _convert(
 
 def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
     """Store a file of pairs as the mask of a dataset."""
-    import tempfile
-
     from xmc_stream.convert.formats.pairs import store_pairs
+    from xmc_stream.folders import temporary_folder
     from xmc_stream.store.dataset import write_observed
     from xmc_stream.store.matrix import SparseMatrix
 
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=dataset.path.absolute().parent) as scratch:
-        store_pairs(source, Path(scratch) / "pairs", dataset.n_samples, dataset.n_labels, limit)
-        write_observed(dataset, SparseMatrix(Path(scratch) / "pairs").blocks(2**22))
+    with temporary_folder(dataset.path.absolute().parent) as scratch:
+        store_pairs(source, scratch / "pairs", dataset.n_samples, dataset.n_labels, limit)
+        write_observed(dataset, SparseMatrix(scratch / "pairs").blocks(2**22))
 
 
 def taken_over(like: str | Path | Dataset | StoredModel) -> Like:

@@ -12,7 +12,7 @@ from xmc_stream.convert.pieces import Piece, PieceWriter, work_folder
 from xmc_stream.convert.source import Part, Source
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store import assembly
-from xmc_stream.store.encoding import fsync_folder
+from xmc_stream.store.places import fsync_folder
 
 
 @dataclass(frozen=True)

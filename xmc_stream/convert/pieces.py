@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.encoding import make_folder, new_folder
+from xmc_stream.store.encoding import new_folder
+from xmc_stream.store.places import make_folder
 
 WINDOW = 2**19  # items read at a time
 _FILES = ("lengths", "indices", "data")

@@ -23,6 +23,7 @@ from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.progress import current
 from xmc_stream.store import assembly
 from xmc_stream.store.names import copy_names
+from xmc_stream.store.new_dataset import check_target
 
 if TYPE_CHECKING:
     from xmc_stream.engine.runner import Engine
@@ -175,9 +176,12 @@ def running(
 
 def run_conversion(
     source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
-    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str],
+    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str], overwrite: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
+
+    def refuse(path: Path) -> None:
+        check_target(path, overwrite)
 
     def convert(work: Path, ledger: Ledger) -> Receipt:
         run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
@@ -185,7 +189,7 @@ def run_conversion(
             _read_here(run.part_jobs, ledger, source.bytes_in)
         return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
 
-    return make(target, identity, convert, (InputError, DamagedPieceError), source.alone)
+    return make(target, identity, convert, refuse, (InputError, DamagedPieceError), source.alone)
 
 
 def _read_here(jobs: Sequence[PartJob], ledger: Ledger, total: int) -> None:

@@ -36,7 +36,8 @@ from xmc_stream.store.encoding import COPY_BYTES, folder_bytes, index_dtype
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.names import ROW_IDS, WRITER_BYTES, NamedIds, copy_folders, open_vectorizer
 from xmc_stream.store.new_dataset import check_target
-from xmc_stream.store.remote import link_or_copy, local_path
+from xmc_stream.store.places import target_path
+from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED
 
 _COMPILING = 5.0  # seconds
@@ -167,7 +168,7 @@ def append_report(
     if not several:
         raise InputError(f"nothing is to be appended to {data}: name one dataset or more")
     sets = [one if isinstance(one, Dataset) else open_dataset(one) for one in (data, *several)]
-    target = local_path(out).absolute()
+    target = target_path(out).absolute()
     if target.resolve() in {dataset.path.resolve() for dataset in sets}:
         raise InputError(f"{target} is one of the sets that are joined: give another name")
     threads = available_threads() if threads is None else threads
@@ -195,7 +196,12 @@ def append_report(
                     max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append"
                 )
                 made = _Sets(tuple(sets), columns, writing.max_bytes, digest_of(identity))
-                done = make(target, identity, lambda work, ledger: engine.run(made.loop(work), ledger))
+                done = make(
+                    target,
+                    identity,
+                    lambda work, ledger: engine.run(made.loop(work), ledger),
+                    lambda path: check_target(path, overwrite),
+                )
                 peak = max(peak_resident(), engine.peak)
         else:
             peak = peak_resident()

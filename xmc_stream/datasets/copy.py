@@ -1,29 +1,37 @@
 """Copying finished stores to a URL, from a URL, or from folder to folder.
 
-A file is compared with its checksum before it gets its name at the target, and the outermost zarr.json comes last: half
-a copy is no store. What is half there goes on, as a file beside the others says of which store it is.
+A file is compared with its checksum before it gets its name at the target, and what is there already is read and compared
+too. Half a copy is no store: a folder gets its name when it is whole, and at a URL the outermost zarr.json comes last. What
+is half there goes on, as a file beside the others says of which store it is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import tempfile
+import os
 import time
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import google_crc32c
 
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError, in_urls
+from xmc_stream.folders import temporary_folder
+from xmc_stream.jobs.job import Receipt
 from xmc_stream.memory import peak_resident
-from xmc_stream.progress import working
+from xmc_stream.progress import current, working
 from xmc_stream.stop import stop_if_unwanted
-from xmc_stream.store.encoding import publish, writing
-from xmc_stream.store.inventory import refuse_broken_seal, take_inventory
+from xmc_stream.store.encoding import writing
+from xmc_stream.store.inventory import files_of_store, refuse_broken_seal, take_inventory
 from xmc_stream.store.nodes import attributes_of
+from xmc_stream.store.places import LOCK, remove_left, target_path, work_folder
 from xmc_stream.store.remote import (
     COPYING,
     as_path,
@@ -32,7 +40,6 @@ from xmc_stream.store.remote import (
     is_mirrored,
     is_url,
     listing,
-    local_path,
     persistent,
     size_of,
 )
@@ -47,7 +54,7 @@ def copy(source: str | Path, target: str | Path, overwrite: bool = False, progre
     """Copy a finished dataset, model or predictions to a URL, from a URL, or from folder to folder.
 
     Every file is compared with its checksum on the way. A copy that was killed goes on when it is asked for again: files
-    that are there with their size are passed over.
+    that are there are read, compared with their checksums, and passed over where they are right.
 
     Parameters
     ----------
@@ -85,37 +92,98 @@ def copy(source: str | Path, target: str | Path, overwrite: bool = False, progre
     path = as_path(source)
     sizes, crcs = _looked_at(path)
     about = (path / _LAST).read_bytes()
-    to: _Target = _Remote(str(target)) if is_url(target) else _Folder(local_path(target).absolute())
-    with working("copy", progress) as bar, writing(Path(to.where), "give the same command again, it goes on"):
-        done, left = to.finished(), list[str]()
-        if done is None or to.read(_LAST) != about or any(done.get(name) != size for name, size in sizes.items()):
-            if done is not None:
-                to.refuse_unless(overwrite)
-                to.clear()
-            there = to.begun(about, overwrite)
-            left = [name for name, size in sizes.items() if name != _LAST and there.get(name) != size]
-            n_bytes, given = max(sum(sizes[name] for name in left), 1), 0
-            with tempfile.TemporaryDirectory(prefix="xmc_stream-") as scratch, ThreadPoolExecutor(_AT_A_TIME) as pool:
-
-                def give(name: str) -> str:
-                    stop_if_unwanted()
-                    to.give(name, path / name, crcs.get(name), Path(scratch))
-                    return name
-
-                try:
-                    for name in pool.map(give, left):
-                        given += sizes[name]
-                        bar.advance(given / n_bytes)
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-            to.finish(about)
-            left.append(_LAST)
+    given = _Given(path, sizes, crcs)
+    with working("copy", progress), writing(Path(str(target)), "give the same command again, it goes on"):
+        if is_url(target):
+            left = _to_url(given, _Remote(str(target)), about, overwrite)
+        else:
+            left = _to_folder(given, target_path(target).absolute(), about, overwrite)
     return {
         "source": in_urls(str(path)), "target": str(target), "n_files": len(sizes), "bytes": sum(sizes.values()),
         "copied_files": len(left), "copied_bytes": sum(sizes[name] for name in left),
         "seconds": round(time.perf_counter() - began, 3), "peak_rss": peak_resident(),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The store that is copied. sizes: of its files; crcs: see `_looked_at`."""
+
+    path: Path
+    sizes: dict[str, int]
+    crcs: dict[str, str]
+
+    def left(self, to: _Target, there: dict[str, int]) -> list[str]:
+        """The files that are not at the target as they are here. there: sizes of what is there."""
+
+        def differs(name: str) -> bool:
+            if there.get(name) != self.sizes[name]:
+                return True
+            if noted := self.crcs.get(name):
+                with to.opened(name) as file:
+                    return _checksum(file, self.sizes[name]) != noted
+            return to.read(name) != (self.path / name).read_bytes()
+
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            return [name for name, new in zip(self.sizes, pool.map(differs, self.sizes), strict=True) if new]
+
+    def give(self, to: _Target, names: list[str]) -> None:
+        """Copy files, some at a time, each after a look at its checksum."""
+        whole, done, bar = max(sum(self.sizes[name] for name in names), 1), 0, current()
+        with temporary_folder() as scratch, ThreadPoolExecutor(_AT_A_TIME) as pool:
+
+            def give(name: str) -> str:
+                stop_if_unwanted()
+                to.give(name, self.path / name, self.crcs.get(name), scratch)
+                return name
+
+            try:
+                for name in pool.map(give, names):
+                    done += self.sizes[name]
+                    bar.advance(done / whole)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def _to_folder(given: _Given, target: Path, about: bytes, overwrite: bool) -> list[str]:
+    """Copy to a folder; returns the files that were copied."""
+    there = _sizes(target) if (target / _LAST).is_file() else {}
+    if there and not given.left(_Folder(target), there):
+        remove_left(work_folder(target) / LOCK)
+        return []
+
+    def refuse(path: Path) -> None:
+        if os.path.lexists(path):
+            _Folder(path).refuse_unless(overwrite)
+
+    def run(work: Path, ledger: Ledger) -> Receipt:
+        to = _Folder(work / STORE)
+        to.path.mkdir(exist_ok=True)
+        left = given.left(to, _sizes(to.path))
+        given.give(to, left)
+        for stray in to.path.rglob("*.coming"):
+            stray.unlink()
+        return {"left": left}
+
+    identity = {COMMAND: "copy", "of": hashlib.sha256(about).hexdigest()}
+    done = make(target, identity, run, refuse, spoilt=())
+    return list(done["left"])
+
+
+def _to_url(given: _Given, to: _Remote, about: bytes, overwrite: bool) -> list[str]:
+    """Copy to a URL; returns the files that were copied. The outermost zarr.json comes last: half a copy is no store."""
+    if _LAST in to.there:
+        if not given.left(to, to.there):
+            to.unmark()
+            return []
+        to.refuse_unless(overwrite)
+        to.clear()
+    left = [name for name in given.left(to, to.begun(about, overwrite)) if name != _LAST]
+    given.give(to, left)
+    to.put(_LAST, about)
+    to.unmark()
+    return [*left, _LAST]
 
 
 def _looked_at(path: Path) -> tuple[dict[str, int], dict[str, str]]:
@@ -141,14 +209,19 @@ def _looked_at(path: Path) -> tuple[dict[str, int], dict[str, str]]:
     return sizes, crcs
 
 
+def _checksum(file: BinaryIO, size: int) -> str:
+    """The checksum of a chunk file's values, in eight digits; "" where it is not the one that the file ends with."""
+    crc, left = 0, size - 4
+    while left and (piece := file.read(min(left, _PIECE))):
+        crc, left = google_crc32c.extend(crc, piece), left - len(piece)
+    return f"{crc:08x}" if file.read() == crc.to_bytes(4, "little") else ""
+
+
 def _refuse_damaged(file: Path, named: Path, noted: str) -> None:
     """Raise StoreError where a chunk file does not fit its checksum, or is another one's. noted: see `_looked_at`."""
-    crc, left = 0, size_of(file) - 4
     with open(file, "rb") as opened:
-        while left and (piece := opened.read(min(left, _PIECE))):
-            crc, left = google_crc32c.extend(crc, piece), left - len(piece)
-        stored = opened.read()
-    if crc.to_bytes(4, "little") != stored or noted not in ("", f"{crc:08x}"):
+        crc = _checksum(opened, size_of(file))
+    if not crc or noted not in ("", crc):
         raise StoreError(f"{named} fails its checksum: the store is damaged; make it again")
 
 
@@ -160,100 +233,51 @@ class _Target(ABC):
 
     def refuse_unless(self, overwrite: bool) -> None:
         """Raise InputError where the store that stands there must not be replaced, or is none of ours."""
-        if not overwrite:
-            raise InputError(
-                f"{self.where} exists, and is another store: give another name, or --overwrite to replace it"
-            )
         try:
             ours = str(json.loads(self.read(_LAST))["attributes"]["format"]).startswith(_OURS)
         except (ValueError, LookupError, TypeError, OSError):
             ours = False
         if not ours:
             raise InputError(f"{self.where} exists and is something else: give another name, or remove it yourself")
-
-    def begun(self, about: bytes, overwrite: bool) -> dict[str, int]:
-        """Sizes of what an earlier copy of the same store left. about: that store's outermost zarr.json."""
-        mark = hashlib.sha256(about).hexdigest().encode()
-        there = self.half()
-        if there and (COPYING not in there or self.read(COPYING) != mark):
-            if COPYING not in there or not overwrite:
-                raise InputError(
-                    f"{self.where} has half a copy of another store, or other files: remove them, or give another name"
-                )
-            self.clear()
-            there = {}
-        self.put(COPYING, mark)
-        return there
-
-    @abstractmethod
-    def finished(self) -> dict[str, int] | None:
-        """Sizes of the files of a store that is there."""
-
-    @abstractmethod
-    def half(self) -> dict[str, int]:
-        """Sizes of the files of what is no store yet."""
+        if not overwrite:
+            raise InputError(
+                f"{self.where} exists, and is another store, or damaged: give another name, or --overwrite to replace it"
+            )
 
     @abstractmethod
     def read(self, name: str) -> bytes:
         """A small file that is there."""
 
     @abstractmethod
-    def put(self, name: str, content: bytes) -> None:
-        """Write a small file."""
+    def opened(self, name: str) -> BinaryIO:
+        """A file that is there, to be read once."""
 
     @abstractmethod
     def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
         """Copy a file, after a look at its checksum. noted: as `_looked_at` has it; None for what is no chunk."""
 
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove all that is there."""
-
-    @abstractmethod
-    def finish(self, about: bytes) -> None:
-        """Make it a store. about: its outermost zarr.json."""
-
 
 class _Folder(_Target):
-    """A folder. It is made under the name of an unfinished one."""
+    """A folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self.path, self.work = path, path.with_name(path.name + ".partial")
-        self._at = path if path.exists() else self.work
-
-    def finished(self) -> dict[str, int] | None:
-        return _sizes(self.path) if self.path.exists() else None
-
-    def half(self) -> dict[str, int]:
-        return _sizes(self.work)
+        self.path = path
 
     def read(self, name: str) -> bytes:
-        return (self._at / name).read_bytes()
+        return (self.path / name).read_bytes()
 
-    def put(self, name: str, content: bytes) -> None:
-        self.work.mkdir(parents=True, exist_ok=True)
-        (self.work / name).write_bytes(content)
+    def opened(self, name: str) -> BinaryIO:
+        return open(self.path / name, "rb")
 
     def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
-        target = self.work / name
+        target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         coming = target.with_name(target.name + ".coming")
         fetch_to(file, coming)
         if noted is not None:
             _refuse_damaged(coming, file, noted)
         coming.replace(target)
-
-    def clear(self) -> None:
-        """What is finished stays until the copy takes its name."""
-        self._at = self.work
-
-    def finish(self, about: bytes) -> None:
-        for stray in self.work.rglob("*.coming"):
-            stray.unlink()
-        (self.work / COPYING).unlink()
-        (self.work / _LAST).write_bytes(about)
-        publish(self.work, self.path)
 
 
 class _Remote(_Target):
@@ -262,22 +286,29 @@ class _Remote(_Target):
     def __init__(self, url: str) -> None:
         self.fs, self.url = file_system(url)
         super().__init__(self.url)
-        self.there = listing(self.fs, self.url)
+        self.there = {name: size for name, (size, _) in listing(self.fs, self.url).items()}
 
-    def _sizes(self) -> dict[str, int]:
-        return {name: size for name, (size, _) in self.there.items()}
-
-    def finished(self) -> dict[str, int] | None:
-        return self._sizes() if _LAST in self.there else None
-
-    def half(self) -> dict[str, int]:
-        return self._sizes()
+    def begun(self, about: bytes, overwrite: bool) -> dict[str, int]:
+        """Sizes of what an earlier copy of the same store left. about: that store's outermost zarr.json."""
+        mark = hashlib.sha256(about).hexdigest().encode()
+        if self.there and (COPYING not in self.there or self.read(COPYING) != mark):
+            if COPYING not in self.there or not overwrite:
+                raise InputError(
+                    f"{self.where} has half a copy of another store, or other files: remove them, or give another name"
+                )
+            self.clear()
+        self.put(COPYING, mark)
+        return self.there
 
     def read(self, name: str) -> bytes:
         content: bytes = persistent(self.url, lambda: self.fs.cat_file(f"{self.url}/{name}"))
         return content
 
+    def opened(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.read(name))
+
     def put(self, name: str, content: bytes) -> None:
+        """Write a small file."""
         persistent(self.url, lambda: self.fs.pipe_file(f"{self.url}/{name}", content))
 
     def give(self, name: str, file: Path, noted: str | None, scratch: Path) -> None:
@@ -292,18 +323,23 @@ class _Remote(_Target):
             local.unlink()
 
     def clear(self) -> None:
+        """Remove all that is there."""
         for name in sorted(self.there, key=lambda name: name != _LAST):  # then it is no store any more
-            persistent(self.url, lambda name=name: self.fs.rm_file(self.fs._strip_protocol(f"{self.url}/{name}")))
+            self._remove(name)
         self.there = {}
 
-    def finish(self, about: bytes) -> None:
-        self.put(_LAST, about)
-        persistent(self.url, lambda: self.fs.rm_file(self.fs._strip_protocol(f"{self.url}/{COPYING}")))
+    def unmark(self) -> None:
+        """It is a store: the file that says of which store it is half a copy goes."""
+        if COPYING in listing(self.fs, self.url):
+            self._remove(COPYING)
+
+    def _remove(self, name: str) -> None:
+        persistent(self.url, lambda: self.fs.rm_file(self.fs._strip_protocol(f"{self.url}/{name}")))
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Sizes of all files below a folder."""
-    return {str(file.relative_to(folder)): size_of(file) for file in sorted(folder.rglob("*")) if not file.is_dir()}
+    """Sizes of the files of a store."""
+    return {name: size_of(folder / name) for name in sorted(files_of_store(folder))}
 
 
 __all__ = ["copy"]

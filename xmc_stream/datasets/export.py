@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident
@@ -23,9 +26,11 @@ from xmc_stream.models.model import Model, load_model
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
+from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import is_model
-from xmc_stream.store.remote import as_path, local_path
+from xmc_stream.store.places import target_path, target_paths, work_folder
+from xmc_stream.store.remote import as_path
 
 _FORMATS = ("xmlrepo", "libsvm", "npz")
 _WINDOW = 1 << 19  # items of an array that are passed on at a time
@@ -100,7 +105,8 @@ def export(
     ('export-labels.npz', (30, 3))
     """
     began = time.perf_counter()
-    limit, out = MemoryLimit.kept(memory_limit), local_path(out)
+    limit, to_stdout = MemoryLimit.kept(memory_limit), str(out) == str(STANDARD_OUTPUT)
+    out = STANDARD_OUTPUT if to_stdout else target_path(out)
     data = data if isinstance(data, Dataset) else as_path(data)
     of_model = not isinstance(data, Dataset) and is_model(data)
     format = format or ("npz" if out.suffix == ".npz" else "xmlrepo")
@@ -115,28 +121,39 @@ def export(
         targets.append(out.with_name(out.stem + "-labels.npz") if labels is None else Path(labels))
     elif labels is not None:
         raise InputError("--labels names the file of Y beside an X in .npz: leave it out")
-    for target in targets:
-        if target.exists() and target != STANDARD_OUTPUT and not (overwrite and target.is_file()):
+    source = load_model(data) if of_model else data if isinstance(data, Dataset) else open_dataset(data)  # type: ignore[arg-type]
+    base = (1 if format == "libsvm" else 0) if base is None else base
+
+    def refuse(target: Path) -> None:
+        if target.exists() and not (overwrite and target.is_file()):
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
-    with working("export", progress) as bar:
-        report: dict[str, Any]
-        if of_model:
-            report = _model_npz(load_model(data), out, limit)  # type: ignore[arg-type]
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        files = [work_folder(target) / STORE for target in targets]
+        if isinstance(source, Model):
+            return _model_npz(source, files[0], limit)
+        if format == "npz":
+            _matrices(source, files, limit)
         else:
-            dataset = data if isinstance(data, Dataset) else open_dataset(data)
-            report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
-            report |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
-            if format == "npz":
-                limit.check({"windows": 4 * 8 * _WINDOW}, "export")
-                matrices, done = (dataset.X_rows(), dataset.Y_rows()), 0
-                for matrix, target in zip(matrices, targets, strict=True):
-                    before, done = done, done + matrix.nnz
-                    whole = max(sum(of.nnz for of in matrices), 1)
-                    with bar.part(before / whole, done / whole):
-                        _matrix_npz(matrix, target)
-            else:
-                base = (1 if format == "libsvm" else 0) if base is None else base
-                report["blank_lines"] = _text(dataset, out, format, base, limit)
+            report["blank_lines"] = _text(source, files[0], out.suffix == ".gz", format, base, limit)
+        return report
+
+    report: dict[str, Any] = {}
+    if isinstance(source, Dataset):
+        sizes = ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
+        report = {name: source.attributes[name] for name in sizes}
+    with working("export", progress) as bar:
+        bar.phase(f"writing {out.name}")
+        if isinstance(source, Dataset) and to_stdout:
+            report["blank_lines"] = _text(source, out, False, format, base, limit)
+        else:
+            targets = target_paths(targets)
+            identity = {
+                COMMAND: "export", "of": source.attributes.get(SEAL), "format": format, "base": base,
+                "to": [str(target.absolute()) for target in targets],
+            }  # fmt: skip
+            report = make(targets, identity, write, refuse, anew=True)
+            report.pop("resumed")
     return {
         "exported": str(out),
         "format": format,
@@ -148,7 +165,18 @@ def export(
     }
 
 
-def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimit) -> int:
+def _matrices(dataset: Dataset, files: Sequence[Path], limit: MemoryLimit) -> None:
+    """X and Y, a file each."""
+    limit.check({"windows": 4 * 8 * _WINDOW}, "export")
+    matrices, done = (dataset.X_rows(), dataset.Y_rows()), 0
+    whole = max(sum(of.nnz for of in matrices), 1)
+    for matrix, file in zip(matrices, files, strict=True):
+        before, done = done, done + matrix.nnz
+        with current().part(before / whole, done / whole):
+            _matrix_npz(matrix, file)
+
+
+def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int, limit: MemoryLimit) -> int:
     """Write the rows; returns how many have neither labels nor features."""
     from xmc_stream.kernels.format import write_rows
 
@@ -162,8 +190,7 @@ def _text(dataset: Dataset, out: Path, format: str, base: int, limit: MemoryLimi
     text = text_bytes(y_bytes // 8, values, positives, X.shape[1], Y.shape[1])
     limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
     blank, bar = 0, current()
-    bar.phase(f"writing {out.name}")
-    with text_writer(out, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
+    with text_writer(out, compressed, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
         for x, y in stream((X, Y), (x_bytes, y_bytes), 0, dataset.n_samples):
             append(x.indptr, x.indices, x.values, y.indptr, y.indices)
             blank += int(((np.diff(x.indptr) == 0) & (np.diff(y.indptr) == 0)).sum())
@@ -221,25 +248,19 @@ def _npz(
         "data": (nnz, np.dtype(np.float32), data),
         **others,
     }
-    work = out.with_name(out.name + ".partial")
     total, written, bar = sum(size * dtype.itemsize for size, dtype, _ in members.values()), 0, current()
-    bar.phase(f"writing {out.name}")
-    try:
-        with zipfile.ZipFile(work, "w") as file:
-            for name, value in (("format", np.array(kind.encode())), ("shape", np.array(shape))):
-                with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w") as member:
-                    npy.write_array(member, value)
-            for name, (size, dtype, windows) in members.items():
-                with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w", force_zip64=True) as member:
-                    about = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
-                    npy.write_array_header_1_0(member, about)
-                    for window in windows:
-                        member.write(window.astype(dtype, copy=False).data)
-                        written += window.size * dtype.itemsize
-                        bar.advance(written / max(total, 1))
-        work.replace(out)
-    finally:
-        work.unlink(missing_ok=True)
+    with zipfile.ZipFile(out, "w") as file:
+        for name, value in (("format", np.array(kind.encode())), ("shape", np.array(shape))):
+            with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w") as member:
+                npy.write_array(member, value)
+        for name, (size, dtype, windows) in members.items():
+            with file.open(zipfile.ZipInfo(f"{name}.npy", _FIRST_ZIP_TIME), "w", force_zip64=True) as member:
+                about = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (size,)}
+                npy.write_array_header_1_0(member, about)
+                for window in windows:
+                    member.write(window.astype(dtype, copy=False).data)
+                    written += window.size * dtype.itemsize
+                    bar.advance(written / max(total, 1))
 
 
 __all__ = ["export"]

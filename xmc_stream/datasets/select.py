@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.datasets.listed import listed
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model
 from xmc_stream.progress import working
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
-from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype, new_store, writing
+from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype
 from xmc_stream.store.inventory import SEAL, seal
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.names import WINDOW, copy_row_ids, select_names
 from xmc_stream.store.new_dataset import check_target
-from xmc_stream.store.remote import link_or_copy, local_path
+from xmc_stream.store.nodes import Group
+from xmc_stream.store.places import target_path
+from xmc_stream.store.remote import link_or_copy
 from xmc_stream.store.selection import SELECTED, n_converted, read_selection, write_selection
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
@@ -90,11 +96,10 @@ def select_features(
     >>> some.n_features, some.feature_counts().tolist()
     (2, [10, 10])
     """
-    limit, out = MemoryLimit.kept(memory_limit), local_path(out)
+    limit, out = MemoryLimit.kept(memory_limit), target_path(out)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
-    check_target(out, overwrite)
     _load_kernels(dataset)
     budget = limit.budget()
     x_bytes = max(MIB, min(_BLOCK, budget // 16))
@@ -102,7 +107,9 @@ def select_features(
     limit.check({**held, "blocks of rows": 2 * x_bytes + 8 * MIB}, "selecting features", budget)
     ids = _ids(features, dataset)
     columns = _columns(ids, dataset)
-    with writing(out, "give the same command again"), new_store(out, {}) as group:
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        group = Group(work / STORE, {})
         writer = MatrixWriter(group.create_group("X/rows"), "csr_matrix", (dataset.n_samples, len(columns)))
         statistics = group.create_group("statistics")
         norms = ArrayWriter(statistics, "row_norms", np.float32)
@@ -124,6 +131,14 @@ def select_features(
             }
         )  # fmt: skip
         seal(group.path)
+        return {}
+
+    identity = {
+        COMMAND: "select-features",
+        "data": dataset.attributes.get(SEAL),
+        "features": hashlib.sha256(ids.data).hexdigest(),
+    }
+    make(out, identity, write, lambda path: check_target(path, overwrite), anew=True)
     return open_dataset(out)
 
 

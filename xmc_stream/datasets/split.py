@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,16 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.datasets.listed import listed
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
+from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.places import target_paths, work_folder
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
@@ -102,7 +107,7 @@ def split(
     began = time.perf_counter()
     limit = MemoryLimit.kept(memory_limit)
     dataset = data if isinstance(data, Dataset) else open_dataset(data)
-    train, valid = local_path(train), local_path(valid)
+    train, valid = target_paths([train, valid])
     if not 0 < fraction < 1:
         raise InputError(f"fraction must be between 0 and 1. Got {fraction}.")
     if not 0 <= seed < 2**63:
@@ -110,8 +115,6 @@ def split(
     places = {path.absolute() for path in (train, valid, dataset.path)}
     if len(places) < 3:
         raise InputError(f"{dataset.path} is split into two other datasets: give three different names")
-    for path in (train, valid):
-        check_target(path, overwrite)
     _load_kernels(dataset)
     budget = limit.budget()
     x_bytes = max(MIB, min(_BLOCK, budget // 32))
@@ -141,32 +144,39 @@ def split(
 
     handed_on = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
     sizes = handed_on.pop("n_features"), handed_on.pop("n_labels")
-    n_valid = 0
-    with (
-        new_dataset(
-            train, *sizes, {**handed_on, "split": {**provenance, "part": "train"}}, max_bytes, overwrite
-        ) as train_writer,
-        new_dataset(
-            valid, *sizes, {**handed_on, "split": {**provenance, "part": "valid"}}, max_bytes, overwrite
-        ) as valid_writer,
-        working("split", progress) as bar,
-        ExitStack() as opened,
-    ):
-        bar.phase("splitting")
-        ids_of = []
-        for writer in (train_writer, valid_writer):
-            copy_vocabulary(dataset.path, writer.folder)
-            if ids:
-                ids_of.append((ids, opened.enter_context(new_names(writer.folder / ROW_IDS))))
-        matrices = dataset.X_rows(), dataset.Y_rows()
-        for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
-            chosen = choose(y)
-            _append(train_writer, x, y, ~chosen)
-            _append(valid_writer, x, y, chosen)
-            for (ids, ids_writer), kept in zip(ids_of, (~chosen, chosen), strict=False):
-                _append_ids(ids_writer, ids, x.start, kept)
-            n_valid += int(chosen.sum())
-            bar.advance((x.start + x.n) / dataset.n_samples)
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        n_valid = 0
+        with ExitStack() as opened:
+            writers = []
+            for path, part in ((train, "train"), (valid, "valid")):
+                attributes = {**handed_on, "split": {**provenance, "part": part}}
+                of_part = new_dataset(work_folder(path) / STORE, *sizes, attributes, max_bytes)
+                writers.append(opened.enter_context(of_part))
+            bar.phase("splitting")
+            ids_of = []
+            for writer in writers:
+                copy_vocabulary(dataset.path, writer.folder)
+                if ids:
+                    ids_of.append((ids, opened.enter_context(new_names(writer.folder / ROW_IDS))))
+            matrices = dataset.X_rows(), dataset.Y_rows()
+            for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
+                chosen = choose(y)
+                for writer, kept in zip(writers, (~chosen, chosen), strict=True):
+                    _append(writer, x, y, kept)
+                for (names, ids_writer), kept in zip(ids_of, (~chosen, chosen), strict=False):
+                    _append_ids(ids_writer, names, x.start, kept)
+                n_valid += int(chosen.sum())
+                bar.advance((x.start + x.n) / dataset.n_samples)
+        return {"n_valid": n_valid}
+
+    identity = {
+        COMMAND: "split", "data": dataset.attributes.get(SEAL), "valid": str(valid.absolute()), **provenance,
+        "rows": None if rows is None else hashlib.sha256(chosen_rows.data).hexdigest(),
+    }  # fmt: skip
+    with working("split", progress) as bar:
+        done = make([train, valid], identity, write, lambda path: check_target(path, overwrite), anew=True)
+    n_valid = done["n_valid"]
     return {
         "train": str(train),
         "valid": str(valid),

@@ -18,18 +18,15 @@ Append = Callable[[NDArray[np.int64], NDArray[Any], NDArray[np.float32], NDArray
 
 @contextmanager
 def text_writer(
-    path: Path, n_samples: int, n_features: int, n_labels: int, header: bool = True, base: int = 0
+    path: Path, compressed: bool, n_samples: int, n_features: int, n_labels: int, header: bool = True, base: int = 0
 ) -> Iterator[Append]:
-    """A function that appends rows, two CSR triples with indptr from 0, to a text that gets its name at a good end.
+    """A function that appends rows, two CSR triples with indptr from 0, to a text. A path of "-" is standard output.
 
-    A path of "-" is standard output.
-
-    header: XMLRepo's first line `N D K`; base: added to features and labels. A path that ends in .gz is compressed, with no
+    header: XMLRepo's first line `N D K`; base: added to features and labels. compressed: by gzip, with no
     name or time inside. Values are the shortest decimals that give back the same float32.
     """
     from xmc_stream.kernels.format import write_rows
 
-    work = path.with_name(path.name + ".partial")
     buffer = np.empty(0, np.uint8)
     first = f"{n_samples} {n_features} {n_labels}\n".encode()
     file: Any
@@ -51,17 +48,13 @@ def text_writer(
         yield append
         file.flush()
         return
-    try:
-        with open(work, "wb") as raw, ExitStack() as stack:
-            file = raw
-            if path.suffix == ".gz":
-                file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
-            if header:
-                file.write(first)
-            yield append
-        work.replace(path)
-    finally:
-        work.unlink(missing_ok=True)
+    with open(path, "wb") as raw, ExitStack() as stack:
+        file = raw
+        if compressed:
+            file = stack.enter_context(gzip.GzipFile("", "wb", 4, raw, mtime=0))
+        if header:
+            file.write(first)
+        yield append
 
 
 def text_bytes(n_rows: int, n_values: int, n_positives: int, n_features: int, n_labels: int) -> int:

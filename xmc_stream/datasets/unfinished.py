@@ -8,6 +8,15 @@ from typing import Any
 from xmc_stream.engine.ledger import IDENTITY, read_ledger
 from xmc_stream.engine.making import COMMAND
 from xmc_stream.engine.summary import describe_unfinished, unfinished_run
+from xmc_stream.store.places import LOCK, work_folder
+
+_KINDS = {
+    **dict.fromkeys(("convert", "append", "split", "select-features"), "dataset"),
+    **dict.fromkeys(("compact", "save", "calibrate"), "model"),
+    "predict": "predictions",
+    "export": "file",
+}
+_GOES_ON = ("convert", "append", "copy")
 
 
 def unfinished(path: Path) -> dict[str, Any] | None:
@@ -19,17 +28,15 @@ def unfinished(path: Path) -> dict[str, Any] | None:
         return None
     if work := unfinished_run(path):
         return describe_unfinished(work)
-    work = path if path.name.endswith(".partial") else path.with_name(path.name + ".partial")
-    if (work / "ledger").is_file():  # see `engine.making`
-        receipts, running = read_ledger(work / "ledger")
+    work = path if path.name.endswith(".partial") else work_folder(path)
+    if (work / LOCK).is_file():  # see `engine.making`
+        receipts, running = read_ledger(work / LOCK)
         command = receipts.get(IDENTITY, {}).get(COMMAND, "convert")
+        again = "it goes on" if command in _GOES_ON else "it begins anew"
         return {
-            "kind": "unfinished dataset",
+            "kind": f"unfinished {_KINDS.get(command, 'store')}",
             "running": running,
             "jobs_done": max(len(receipts) - 1, 0),
-            "next": "it is running now" if running else f"give the same {command} command again: it goes on",
+            "next": "it is running now" if running else f"give the same {command} command again: {again}",
         }
-    if all((work / name / "zarr.json").is_file() for name in ("labels", "scores")):
-        said = "it is running now, or was killed: the same predict command begins anew"
-        return {"kind": "unfinished predictions", "running": None, "next": said}
     return None

@@ -10,35 +10,34 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from xmc_stream.errors import ResumeError, StoreError
 from xmc_stream.folders import outlives_process
+from xmc_stream.store.places import hold, refuse_foreign, try_lock
 
 Receipt = dict[str, Any]
 IDENTITY = "identity"
 
 
 class Ledger:
-    """The ledger of one run, held by one process at a time.
+    """The ledger of one run, in its work folder, which is made; held by one process at a time.
 
     identity: what must be the same for the run to go on; `environment` in it may differ when forced. resumed: whether
     there was something to go on from. renew: begin anew where the identity is another; renewed tells so.
-    Raises ResumeError for another identity, if not renewed, or a run in progress.
+    Raises ResumeError for another identity, if not renewed, or a run in progress, and InputError where the folder is
+    somebody else's.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], force: bool = False, renew: bool = False) -> None:
         self.path = path
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
-        if not any(_lock(self._file, fcntl.LOCK_EX, wait) for wait in (0.0, 0.05, 0.2)):  # others may look at it
-            self._file.close()
-            raise _in_progress(path)
+        refuse_foreign(path.parent, path.name)
+        self._file = open(hold(path), "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
         try:
             self._receipts = self._read()
             before = self._receipts.get(IDENTITY)
@@ -143,29 +142,9 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
 def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
     """Receipts by key, the identity among them, of a ledger that may be in use, and whether it is."""
     with open(path, "rb") as file:
-        free = _lock(file, fcntl.LOCK_SH)
+        free = try_lock(file.fileno(), fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_UN)
         return _parse(path, file.read())[0], not free
-
-
-def _lock(file: IO[bytes], kind: int, wait: float = 0.0) -> bool:
-    """Lock a file, after a while, if no other process has."""
-    time.sleep(wait)
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def refuse_in_progress(path: Path) -> None:
-    """Raise ResumeError where another run holds the ledger at `path`, if there is one."""
-    if path.exists() and read_ledger(path)[1]:
-        raise _in_progress(path)
-
-
-def _in_progress(path: Path) -> ResumeError:
-    return ResumeError(f"{path.parent} is being written by another run: wait for it, or give another name")
 
 
 def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:

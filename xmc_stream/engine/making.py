@@ -1,34 +1,40 @@
-"""Making a dataset in a work folder beside its name: the ledger, the store, its name at the end, and what a kill left.
+"""Making a store or a file in a work folder beside its name: the ledger, the name at the end, and what a kill left.
 
-`NAME.partial` holds `ledger`, `store`, which becomes the dataset, and what else the work needs. What is done is not done
-again when the same work is asked for again. The ledger goes last: as long as anything is left, it says what it was.
+`NAME.partial` holds `ledger`, `store`, which becomes NAME, and what else the work needs. What is done is not done again
+when the same work is asked for again. The ledger goes last: as long as anything is left, it says what it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.ledger import IDENTITY, Ledger, read_ledger
 from xmc_stream.errors import NO_ROOM, InputError, JobError, ResumeError, StoreError, XmcStreamError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fsync_tree, publish, remove_tree
+from xmc_stream.store.places import (
+    LOCK,
+    empty,
+    is_ours,
+    put_back,
+    refuse_foreign_names,
+    remove_held,
+    remove_left,
+    work_folder,
+)
 
 MARK = "conversion"  # the attribute of a dataset that tells which work it came of: `digest_of` its identity
 COMMAND = "command"  # in an identity: which command it is of, where that is not convert
 WHOLE = "whole"  # the note of a ledger that all is written
-
-
-def work_folder(target: Path) -> Path:
-    """Where what becomes `target` is made."""
-    return target.with_name(target.name + ".partial")
+STORE = "store"  # what is made, in its work folder
 
 
 def digest_of(identity: Mapping[str, Any]) -> str:
@@ -37,68 +43,106 @@ def digest_of(identity: Mapping[str, Any]) -> str:
 
 
 def make(
-    target: Path,
+    targets: Path | Sequence[Path],
     identity: Mapping[str, Any],
     run: Callable[[Path, Ledger], Receipt],
+    refuse: Callable[[Path], None],
     spoilt: tuple[type[XmcStreamError], ...] = (InputError,),
     anew: bool = False,
 ) -> Receipt:
-    """Make the dataset `target`, from where a killed process was; returns what `run` does (it has `said`), and `resumed`.
+    """Make what stands at `targets` in the end, from where a killed process was.
 
-    run: makes the folder `store` in the work folder, whose path it gets as an absolute one. spoilt: errors after which
-    nothing that was done is of use. anew: it never goes on, so any error leaves nothing. Raises ResumeError where another
-    process makes it, and StoreError where it cannot be written.
+    Returns what `run` does (it has `said`, if the work of something else is to be told of), and `resumed`.
+
+    run: makes `store`, a folder or a file, in the work folder of each target. It gets that of the first one, as an absolute
+    path. refuse: raises InputError where something stands at a target that must not be replaced. spoilt: errors after which
+    nothing that was done is of use. anew: it never goes on, so any error leaves nothing. Several targets get their names
+    in one step: a kill between them is put right when the same work is asked for again. Raises ResumeError where another
+    process makes one of them, and StoreError where it cannot be written.
     """
-    work = work_folder(target)
+    targets = [targets] if isinstance(targets, Path) else list(targets)
+    works = [work_folder(target) for target in targets]
+    whole = _whole(works[0], identity)
+    for target in targets:
+        refuse_foreign_names(target)
+        if not whole:
+            refuse(target)
+    with ExitStack() as held, _written(targets[0], works[0]):
+        ledgers: list[Ledger] = []
+        try:
+            for work in works:
+                ledgers.append(held.enter_context(Ledger(work / LOCK, identity, renew=True)))
+            ledger = ledgers[0]
+            result = ledger.get(WHOLE)
+            for target in targets:
+                put_back(target)
+                if result is None:  # another process may have ended since
+                    refuse(target)
+            if result is None:
+                for work in works:
+                    if anew or not ledger.resumed:
+                        empty(work, work / LOCK)
+                    for left in [*work.rglob("*.partial"), *work.rglob("*.old")]:  # by copies of jobs that were killed
+                        _remove(left)
+                result = run(works[0].absolute(), ledger)  # a worker has a folder of its own
+        except BaseException as error:
+            if isinstance(error, spoilt) or anew or not any(True for each in ledgers for _ in each.items()):
+                _drop(works[: len(ledgers)])
+            raise
+        if ledger.renewed and "said" in result:
+            result["said"] += f"; an unfinished conversion of something else, in {works[0].name}, was dropped"
+        for work in works:
+            fsync_tree(work / STORE)  # before anything says that it is whole, and what it was made of goes
+        ledger.add(WHOLE, result)
+        with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
+            for work in works:
+                beside.submit(empty, work, work / LOCK, work / STORE)
+            for target, work in zip(targets, works, strict=True):
+                if os.path.lexists(work / STORE):
+                    publish(work / STORE, target)
+        _drop(works)
+        return {**result, "resumed": ledger.resumed}
+
+
+def _whole(work: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether a process was killed when this work was done, but for the names."""
+    if not is_ours(work) or not (work / LOCK).exists():
+        return False
+    receipts, _ = read_ledger(work / LOCK)
+    return WHOLE in receipts and receipts.get(IDENTITY) == json.loads(json.dumps(identity))
+
+
+@contextmanager
+def _written(target: Path, work: Path) -> Iterator[None]:
+    """Errors of the system in the block become one that says what cannot be written, and what is kept."""
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        with Ledger(work / "ledger", identity, renew=True) as ledger:
-            if not ledger.resumed:
-                _clear(work, ledger.path)
-            for left in [*work.rglob("*.partial"), *work.rglob("*.old")]:  # by copies of jobs that were killed
-                _remove(left)
-            try:
-                result = ledger.get(WHOLE) or run(work.absolute(), ledger)  # a worker has a folder of its own
-            except BaseException as error:
-                if isinstance(error, spoilt) or anew or not any(ledger.items()):
-                    shutil.rmtree(work, ignore_errors=True)  # a job that was interrupted may write there still
-                raise
-            if ledger.renewed:
-                result["said"] += f"; an unfinished conversion of something else, in {work.name}, was dropped"
-            fsync_tree(work / "store")  # before anything says that it is whole, and what it was made of goes
-            ledger.add(WHOLE, result)
-            with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
-                beside.submit(_clear, work, ledger.path, work / "store")
-                publish(work / "store", target)
-            remove_work(ledger)
-            return {**result, "resumed": ledger.resumed}
+        yield
     except (OSError, JobError) as failure:
         cause = failure.__cause__ if isinstance(failure, JobError) else failure
         if isinstance(cause, XmcStreamError) or not isinstance(cause, OSError):
             raise
-        if {path.name for path in work.glob("*")} <= {"ledger"}:  # there was no room to begin
-            shutil.rmtree(work, ignore_errors=True)
+        if is_ours(work) and {path.name for path in work.glob("*")} <= {LOCK}:  # there was no room to begin
+            remove_left(work / LOCK)
         advice = "make room there" if cause.errno in NO_ROOM else "mend that"
         if work.is_dir():
             advice += f" (what is done is in {work.name}, and goes on)"
+        at = f"{cause.filename}: " if cause.filename and not str(cause.filename).startswith(str(work)) else ""
         raise StoreError(
-            f"{target} cannot be written ({cause.strerror or cause}): {advice} or name another place"
+            f"{target} cannot be written ({at}{cause.strerror or cause}): {advice} or name another place"
         ) from None
 
 
 def made_before(target: Path, identity: Mapping[str, Any]) -> Receipt | None:
     """What was said of work that was killed when its dataset had its name already; its work folder is removed."""
     work = work_folder(target)
-    if not target.exists() or (work / "store").exists() or not (work / "ledger").exists():
+    if not target.exists() or os.path.lexists(work / STORE) or not _whole(work, identity):
         return None
-    try:
-        with Ledger(work / "ledger", identity) as ledger:
-            whole = ledger.get(WHOLE)
-            if whole is not None:
-                remove_work(ledger)
-                return {**whole, "resumed": True}
-    except ResumeError:
-        pass
+    with suppress(ResumeError), Ledger(work / LOCK, identity) as ledger:
+        whole = ledger.get(WHOLE)
+        if whole is not None:
+            put_back(target)
+            _drop([work])
+            return {**whole, "resumed": True}
     return None
 
 
@@ -110,22 +154,14 @@ def stands(target: Path, identity: Mapping[str, Any]) -> bool:
         return False
     if attributes.get(MARK) != digest_of(identity):
         return False
-    with suppress(OSError):
-        work_folder(target).rmdir()  # empty, if it is there
+    remove_left(work_folder(target) / LOCK)
     return True
 
 
-def remove_work(ledger: Ledger) -> None:
-    """Remove a work folder, its ledger last."""
-    _clear(ledger.path.parent, ledger.path)
-    shutil.rmtree(ledger.path.parent, ignore_errors=True)  # a late copy of a job may write there still
-
-
-def _clear(work: Path, *but: Path) -> None:
-    """Remove what is in a work folder: what unfinished work of something else left, or what is of no use any more."""
-    for path in work.iterdir():
-        if path not in but:
-            _remove(path)
+def _drop(works: Sequence[Path]) -> None:
+    """Remove work folders that are held, that with the ledger of the whole last."""
+    for work in reversed(works):
+        remove_held(work / LOCK)
 
 
 def _remove(path: Path) -> None:

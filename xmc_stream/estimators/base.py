@@ -24,7 +24,7 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, advising, load_model
 from xmc_stream.planning import plan_training
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.places import target_path
 from xmc_stream.training import train
 
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'
@@ -237,7 +237,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
 
             if model is not None:
-                self.model_, self.report_ = trained(local_path(model).absolute())
+                self.model_, self.report_ = trained(target_path(model).absolute())
             else:
                 with (
                     kept_folder() as folder,

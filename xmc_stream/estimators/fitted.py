@@ -22,7 +22,7 @@ from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
 from xmc_stream.models.files import copy_model
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.remote import is_url, local_path
+from xmc_stream.store.remote import is_url
 
 _FIRST = 32  # labels of a row that are asked for at first, where more may count as predicted
 _PART = 2**16  # rows that are asked about at a time, where each may have any number of labels
@@ -278,7 +278,7 @@ class Fitted:
         Model('kept.model': ppdsparse, 3 x 3, 9 weights)
         """
         check_is_fitted(self, "model_")
-        copy_model(self.model_.path, local_path(path), overwrite)
+        copy_model(self.model_.path, Path(path), overwrite)
         return load_model(path)
 
     def _how(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from xmc_stream.models.prediction import predict_to
 from xmc_stream.models.samples import samples
 from xmc_stream.models.written import STANDARD_OUTPUT
 from xmc_stream.progress import working
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.places import target_path
 
 
 def predict(
@@ -91,7 +91,8 @@ def predict(
     >>> report["n_samples"], np.load("predictions.npz")["labels"].shape
     (30, (30, 2))
     """
-    execution, out = Execution(memory_limit, threads, scheduler, progress), local_path(out)
+    execution = Execution(memory_limit, threads, scheduler, progress)
+    out = STANDARD_OUTPUT if str(out) == str(STANDARD_OUTPUT) else target_path(out)
     trained = model if isinstance(model, Model) else load_model(model)
     folder = execution.scratch(trained.path) if out == STANDARD_OUTPUT else out.absolute().parent
     with working("predict", progress), samples(data, trained, folder, execution) as dataset:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xmc_stream.engine.summary import unfinished_run
 from xmc_stream.errors import InputError
-from xmc_stream.store.encoding import publish, writing
+from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.model import is_model
-from xmc_stream.store.remote import copy_file, local_path
+from xmc_stream.store.nodes import attributes_of
+from xmc_stream.store.places import target_path
+from xmc_stream.store.remote import copy_file
+
+if TYPE_CHECKING:
+    from xmc_stream.engine.ledger import Ledger
+    from xmc_stream.jobs.job import Receipt
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -29,20 +36,23 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def copy_model(source: Path, path: Path, overwrite: bool) -> None:
     """Copy the files of a model. Raises InputError where something stands at `path`, StoreError where it cannot be written."""
-    path = local_path(path)
+    from xmc_stream.engine.making import COMMAND, STORE, make
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        shutil.copytree(source, work / STORE, copy_function=copy_file)
+        return {}
+
+    identity = {COMMAND: "save", "model": attributes_of(source).get(SEAL)}
+    make(target_path(path), identity, write, lambda path: refuse_model(path, source, overwrite), anew=True)
+
+
+def refuse_model(path: Path, source: Path, overwrite: bool) -> None:
+    """Raise InputError where a model that is made of another one must not take this path."""
     if path.absolute() == source.absolute():
         raise InputError(f"{path} is the model itself: give another name")
     if path.exists() and not (overwrite and is_model(path)):
-        raise InputError(f"{path} exists: give another name, or overwrite=True to replace a model")
+        raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
     if run := unfinished_run(path):
-        raise InputError(f"{run} is a training that is not finished: finish it, remove it, or give another name")
-    work = path.with_name(path.name + ".partial")
-    with writing(path, "save again"):
-        shutil.rmtree(work, ignore_errors=True)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, work, copy_function=copy_file)
-            publish(work, path)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
+        raise InputError(
+            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +21,18 @@ from xmc_stream.models.samples import are_texts, converted
 from xmc_stream.models.written import STANDARD_OUTPUT, is_file, write_file, write_standard_output
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import folder_bytes, writing
+from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import KIND
 from xmc_stream.store.names import copy_row_ids
+from xmc_stream.store.places import target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
 
 if TYPE_CHECKING:
-    from xmc_stream.jobs.job import Loop
+    from xmc_stream.engine.ledger import Ledger
+    from xmc_stream.jobs.job import Loop, Receipt
     from xmc_stream.models.model import Model
 
 
@@ -71,6 +71,8 @@ def predict_to(
     check: bool = True,
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
+    from xmc_stream.convert.lines.files import file_identity
+    from xmc_stream.engine.making import COMMAND, STORE, make
     from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
 
@@ -78,36 +80,41 @@ def predict_to(
     check_k(model, k)
     if out == STANDARD_OUTPUT:
         shared = execution.scratch(model.path, dataset.path)
-        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=shared) as folder:
-            report = predict_to(model, dataset, Path(folder) / "predictions", k, execution, False, filter, check)
-            write_standard_output(Predictions(Path(folder) / "predictions"), model.label_names())
+        with temporary_folder(shared) as folder:
+            report = predict_to(model, dataset, folder / "predictions", k, execution, False, filter, check)
+            write_standard_output(Predictions(folder / "predictions"), model.label_names())
         return {**report, "predictions": str(out), "seconds": round(time.perf_counter() - began, 3)}
+    out = target_path(out)
     limit = execution.limit([model.path, dataset.path], [out.parent])
-    as_file = is_file(out)
-    refuse_to_replace(out, overwrite, as_file)
-    store = out.with_name(out.name + ".store") if as_file else out
-    with (
-        working("predict", execution.progress),
-        writing(out, "give the same command again"),
-        _removed_on_failure(store, out, as_file),
-    ):
+    as_file, peak = is_file(out), 0
+
+    def run(folder: Path, ledger: Ledger) -> Receipt:
+        nonlocal peak
+        store = folder / ("predictions" if as_file else STORE)
         with (
-            stored_filter(filter, store.parent, dataset.n_samples, model.n_labels, limit) as filtered,
+            stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered,
             planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan),
         ):
-            run = model.predicting(dataset, k, store.with_name(store.name + ".partial").absolute(), plan, filtered)
-            begin_predictions(store, dataset.n_samples, model.n_labels, k)
-            result = engine.run(checked(model, run.loop(), check), Notes())
+            work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
+            run = model.predicting(dataset, k, work, plan, filtered)
+            result: Receipt = engine.run(checked(model, run.loop(), check), Notes())
             peak = engine.peak
         attributes = {"model": model.path.name, "data": dataset.path.name, "k": k}
         if filter is not None:
             attributes["filter"] = Path(filter).name
         if dataset.row_ids() is not None:
-            copy_row_ids(dataset.path, run.out)
-        # beside a file, a store of that name is what a killed prediction left
-        finish_predictions(run.out, store, attributes, overwrite or as_file)
+            copy_row_ids(dataset.path, work)
+        finish_predictions(work, store, attributes, False)
         if as_file:
-            write_file(Predictions(store), out, limit, model.label_names())
+            write_file(Predictions(store), folder / STORE, out.suffix, limit, model.label_names())
+        return result
+
+    identity = {
+        COMMAND: "predict", "model": model.attributes.get(SEAL), "data": dataset.attributes.get(SEAL), "k": k,
+        "filter": None if filter is None else file_identity(Path(filter)), "as": out.suffix,
+    }  # fmt: skip
+    with working("predict", execution.progress):
+        result = make(out, identity, run, lambda path: refuse_to_replace(path, overwrite, as_file), anew=True)
     seconds = time.perf_counter() - began
     return {
         "predictions": str(out),
@@ -117,7 +124,7 @@ def predict_to(
         "ms_per_sample": round(1000 * seconds / max(dataset.n_samples, 1), 5),
         "peak_rss": max(peak, peak_resident()),
         "memory_limit": limit.limit,
-        **result,
+        **{name: value for name, value in result.items() if name != "resumed"},
     }
 
 
@@ -134,19 +141,6 @@ def checked(model: Model, loop: Loop, check: bool) -> Loop:
 
 
 @contextmanager
-def _removed_on_failure(store: Path, out: Path, as_file: bool) -> Iterator[None]:
-    """Predictions that are not whole are of no use to the next run: they go, and free the disk."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(store.with_name(store.name + ".partial"), ignore_errors=True)
-        if as_file:
-            shutil.rmtree(store, ignore_errors=True)
-            out.with_name(out.name + ".partial").unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
 def stored_filter(
     source: str | Path | None, folder: Path, n_samples: int, n_labels: int, limit: MemoryLimit
 ) -> Iterator[str]:
@@ -156,9 +150,8 @@ def stored_filter(
         return
     from xmc_stream.convert.formats.pairs import store_pairs
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder.absolute()) as scratch:
-        target = Path(scratch) / "filter"
+    with temporary_folder(folder) as scratch:
+        target = scratch / "filter"
         store_pairs(Path(source), target, n_samples, n_labels, limit)
         yield str(target)
 

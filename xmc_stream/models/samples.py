@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmc_stream.errors import InputError
+from xmc_stream.folders import temporary_folder
 from xmc_stream.models.execution import Execution
 from xmc_stream.progress import current
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -95,8 +95,8 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
         yield data
         return
     if not isinstance(data, str | Path):
-        with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder and folder.absolute()) as scratch:
-            yield converted(data, model, Path(scratch), execution)
+        with temporary_folder(folder) as scratch:
+            yield converted(data, model, scratch, execution)
         return
     data = as_path(data)
     if data.is_dir() and not any(module.recognises(data, b"") for module in formats().values()):
@@ -107,11 +107,11 @@ def samples(data: Any, model: Model, folder: Path | None, execution: Execution, 
 
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=folder and folder.absolute()) as scratch:
+    with temporary_folder(folder) as scratch:
         with current().part(0.0, _CONVERTED):
             dataset = convert(
                 data,
-                Path(scratch) / f"{data.name}.xmc",
+                scratch / f"{data.name}.xmc",
                 like=model.path,
                 unlabelled=True,
                 memory_limit=execution.memory_limit,

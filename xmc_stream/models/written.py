@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from itertools import repeat
@@ -26,16 +25,13 @@ def is_file(out: Path) -> bool:
     return out.suffix in FILES
 
 
-def write_file(predictions: Predictions, out: Path, limit: MemoryLimit, names: Names | None) -> None:
-    """Write predictions as the name of the file says, and remove their store. names: of labels."""
-    work = out.with_name(out.name + ".partial")
-    if out.suffix == ".npz":
-        _write_arrays(predictions, work, limit)
+def write_file(predictions: Predictions, out: Path, kind: str, limit: MemoryLimit, names: Names | None) -> None:
+    """Write predictions to a file. kind: one of FILES; names: of labels."""
+    if kind == ".npz":
+        _write_arrays(predictions, out, limit)
     else:
-        with open(work, "wb") as file:
-            file.writelines(_objects(predictions, names) if out.suffix == ".jsonl" else _lines(predictions))
-    work.replace(out)
-    shutil.rmtree(predictions.path)
+        with open(out, "wb") as file:
+            file.writelines(_objects(predictions, names) if kind == ".jsonl" else _lines(predictions))
 
 
 def write_standard_output(predictions: Predictions, names: Names | None) -> None:
@@ -44,19 +40,19 @@ def write_standard_output(predictions: Predictions, names: Names | None) -> None
     sys.stdout.buffer.flush()
 
 
-def _write_arrays(predictions: Predictions, work: Path, limit: MemoryLimit) -> None:
+def _write_arrays(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
     n = predictions.n_samples
     ids = predictions.row_ids()
     longest = max((len(name) for window in ids.windows() for name in window), default=0) if ids else 0
     needs = {"labels and scores": 24 * n * predictions.k, "ids of rows": 4 * n * longest}
-    limit.check(needs, f"writing {work.name.removesuffix('.partial')}")
+    limit.check(needs, "writing predictions as arrays")
     labels, scores = predictions.rows(0, n)
     arrays: dict[str, Any] = {"labels": labels, "scores": scores}
     if ids is not None:
         arrays["ids"] = np.empty(n, f"U{max(longest, 1)}")
         for start in range(0, n, WINDOW):
             arrays["ids"][start : start + WINDOW] = ids.read(start, min(start + WINDOW, n))
-    with open(work, "wb") as file:
+    with open(out, "wb") as file:
         np.savez(file, **arrays)
 
 

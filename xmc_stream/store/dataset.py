@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import (
     Encoding,
     MatrixWriter,
+    naming,
     new_store,
-    remove_unfinished,
+    publish,
 )
 from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.names import Names, open_names, open_row_ids
-from xmc_stream.store.nodes import attributes_of, from_here, understood, whole_of
+from xmc_stream.store.nodes import Group, attributes_of, from_here, understood, whole_of
+from xmc_stream.store.places import claimed
 from xmc_stream.store.remote import as_path, is_mirrored
 from xmc_stream.store.transpose import transpose
 
@@ -271,10 +274,11 @@ class Dataset:
                 raise StoreError(
                     f"{self.path} has no X by columns, and none can be made there: convert with --columns, and copy it again"
                 )
-            with new_store(path, {}) as group:
-                transpose(self.X_rows(), self.feature_counts(), group, max_bytes)
-                seal(group.path)
-            remove_unfinished(path.parent)  # of workers that were killed at it
+            with claimed(path) as work, naming(path):
+                if not path.exists():  # nor has another process made it since
+                    transpose(self.X_rows(), self.feature_counts(), Group(work / "columns", {}), max_bytes)
+                    seal(work / "columns")
+                    publish(work / "columns", path)
         return self._X("columns")
 
     def feature_counts(self) -> NDArray[np.int64]:
@@ -463,7 +467,9 @@ def write_observed(dataset: Dataset, rows: Iterable[Block], max_bytes: int = 2**
     from xmc_stream.kernels.csr import count_indices
 
     path, counts = dataset.path / "observed", np.zeros(dataset.n_labels, np.int64)
-    with new_store(path, {}, work) as group:
+    with ExitStack() as held:
+        folder = held.enter_context(claimed(path)) / "observed" if work is None else work
+        group = held.enter_context(new_store(path, {}, folder))
         shape = dataset.n_samples, dataset.n_labels
         writer = MatrixWriter(group.create_group("rows"), "csr_matrix", shape, data_dtype=None)
         for block in rows:

@@ -30,6 +30,7 @@ from xmc_stream.stop import copy_name, stop_if_unwanted, work_name
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.nodes import Group, PlainArray
+from xmc_stream.store.places import fsync, fsync_folder, replace
 from xmc_stream.store.remote import link_file, link_or_copy, local_path, size_of
 from xmc_stream.store.widened import NARROW_BOUND
 
@@ -332,7 +333,7 @@ def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
         if folder == str(path):
             folders[:] = [name for name in folders if name not in apart]
         names += (os.path.join(folder, name) for name in [*files, "."])
-    _beside(_fsync, names)
+    _beside(fsync, names)
 
 
 def remove_tree(path: Path) -> None:
@@ -365,28 +366,6 @@ def _beside(do: Callable[[str], None], paths: list[str]) -> None:
             pass
 
 
-def fsync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    if outlives_process(path):
-        _fsync(path)
-
-
-def _fsync(path: str | Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, durably, and those on the way to it, if they are not there."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        fsync_folder(path.parent)
-
-
 def publish(work: Path, path: Path, apart: Collection[str] = (), before: int | None = None) -> None:
     """Give a finished work folder its name, all of it durable before and after; what had the name is removed.
 
@@ -404,12 +383,8 @@ def _give_name(work: Path, path: Path, before: int | None) -> None:
     if before is not None and number_of(path) not in (0, before):
         shutil.rmtree(work)
         return
-    if path.exists() and before != 0:
-        old = path.with_name(path.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        work.rename(path)
-        remove_tree(old)
+    if before != 0:
+        replace(work, path)
     else:
         try:
             work.rename(path)

@@ -29,7 +29,10 @@ from xmc_stream.store.remote import local_path, open_file, size_of
 
 SEAL = "metadata_sha256"
 BLANK = "0" * 64  # what the seal is while the hash is taken
-_APART = ("X/columns/", "observed/")  # made later than the dataset they lie in: stores with seals of their own
+_APART = ("X/columns", "observed")  # made later than the dataset they lie in: stores with seals of their own
+_SEALING = "zarr.sealed.partial"
+# what is being made in a finished store, or what a process left that was killed at it: no part of the store
+_UNDER_WAY = (*(f"{name}.{kind}/" for name in _APART for kind in ("partial", "replaced")), _SEALING)
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
 LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
@@ -127,7 +130,7 @@ class Inventory:
 
 def take_inventory(path: Path) -> Inventory:
     """List a store's arrays and compare the files that are there with those that should be. Reads the zarr.json files."""
-    found = set(_files(path))
+    found = set(files_of_store(path))
     described = sorted(name for name in found if _is_description(name))
     n_files = len(found)
     found -= {*described, *_LOGS}
@@ -155,11 +158,14 @@ def take_inventory(path: Path) -> Inventory:
     return Inventory(arrays, n_files, damage)
 
 
-def _files(path: Path) -> Iterator[str]:
+def files_of_store(path: Path) -> Iterator[str]:
+    """The files of a store, by their paths in it; those of what is made in it now are none of them."""
     for folder, folders, files in os.walk(path):
         folders.sort()
         for name in files:
-            yield os.path.relpath(os.path.join(folder, name), path)
+            inside = os.path.relpath(os.path.join(folder, name), path)
+            if not inside.startswith(_UNDER_WAY):
+                yield inside
 
 
 def _is_description(name: str) -> bool:
@@ -195,7 +201,7 @@ def fill_seal(path: Path) -> None:
     """Put it there where a blank one stands, as in the attributes of a store that was made with {SEAL: BLANK}."""
     file = path / "zarr.json"
     digest = _metadata_hash(path, file.read_bytes())
-    sealed = path / "zarr.sealed.partial"  # whoever is killed here leaves the file whole
+    sealed = path / _SEALING  # whoever is killed here leaves the file whole
     sealed.write_bytes(file.read_bytes().replace(BLANK.encode(), digest.encode(), 1))
     sealed.replace(file)
 
@@ -204,7 +210,7 @@ def change_sealed(path: Path, attributes: Mapping[str, Any]) -> None:
     """Give a sealed store other attributes, and a seal that fits them, in one step: a kill leaves one or the other."""
     about = json.loads((local_path(path) / "zarr.json").read_bytes())
     blank = json.dumps({**about, "attributes": {**attributes, SEAL: BLANK}}).encode()
-    work = path / "zarr.sealed.partial"
+    work = path / _SEALING
     with open(work, "wb") as file:
         file.write(blank.replace(BLANK.encode(), _metadata_hash(path, blank).encode(), 1))
         file.flush()
@@ -260,7 +266,7 @@ def refuse_broken_seal(path: Path) -> None:
 def _metadata_hash(path: Path, own: bytes) -> str:
     """own: the content of the outermost file, with a blank seal."""
     digest = hashlib.sha256()
-    for name in sorted(_files(path)):
+    for name in sorted(files_of_store(path)):
         if _is_description(name) and not name.startswith(_APART):
             size = len(own) if name == "zarr.json" else (path / name).stat().st_size
             digest.update(f"{name} {size}\n".encode())

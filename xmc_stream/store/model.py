@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import ArrayWriter, fsync_tree, make_folder, publish, remove_unfinished
+from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
 from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
+from xmc_stream.store.places import make_folder
 from xmc_stream.store.remote import as_path
 from xmc_stream.store.selection import SELECTED
 from xmc_stream.store.widened import NARROW_BOUND

@@ -25,7 +25,7 @@ from xmc_stream.methods.grouplasso.plan import plan_descent, plan_gradient
 from xmc_stream.methods.grouplasso.solver import problem_of
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import make_folder
+from xmc_stream.store.places import make_folder
 
 _ABOVE = 1.0 + 1e-6  # times F(0): rounding
 

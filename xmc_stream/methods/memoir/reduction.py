@@ -21,7 +21,8 @@ from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.models.lowrank.products import LINES, ROW_BYTES, ROW_LINES, Learned, ProjectJob, blocks, x_bytes
-from xmc_stream.store.encoding import make_folder, remove
+from xmc_stream.store.encoding import remove
+from xmc_stream.store.places import make_folder
 
 ITERATIONS = 3  # passes of the method
 OVERSAMPLING = 10  # columns beyond those that are kept

@@ -22,7 +22,7 @@ from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.models.lowrank.factors import FACTORS
 from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import make_folder
+from xmc_stream.store.places import make_folder
 
 _STEPPED = 0.95  # of a run: where the steps end
 SEGMENTS = 20  # of a run, at most; after each the held-out rows are scored

@@ -63,8 +63,8 @@ from xmc_stream.models.linear.weights import (
 )
 from xmc_stream.progress import LOG
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.encoding import make_folder
 from xmc_stream.store.model import HALVES, UNIT
+from xmc_stream.store.places import make_folder
 from xmc_stream.store.removal import remove_beside, wait_for_removals
 
 # the attribute: how many labels of a warm start were kept, new, gone; by_name: how matched

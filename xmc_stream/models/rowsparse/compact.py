@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xmc_stream.engine.summary import unfinished_run
-from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
+from xmc_stream.models.files import refuse_model
 from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights, new_rows
-from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import LOGS, SEAL
-from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model, is_model
+from xmc_stream.store.model import CHUNK_BYTES, COMPACTED, LABEL_COUNTS, begin_model, finish_model
 from xmc_stream.store.names import select_names
 from xmc_stream.store.remote import copy_file
 from xmc_stream.store.selection import SELECTED, n_converted, write_selection
+
+if TYPE_CHECKING:
+    from xmc_stream.engine.ledger import Ledger
+    from xmc_stream.jobs.job import Receipt
 
 # of the training: a compact model is not its outcome, and no training goes on from it
 _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
@@ -24,28 +27,22 @@ _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
 
 def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
     """Write it: see `Model.compact`."""
-    if path.exists() and not (overwrite and is_model(path)):
-        raise InputError(f"{path} exists: give another name, or --overwrite to replace a model")
-    if path.absolute() == model.path.absolute():
-        raise InputError(f"{path} is the model itself: give another name")
-    if run := unfinished_run(path):
-        raise InputError(
-            f"{run} is a training that is not finished: finish it by its train command, remove it, or give another name"
-        )
+    from xmc_stream.engine.making import COMMAND, STORE, make
+
+    refuse_model(path, model.path, overwrite)
     needs = {
         "selected features": 5 * 8 * model.n_selected,
         "rows": 2 * 4 * max(WINDOW, model.n_labels),
         "writers": 2 * CHUNK_BYTES,
     }
     MemoryLimit.kept(memory_limit).check(needs, "compacting a model")
-    work = path.with_name(path.name + ".partial")
-    with writing(path, "give the same command again"):
-        shutil.rmtree(work, ignore_errors=True)
-        try:
-            _write(model, work, path)
-        except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
+
+    def write(work: Path, ledger: Ledger) -> Receipt:
+        _write(model, work / "model", work / STORE)
+        return {}
+
+    identity = {COMMAND: "compact", "model": model.attributes.get(SEAL)}
+    make(path, identity, write, lambda path: refuse_model(path, model.path, overwrite), anew=True)
 
 
 def _write(model: RowSparseWeights, work: Path, path: Path) -> None:

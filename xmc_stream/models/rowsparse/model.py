@@ -20,7 +20,7 @@ from xmc_stream.models.rowsparse.rows import ROWS, WINDOW, RowSparseWeights
 from xmc_stream.models.rowsparse.warm import RowsWarmUp
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.remote import local_path
+from xmc_stream.store.places import target_path
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -46,7 +46,7 @@ class RowSparseModel(RowSparseWeights, Model):
 
     def compact(self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None) -> Model:
         """A model on disk that has the selected features alone: see `Model.compact`."""
-        compact(self, local_path(path), overwrite, memory_limit)
+        compact(self, target_path(path), overwrite, memory_limit)
         return RowSparseModel(path)
 
     def to_scipy(self) -> scipy.sparse.csc_matrix:
