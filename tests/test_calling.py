@@ -21,9 +21,11 @@ from helpers.commands import cli_command, environment
 import xmc_stream as xs
 from xmc_stream import memory
 from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.engine.ledger import Ledger
+from xmc_stream.engine.making import COMMAND
 from xmc_stream.errors import in_python
 from xmc_stream.memory import MemoryLimit, least_bound
-from xmc_stream.store.predictions import Predictions, begin_predictions
+from xmc_stream.store.predictions import Predictions
 
 KEYWORDS = ("memory_limit", "threads", "scheduler", "progress")
 
@@ -187,7 +189,9 @@ def test_a_limit_above_that_of_the_cgroup_is_refused(tmp_path: Path, monkeypatch
 def test_info_and_verify_know_what_is_not_finished(
     small: Path, trained: Path, tmp_path: Path, commands: Callable[..., Any]
 ) -> None:
-    begin_predictions(tmp_path / "p", 10, 5, 2)
+    (tmp_path / "p.partial").mkdir()
+    with Ledger(tmp_path / "p.partial" / "ledger", {COMMAND: "predict"}):
+        pass
     for path in (tmp_path / "p", tmp_path / "p.partial"):
         assert commands("info", path)["kind"] == "unfinished predictions"
         assert "unfinished predictions" in commands("verify", path, fails=True)

@@ -43,17 +43,17 @@ def killing(self, name, receipt):
     if name == key:
         os.kill(os.getpid(), signal.SIGKILL)
     add(self, name, receipt)
-def removing(ledger):
-    work = ledger.path.parent
+def removing(works):
+    [work] = works
     if key != "nothing":
-        making._clear(work, ledger.path)
+        making.empty(work, work / "ledger")
     if key in ("ledger", "folder"):
-        ledger.path.unlink()
+        (work / "ledger").unlink()
     if key == "folder":
         work.rmdir()
     os.kill(os.getpid(), signal.SIGKILL)
 if when == "removed":
-    making.remove_work = removing
+    making._drop = removing
 elif when == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(key), int(key)))
 else:
@@ -324,7 +324,7 @@ def test_a_pipe_that_was_refused_is_read_from_its_beginning_the_next_time(tmp_pa
 def test_a_target_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     good = write(tmp_path / "a", TEXT)
     write(tmp_path / "d.xmc.partial", b"a file of that name")
-    with pytest.raises(StoreError, match=r"d\.xmc cannot be written \(File exists\)"):
+    with pytest.raises(InputError, match=r"d\.xmc\.partial is in the way"):
         convert(good, tmp_path / "d.xmc")
     assert (tmp_path / "d.xmc.partial").read_bytes() == b"a file of that name"
     (tmp_path / "folder").mkdir()

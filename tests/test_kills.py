@@ -17,6 +17,7 @@ from helpers.compiler import needs_compiler
 from helpers.tools import ROOT
 
 import xmc_stream as xs
+from xmc_stream.engine.ledger import Ledger
 
 N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
 SHAPE = "--samples 1500 --features 800 --labels 1100 --features-per-sample 30 --test-samples 5000".split()
@@ -60,8 +61,10 @@ def test_pd_sparse_killed_ends_as_the_undisturbed_run(
 def test_what_a_killed_prediction_left_beside_its_file_is_replaced(small: Path, trained: Path, tmp_path: Path) -> None:
     model, test = xs.load_model(trained), xs.open_dataset(small.with_name("small-test.xmc"))
     xs.predict(model, test, tmp_path / "whole.txt", k=2)
-    xs.predict(model, test, tmp_path / "pred.txt.store", k=3)  # killed while it was turned into lines
-    (tmp_path / "pred.txt.partial").write_text("1:0.5 2:")
+    work = tmp_path / "pred.txt.partial"  # killed while it was turned into lines
+    with Ledger(work / "ledger", {"command": "predict"}):
+        xs.predict(model, test, work / "predictions", k=3)
+        (work / "store").write_text("1:0.5 2:")
     xs.predict(model, test, tmp_path / "pred.txt", k=2)
     assert (tmp_path / "pred.txt").read_bytes() == (tmp_path / "whole.txt").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pred.txt", "whole.txt"]

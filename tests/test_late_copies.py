@@ -159,8 +159,8 @@ def test_what_killed_copies_left_goes_when_the_run_goes_on(tmp_path: Path) -> No
         return {"said": ""}
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "d", {}, killed)
-    assert make(tmp_path / "d", {}, goes_on)["resumed"]
+        make(tmp_path / "d", {}, killed, lambda _: None)
+    assert make(tmp_path / "d", {}, goes_on, lambda _: None)["resumed"]
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 

@@ -373,7 +373,7 @@ def test_a_copy_that_was_killed_goes_on(s3: S3, url: str, small: Path, tmp_path:
         if to_url:
             wait_until(run, lambda: s3.put["/bucket/killed.xmc/Y/rows/zarr.json"] > 0)
         else:
-            wait_until(run, (tmp_path / "killed.xmc.partial" / "Y" / "rows" / "zarr.json").exists)
+            wait_until(run, (tmp_path / "killed.xmc.partial" / "store" / "Y" / "rows" / "zarr.json").exists)
         run.send_signal(signal.SIGKILL)
         run.wait(30)
     s3.delay = 0.0

@@ -131,7 +131,7 @@ def test_predictions_that_were_begun_are_gone(data: Path, tmp_path: Path) -> Non
         cluster(tmp_path / "cluster") as (scheduler, address),
         start(*command, "--scheduler", address, env={**os.environ, **SOON}) as run,
     ):
-        wait_until(run, (tmp_path / "p.npz.store.partial").exists)
+        wait_until(run, (tmp_path / "p.npz.partial" / "predictions.partial").exists)
         scheduler.kill()
         assert run.wait(60) == 1
         assert run.stderr is not None

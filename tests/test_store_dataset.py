@@ -267,7 +267,8 @@ def test_publishing_over_a_store_puts_all_of_the_new_one_in_its_place(tmp_path: 
             writer.append(np.arange(3))
             writer.close()
             if name == "second":  # what a process that was killed as it replaced a store may leave
-                zarr.create_group(tmp_path / "s.old")
+                zarr.create_group(tmp_path / "s.replaced" / "store")
+                (tmp_path / "s.replaced" / "ledger").touch()
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
     group = zarr.open_group(tmp_path / "s", mode="r")
     assert (dict(group.attrs), list(group.array_keys())) == ({"name": "second"}, ["second"])

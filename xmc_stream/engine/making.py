@@ -62,11 +62,18 @@ def make(
     """
     targets = [targets] if isinstance(targets, Path) else list(targets)
     works = [work_folder(target) for target in targets]
-    whole = _whole(works[0], identity)
     for target in targets:
         refuse_foreign_names(target)
-        if not whole:
-            refuse(target)
+        _refuse_other_command(work_folder(target), identity)
+    if not _whole(works[0], identity):
+        try:
+            for target in targets:
+                refuse(target)
+        except InputError:
+            for work in works:  # what was killed as it removed its work folder
+                if anew or not _begun(work):
+                    remove_left(work / LOCK)
+            raise
     with ExitStack() as held, _written(targets[0], works[0]):
         ledgers: list[Ledger] = []
         try:
@@ -104,12 +111,25 @@ def make(
         return {**result, "resumed": ledger.resumed}
 
 
+def _begun(work: Path) -> dict[str, Receipt]:
+    """What the ledger of a work folder says, if there is one."""
+    return read_ledger(work / LOCK)[0] if is_ours(work) and (work / LOCK).exists() else {}
+
+
+def _refuse_other_command(work: Path, identity: Mapping[str, Any]) -> None:
+    """Raise InputError where a work folder is of another command, which may go on from there."""
+    begun = _begun(work)
+    command = begun.get(IDENTITY, identity).get(COMMAND, "convert")
+    if command != identity.get(COMMAND, "convert") and len(begun) > 1:
+        raise InputError(
+            f"{work} is of a {command} command that has not ended: let it go on, remove the folder, or give another name"
+        )
+
+
 def _whole(work: Path, identity: Mapping[str, Any]) -> bool:
     """Whether a process was killed when this work was done, but for the names."""
-    if not is_ours(work) or not (work / LOCK).exists():
-        return False
-    receipts, _ = read_ledger(work / LOCK)
-    return WHOLE in receipts and receipts.get(IDENTITY) == json.loads(json.dumps(identity))
+    begun = _begun(work)
+    return WHOLE in begun and begun.get(IDENTITY) == json.loads(json.dumps(identity))
 
 
 @contextmanager
