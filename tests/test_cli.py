@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,3 +116,24 @@ def test_info_answers_fast(small: Path, cli: Callable[..., Any]) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # of the processor, which other work does not take away; under one on a quiet machine: see benchmarks/README.md
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+sys.meta_path.insert(0, Finder())
+from xmc_stream.__main__ import program
+program()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("module", ["xmc_stream.cli", "click", "xmc_stream.cli.signals"])
+def test_a_signal_while_the_command_line_is_loaded_ends_in_one_line(module: str, number: str, code: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, module, number]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
+    assert done.stderr.startswith("xmc-stream: ")

@@ -45,3 +45,16 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"in\.parquet"):
             xs.convert(path, tmp_path / "out.xmc", memory_limit="2GB")
     assert not (tmp_path / "out.xmc").exists()
+
+
+def test_a_first_row_that_is_not_utf8_is_named_or_left_out(tmp_path: Path) -> None:
+    texts = [b"\xff bad", b"good words here", b"more good words"]
+    column = pyarrow.Array.from_buffers(
+        pyarrow.string(), 3, [None, *pyarrow.array(texts, pyarrow.binary()).buffers()[1:]]
+    )
+    table = pyarrow.table({"text": column, "labels": [["a"], ["b"], ["a"]]})
+    for n, name in ((3, "all"), (1, "one")):
+        parquet.write_table(table.slice(0, n), tmp_path / f"{name}.parquet")
+        with pytest.raises(xs.InputError, match=rf"{name}\.parquet:1: "):
+            xs.convert(tmp_path / f"{name}.parquet", tmp_path / "d.xmc")
+    assert xs.convert(tmp_path / "all.parquet", tmp_path / "d.xmc", skip=True).n_samples == 2

@@ -1,5 +1,5 @@
 """`python -m xmc_stream.cli`."""
 
-from xmc_stream.cli import program
+from xmc_stream.__main__ import program
 
 program()

@@ -51,12 +51,7 @@ class RowGroup:
                     )
                 for i in range(batch.num_rows):
                     number += 1
-                    try:
-                        row = {name: column[i].as_py() for name, column in zip(batch.schema.names, batch, strict=True)}
-                    except UnicodeDecodeError as error:
-                        yield number, f"byte {error.start + 1} of a text is not UTF-8: write the file anew"
-                        continue
-                    yield number, row
+                    yield number, _row(batch, i)
                 notes["bytes_read"] = size * number // n_rows
 
     def load_kernels(self) -> None:
@@ -65,6 +60,14 @@ class RowGroup:
     def where(self, number: int) -> str:
         """File and row."""
         return f"{self.name}:{self.first + number - 1}"
+
+
+def _row(batch: Any, i: int) -> Record:
+    """A row by the names of the columns, or what is wrong with it."""
+    try:
+        return {name: column[i].as_py() for name, column in zip(batch.schema.names, batch, strict=True)}
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} of a text is not UTF-8: write the file anew"
 
 
 def _reading(name: str, batches: Iterator[Any]) -> Iterator[Any]:
@@ -121,9 +124,11 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
                 overhead = max(
                     overhead, sum(min(size, _PAGES) for size in _sizes(file, group, names, compressed=False))
                 )
-            if not first and number > 1:
-                head = next(_reading(str(path), file.iter_batches(1, [0])))
-                first = head.to_pylist()[0]
+            if not first and number > 1:  # rows that are not UTF-8 are told of later, or left out
+                heads = (_row(head, 0) for head in _reading(str(path), file.iter_batches(1)) if head.num_rows)
+                first = next((head for head in heads if isinstance(head, dict)), {})
+    if not first and groups:
+        raise InputError(f"{paths[0]}:1: none of its rows is text in UTF-8: write the file anew")
     if not first:
         raise InputError(f"{paths[0]} has no rows: give a file with columns of text and labels")
     identity = [file_identity(path) for path in paths]
