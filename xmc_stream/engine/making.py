@@ -92,15 +92,15 @@ def make(
                     for left in [*work.rglob("*.partial"), *work.rglob("*.old")]:  # by copies of jobs that were killed
                         _remove(left)
                 result = run(works[0].absolute(), ledger)  # a worker has a folder of its own
+            if ledger.renewed and "said" in result:
+                result["said"] += f"; an unfinished conversion of something else, in {works[0].name}, was dropped"
+            for work in works:
+                fsync_tree(work / STORE)  # before anything says that it is whole, and what it was made of goes
+            ledger.add(WHOLE, result)
         except BaseException as error:
             if isinstance(error, spoilt) or anew or not any(True for each in ledgers for _ in each.items()):
                 _drop(works[: len(ledgers)])
             raise
-        if ledger.renewed and "said" in result:
-            result["said"] += f"; an unfinished conversion of something else, in {works[0].name}, was dropped"
-        for work in works:
-            fsync_tree(work / STORE)  # before anything says that it is whole, and what it was made of goes
-        ledger.add(WHOLE, result)
         with ThreadPoolExecutor(1) as beside:  # publishing waits for the disk; nothing else is needed any more
             for work in works:
                 beside.submit(empty, work, work / LOCK, work / STORE)

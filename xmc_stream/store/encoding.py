@@ -322,13 +322,13 @@ def folder_bytes(path: Path) -> int:
 
 
 def fsync_tree(path: Path, apart: Collection[str] = ()) -> None:
-    """Make every file and folder under `path` durable, but those in its folders `apart`.
+    """Make a file, or every file and folder under `path`, durable, but those in its folders `apart`.
 
     Some at a time: the file system then writes its journal once for many of them, where one by one it does for each.
     """
     if not outlives_process(path):
         return
-    names: list[str] = []
+    names = [str(path)] if path.is_file() else []
     for folder, folders, files in os.walk(path):
         if folder == str(path):
             folders[:] = [name for name in folders if name not in apart]
