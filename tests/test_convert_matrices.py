@@ -158,6 +158,7 @@ KINDS = ["npz", "npz+", "triple", "prefixed", "dense"]
 def test_any_kind_of_features_goes_with_any_kind_of_labels(tmp_path: Path, x_kind: str, y_kind: str) -> None:
     rng = np.random.default_rng(5)
     X, Y = random_csr(rng, 50, 11), random_csr(rng, 50, 6, np.int8)
+    Y.data[Y.data == -1] = -2  # -1 would say that a label is not there
     Y.eliminate_zeros()
     x, y = saved(tmp_path, X, x_kind, "x"), saved(tmp_path, Y, y_kind, "y")
     source = opened(x, y)

@@ -120,7 +120,7 @@ def test_classes_in_other_containers(kind: Any, recwarn: Any) -> None:
         (["a"] * 80, "1 class"),
         (np.linspace(0, 1, 80), "Unknown label type"),
         (np.full(80, np.nan), "contains NaN"),
-        (np.arange(160).reshape(80, 2), "Unknown label type: y of 2 columns is multiclass-multioutput"),
+        (np.arange(160).reshape(80, 2), "Unknown label type: y of 2 columns"),
         (["a", "b"], "inconsistent numbers of samples"),
         ([[]] * 80, "no label in any row"),
         ([["a", 3], ["b"]] * 40, "must all be numbers, or all be strings"),

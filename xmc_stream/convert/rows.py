@@ -20,6 +20,12 @@ def positives(
     return set_before(positive)[indptr], indices[positive != 0]
 
 
+def row_with_minus_one(indptr: NDArray[np.int64], values: NDArray[Any]) -> int | None:
+    """The first row with a -1 in Y, which beside 1 means that a label is not there; None for none."""
+    signs = values == -1
+    return int(np.searchsorted(indptr, np.argmax(signs), side="right")) - 1 if signs.any() else None
+
+
 def set_before(flags: NDArray[Any]) -> NDArray[np.int64]:
     """How many of the flags before each, and of all, are set."""
     before = np.zeros(len(flags) + 1, np.int64)

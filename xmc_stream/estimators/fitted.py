@@ -214,6 +214,8 @@ class Fitted:
         check_is_fitted(self, "model_")
         if is_on_disk(X) and y is None:
             return float(evaluate(self.model_.path, opened(X), ks=(1,), **self._how())["P@1"]) / 100.0
+        if y is None:
+            raise InputError("score needs y, the true labels of X: only a dataset comes with its own")
         truth = self._target.matrix(y)
         best = self.predict_topk(X, 1)[0][:, 0]
         check_consistent_length(best, truth)

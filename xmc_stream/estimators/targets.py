@@ -1,33 +1,39 @@
-"""What a model predicts, as users write it: classes, lists of labels, indicator matrices; and as numbers of labels."""
+"""y as users write it: classes, lists of labels, indicator matrices; as a matrix of ones, and what is predicted as y was.
+
+`fit`, `score` and `predict` go through here alone: `taken` reads y, and a `Target` knows what the labels are called.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from itertools import islice
-from numbers import Integral
+from collections.abc import Sequence, Set
+from itertools import chain, islice
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn.preprocessing import MultiLabelBinarizer
-from sklearn.utils import assert_all_finite, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils import column_or_1d
 
+from xmc_stream.convert.matrices.whole import as_csr
 from xmc_stream.errors import InputError
 
-_COLLECTIONS = (list, tuple, set, frozenset, np.ndarray)
+_KINDS = {**dict.fromkeys("biuf", "numbers"), **dict.fromkeys("UO", "strings"), "M": "dates"}
+_UNKNOWN = "Unknown label type"  # as scikit-learn begins such a message
+_ALIKE = "labels in y must all be numbers, or all be strings"
 
 
 class Target(ABC):
-    """How y was given. classes: what stands behind each label, by its number.
+    """How y was given. classes: what stands behind each label, by its number; words: its form, for messages.
 
     one: whether each row has one label; dense: whether what is predicted is an array (n x K).
     """
 
     one = dense = False
+    words: ClassVar[str]
 
     def __init__(self, classes: NDArray[Any]) -> None:
         self._classes = classes
@@ -42,8 +48,25 @@ class Target(ABC):
         """Labels as y was given. labels: numbers, best first, row after row; counts: how many each row has."""
 
     @abstractmethod
+    def ones(self, y: Any) -> sp.csr_matrix:
+        """What `taken` gave, as a matrix (n x K): a one for each label that is known, whatever it stands there for."""
+
+    @abstractmethod
+    def form(self, y: Any) -> Any:
+        """What `taken` gave, in the form of fit's y; None where it has another one."""
+
     def matrix(self, y: Any) -> sp.csr_matrix:
         """A y like the one of fit as a matrix (n x K) of ones. Raises InputError where it is not like that one."""
+        formed = self.form(taken(y))
+        if formed is None:
+            raise InputError(f"y of fit was {self.words}, and this one is not: give it as fit had it")
+        return self.ones(formed)
+
+    def _refuse_other(self, labels: NDArray[Any]) -> None:
+        """Raise InputError for labels that can be none of the classes."""
+        mine, others = (_KINDS[array.dtype.kind] for array in (self.classes, labels))
+        if mine != others and len(labels):
+            raise InputError(f"labels in y are {others}, and those of fit were {mine}: give them as fit had them")
 
     def write_names(self, path: Path) -> bool:
         """Write the classes as names of labels, one a line; False where the numbers are their names."""
@@ -58,40 +81,55 @@ class Classes(Target):
     """y (n,) with a class a row: numbers or strings."""
 
     one = True
+    words = "one class a row"
 
     def given(self, labels: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
         """An array of classes."""
         return self.classes[labels]
 
-    def matrix(self, y: Any) -> sp.csr_matrix:
+    def form(self, y: Any) -> NDArray[Any] | None:
+        """An array (n,), of which (n, 1) is another way to write it."""
+        if isinstance(y, np.ndarray) and (y.ndim == 1 or y.shape[1] == 1):
+            return y.ravel()
+        return None
+
+    def ones(self, y: NDArray[Any]) -> sp.csr_matrix:
         """A one for each row whose class is known."""
-        y = np.asarray(y).ravel()
-        rows = np.isin(y, self.classes)
-        codes = np.searchsorted(self.classes, y[rows])
-        return _ones(codes, np.concatenate([[0], np.cumsum(rows)]), len(self.classes))
+        self._refuse_other(y)
+        codes = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
+        known = self.classes[codes] == y
+        return _ones(codes[known], np.concatenate([[0], np.cumsum(known)]), len(self.classes))
 
 
 class Lists(Target):
     """y of n collections of labels."""
+
+    words = "lists of labels"
 
     def given(self, labels: NDArray[np.int64], counts: NDArray[np.int64]) -> list[list[Any]]:
         """Lists, best labels first."""
         named = iter(self.classes[labels].tolist())
         return [list(islice(named, n)) for n in counts.tolist()]
 
-    def matrix(self, y: Any) -> sp.csr_matrix:
-        """A one for each label that is known."""
-        numbers = {label: i for i, label in enumerate(self.classes.tolist())}  # NumPy's numbers are found too
-        rows = [np.array([numbers[label] for label in row if label in numbers], np.int64) for row in y]
-        ends = np.cumsum([0, *map(len, rows)])
-        return _ones(np.concatenate([*rows, np.zeros(0, np.int64)]), ends, len(self.classes))
+    def form(self, y: Any) -> list[Any] | None:
+        """A list of collections."""
+        return y if isinstance(y, list) else None
+
+    def ones(self, y: list[Any]) -> sp.csr_matrix:
+        """A one for each label that is known. One that stands twice in a row counts once."""
+        self._refuse_other(_labels(y))
+        numbers = {label: i for i, label in enumerate(self.classes.tolist())}
+        rows = [sorted({numbers[label] for label in row if label in numbers}) for row in y]
+        return _ones(np.array(list(chain(*rows)), np.int64), np.cumsum([0, *map(len, rows)]), len(self.classes))
 
 
 class Indicator(Target):
-    """y (n x K), dense or sparse: a label is a column, and positive where the value is not zero."""
+    """y (n x K), dense or sparse: a label is a column. signed: negatives are -1, and not 0."""
 
-    def __init__(self, n_labels: int, dtype: Any, dense: bool) -> None:
-        self._n_labels, self._dtype, self.dense = n_labels, np.dtype(dtype), dense
+    words = "an indicator matrix"
+
+    def __init__(self, n_labels: int, dtype: Any, dense: bool, signed: bool = False) -> None:
+        self._n_labels, self._dtype, self.dense, self._signed = n_labels, np.dtype(dtype), dense, signed
 
     @property
     def classes(self) -> NDArray[np.int64]:
@@ -102,15 +140,22 @@ class Indicator(Target):
         """A CSR matrix, or an array where y was one."""
         matrix = _ones(labels, np.concatenate([[0], np.cumsum(counts)]), self._n_labels).astype(self._dtype)
         matrix.sort_indices()
-        return matrix.toarray() if self.dense else matrix
+        if not self.dense:
+            return matrix
+        array = matrix.toarray()
+        return np.where(array == 0, self._dtype.type(-1), array) if self._signed else array
 
-    def matrix(self, y: Any) -> sp.csr_matrix:
+    def form(self, y: Any) -> Any:
+        """A sparse matrix, or an array of two dimensions, also as lists."""
+        if isinstance(y, list):
+            return _array(y)
+        return y if y.ndim == 2 else None
+
+    def ones(self, y: Any) -> sp.csr_matrix:
         """A one for each positive."""
-        is_sparse: bool = sp.issparse(y)
-        matrix: Any = sp.csr_matrix(y if is_sparse else np.asarray(y))
-        if matrix.shape[1] != self._n_labels:
-            raise InputError(f"y has {matrix.shape[1]} columns, and the model {self._n_labels} labels")
-        return sp.csr_matrix(matrix != 0)
+        if y.shape[1] != self._n_labels:
+            raise InputError(f"y has {y.shape[1]} columns, and the model {self._n_labels} labels")
+        return sp.csr_matrix(_positive(y), dtype=np.float32)
 
     def write_names(self, path: Path) -> bool:
         """Columns have no other names."""
@@ -120,62 +165,171 @@ class Indicator(Target):
 def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:
     """The labels as a sparse indicator matrix, and how they were given.
 
-    Raises ValueError where y is none of what `Estimator.fit` takes.
+    Raises InputError where y is none of what `Estimator.fit` takes.
+    """
+    y = taken(y)
+    if isinstance(y, list) and (array := _array(y)) is not None and _indicates(array):
+        y = array
+    target: Target
+    if isinstance(y, list):
+        target = Lists(_labels(y))
+        if not len(target.classes):
+            raise InputError("y has no label in any row: there is nothing to learn")
+    elif sp.issparse(y):
+        target = Indicator(y.shape[1], y.dtype, dense=False)
+    elif y.ndim == 2 and y.shape[1] > 1:
+        target = Indicator(y.shape[1], y.dtype, dense=True, signed=_is_signed(y))
+    else:
+        y = column_or_1d(y, warn=True)  # as scikit-learn says of (n, 1)
+        target = Classes(np.unique(y))
+        if len(target.classes) < 2:
+            raise InputError(f"y has 1 class, {target.classes[0]!r}: give rows of two classes or more")
+    return target.ones(y), target
+
+
+def taken(y: Any) -> Any:
+    """y as a CSR matrix, as a list of collections of labels, or as an array of numbers, strings or dates (n,) or (n x K).
+
+    Raises InputError for all else, and where a label is missing: None, NaN, NA of pandas.
     """
     is_sparse: bool = sp.issparse(y)
     if is_sparse:
-        return sp.csr_matrix(y), Indicator(y.shape[1], y.dtype, False)
-    if _of_collections(y) and not _indicates(y):
-        return _lists(y)
-    y = np.asarray(y)
-    if y.ndim == 2 and y.shape[1] > 1:
-        kind = type_of_target(y, input_name="y")
-        if kind != "multilabel-indicator":
+        return _canonical(y)
+    masked = np.ma.is_masked(y)
+    if masked or isinstance(y, str | bytes | dict | Set):
+        raise InputError(
+            f"y is a {'masked array' if masked else type(y).__name__}: give the labels of all rows, in their order"
+        )
+    listed = isinstance(y, list | tuple)  # of which NumPy would make 1 and "a" both strings
+    array = np.fromiter(y, object, len(y)) if listed else np.asarray(y)
+    if array.dtype.kind in "OT":  # T: NumPy's strings of any length
+        items = array.astype(object).ravel().tolist()
+        items = [item.tolist() if isinstance(item, np.ndarray) else item for item in items]
+        if array.ndim and array.size == len(array) and any(map(_is_collection, set(map(type, items)))):
+            return _rows(items)
+        array = _plain(items).reshape(array.shape)
+        if listed and array.dtype.kind == "O":
+            array = array.astype(str)
+    if array.ndim not in (1, 2) or 0 in array.shape or array.dtype.kind not in _KINDS:
+        raise InputError(
+            f"{_UNKNOWN}: y has the shape {array.shape} and the type {array.dtype}: give numbers or strings, one class a row, "
+            "a list of lists of labels, or a matrix of zeros and ones"
+        )
+    _refuse_unfit(array)
+    return array
+
+
+def _canonical(y: Any) -> sp.csr_matrix:
+    """A sparse y as CSR, with each entry once."""
+    if y.ndim != 2 or y.dtype.kind not in "biuf":
+        raise InputError(f"{_UNKNOWN}: y is sparse, of shape {y.shape} and type {y.dtype}: give an indicator (n x K)")
+    matrix = sp.csr_matrix(as_csr(y, "y"))
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    if not np.isfinite(matrix.data).all():
+        raise InputError("y contains NaN or infinity: correct it, a value other than zero is a positive")
+    return matrix
+
+
+def _is_signed(y: NDArray[Any]) -> bool:
+    """Whether an array is of -1 and 1, with a -1 in it."""
+    return y.dtype.kind in "if" and bool((y < 0).any() and (np.abs(y) == 1).all())
+
+
+def _positive(y: Any) -> Any:
+    """Where an indicator has a positive. Raises InputError where it is none: it would be read wrongly.
+
+    That is what is not zero in a sparse one, as counts, and in an array of zeros and another number; 1 in one of -1 and 1.
+    """
+    if sp.issparse(y):
+        if (y.data < 0).any():
+            raise InputError("y is sparse and has values below zero: negatives are left out there, give y > 0")
+        if y.shape[1] == 1 and (y.data > 1).any():
+            raise InputError("y is a sparse column of numbers: give one class a row as an array (n,)")
+        return y != 0
+    if y.dtype.kind in "biuf":
+        if _is_signed(y):
+            return y > 0
+        most = y.max()
+        if most >= 0 and ((y == 0) | (y == most)).all():
+            return y != 0
+    raise InputError(
+        f"{_UNKNOWN}: y of {y.shape[1]} columns is no indicator: give a matrix of zeros and ones, or of -1 and 1, a list of "
+        "lists of labels, or one class a row"
+    )
+
+
+def _is_collection(kind: type) -> bool:
+    """Whether such an object may hold the labels of a row."""
+    return issubclass(kind, Sequence | Set) and not issubclass(kind, str | bytes)
+
+
+def _rows(rows: list[Any]) -> list[Any]:
+    """Collections of labels. Raises InputError for a row that is none."""
+    for i, row in enumerate(rows):
+        if not _is_collection(type(row)):
             raise InputError(
-                f"Unknown label type: y of {y.shape[1]} columns is {kind}: give a matrix of zeros and ones, a list of lists of "
-                "labels, or one class a row"
+                f"row {i} (from 0) of y is {row!r:.40}, and others are collections of labels: give [] for none"
             )
-        return sp.csr_matrix(y), Indicator(y.shape[1], y.dtype, True)
-    y = column_or_1d(y, warn=True)
-    assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
-    classes, codes = np.unique(y, return_inverse=True)
-    if len(classes) < 2:
-        raise InputError(f"y has 1 class, {classes[0]!r}: give rows of two classes or more")
-    return _ones(codes, np.arange(len(codes) + 1), len(classes)), Classes(classes)
+    return rows
 
 
-def _of_collections(y: Any) -> bool:
-    """Whether y is a sequence of collections of labels."""
-    if isinstance(y, str | bytes) or getattr(y, "ndim", 1) != 1 or not hasattr(y, "__len__"):
-        return False
-    if isinstance(y, np.ndarray) and y.dtype != object:
-        return False
-    return all(isinstance(row, _COLLECTIONS) for row in y) and len(y) > 0
-
-
-def _indicates(y: Any) -> bool:
-    """Whether lists are the rows of an indicator: as many zeros and ones in each, two or more."""
-    rows = list(y)
-    if (
-        len({len(row) for row in rows}) != 1
-        or len(rows[0]) < 2
-        or any(isinstance(row, set | frozenset) for row in rows)
-    ):
-        return False
-    return all(isinstance(value, Integral | np.bool_) and value in (0, 1) for row in rows for value in row)
-
-
-def _lists(y: Any) -> tuple[sp.csr_matrix, Target]:
-    """Of collections of labels."""
-    binarizer = MultiLabelBinarizer(sparse_output=True)
+def _labels(rows: list[Any]) -> NDArray[Any]:
+    """All labels of some collections, sorted. Raises InputError for what cannot be one."""
     try:
-        matrix = sp.csr_matrix(binarizer.fit_transform(y))
-    except TypeError as error:  # of labels that have no order, or cannot be told apart
-        raise InputError(f"labels in y must all be numbers, or all be strings ({error})") from None
-    if not matrix.shape[1]:
-        raise InputError("y has no label in any row: there is nothing to learn")
-    return matrix, Lists(binarizer.classes_)
+        labels = _plain(list(set(chain.from_iterable(rows))))
+    except TypeError:
+        raise InputError(f"{_ALIKE}: there are collections in collections") from None
+    _refuse_unfit(labels)
+    return np.sort(labels)
+
+
+def _plain(items: list[Any]) -> NDArray[Any]:
+    """Values as an array of flags, numbers or strings. Raises InputError where they are not all of one kind."""
+    kinds = set(map(type, items))
+    for kind, dtype in ((str, object), (bool, bool), (Integral, np.int64), (Real, np.float64)):
+        if all(issubclass(each, kind) or (kind is not str and each is np.bool_) for each in kinds):
+            try:
+                return np.array(items, dtype)
+            except OverflowError:
+                raise InputError("y has whole numbers of more than 64 bits: give strings in their place") from None
+    if missing := [item for item in items if _is_missing(item)]:
+        raise InputError(f"y has {missing[0]!r} in the place of a label: leave such rows or labels out")
+    raise InputError(f"{_ALIKE}: there are {', '.join(sorted(each.__name__ for each in kinds))}")
+
+
+def _is_missing(item: Any) -> bool:
+    try:
+        return item is None or bool(item != item)  # NaN and NaT
+    except TypeError:  # NA of pandas has no truth value
+        return True
+    except ValueError:  # an array has several
+        return False
+
+
+def _refuse_unfit(labels: NDArray[Any]) -> None:
+    """Raise InputError for numbers and dates that cannot be labels."""
+    if labels.dtype.kind in "fM" and not np.isfinite(labels).all():
+        raise InputError("y contains NaN or infinity in the place of a label: leave such rows or labels out")
+    if labels.dtype.kind == "f" and (fractions := labels[labels % 1 != 0]).size:
+        raise InputError(f"{_UNKNOWN}: y has {fractions[0]}, and labels are whole numbers or strings")
+
+
+def _array(rows: list[Any]) -> NDArray[Any] | None:
+    """Collections of as many numbers, two or more and in an order, as an array (n x K); None for others."""
+    if len(set(map(len, rows))) > 1 or len(rows[0]) < 2 or any(isinstance(row, Set) for row in rows):
+        return None
+    try:
+        array = _plain(list(chain.from_iterable(rows)))
+    except InputError:
+        return None
+    return None if array.dtype.kind == "O" else array.reshape(len(rows), -1)
+
+
+def _indicates(array: NDArray[Any]) -> bool:
+    """Whether lists of these numbers are an indicator, not lists of labels: of 0 and 1 alone, or of -1 and 1."""
+    return _is_signed(array) or bool(((array == 0) | (array == 1)).all())
 
 
 def _ones(indices: NDArray[Any], indptr: NDArray[Any], n_columns: int) -> sp.csr_matrix:

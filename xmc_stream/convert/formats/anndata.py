@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.matrix_files import NamedMatrices, label_sides
-from xmc_stream.convert.matrices.arrays import CSRReader, CSRSide, DenseSide, check_real, csr_reader
+from xmc_stream.convert.matrices.arrays import ClassSide, CSRReader, CSRSide, DenseSide, check_real, csr_reader
 from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
@@ -207,7 +207,10 @@ def _label_element(path: Path, key: str | None) -> str:
 
 def _labels(path: Path, key: str, like: Like | None, drop: bool) -> Side:
     if key.startswith("obsm/"):
-        return _matrix(path, key)
+        side = _matrix(path, key)
+        if isinstance(side, DenseSide) and side.n_columns == 1 and side.array.dtype.kind in "iu":
+            return ClassSide(side.name, side.kind, side.files, side.array, load_bytes=side.load_bytes)
+        return side
     with opened(path) as root:
         element = root[key]
         kind = encoding(element)

@@ -190,7 +190,7 @@ def _dense(path: Path, members: Mapping[str, _Member], labels: bool) -> Side:
     stored = members[member].offset is not None
     array = _array(path, members[member], stored)
     kind = f"npz array {member}"
-    if labels and len(head.shape) == 1:
+    if labels and head.is_vector:
         if head.dtype.kind in "US":
             return string_classes(name, kind, (path,), _array(path, members[member], stored=False))
         check_classes(head, f"{name}: {member}")

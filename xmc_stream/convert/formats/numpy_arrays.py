@@ -2,7 +2,7 @@
 
 A triple is a folder with indptr.npy, indices.npy, data.npy and perhaps shape.npy, or files NAME.indptr.npy, ... of which
 one is named; labels may lack the data. Of a dense matrix (N x D, C order) all that is not zero in float32 is an entry. A
-one-dimensional array of integers holds the class of each row, from zero.
+array of integers of shape (N,) or (N, 1) holds the class of each row, from zero.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class Head:
     def n_items(self) -> int:
         """Of all dimensions together, exactly."""
         return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether each row has one item: (N,) or (N, 1), which of labels are classes."""
+        return len(self.shape) == 1 or self.shape[1:] == (1,)
 
 
 def read_head(file: IO[bytes], n_bytes: int) -> Head:
@@ -168,7 +173,7 @@ def open_side(path: Path, labels: bool = False) -> Side:
     if name and (path.parent / f"{name[1] or ''}indptr.npy").is_file():
         return _triple(path, path.parent, name[1] or "", labels)
     head, array = _array(path)
-    if len(head.shape) == 1 and labels:
+    if labels and head.is_vector:
         if head.dtype.kind in "US":
             return string_classes(str(path), "npy class names", (path,), array)
         check_classes(head, str(path))

@@ -11,7 +11,8 @@ import numpy as np
 from xmc_stream.convert.lines.files import Buffers, TextRange
 from xmc_stream.convert.lines.parser import LISTED, UNKNOWN, XMLREPO, Dialect, Parser
 from xmc_stream.convert.options import Like
-from xmc_stream.convert.rows import Rows, positives
+from xmc_stream.convert.rows import Rows, positives, row_with_minus_one
+from xmc_stream.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class LinesPart:
                     elif self.sides == ("X",):
                         yield ((x_indptr, x_indices, x_data),)
                     else:
+                        if (row := row_with_minus_one(x_indptr, x_data)) is not None:
+                            line = file.first_line() + parser.n_lines - (len(x_indptr) - 1) + row
+                            raise InputError(
+                                f"{file.name}:{line}: a label has the value -1: what is not zero is a positive, leave it out"
+                            )
                         yield ((*positives(x_indptr, x_indices, x_data != 0), None),)
                 file.n_lines = parser.n_lines
             notes |= parser.notes()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.matrices.sides import Raw
-from xmc_stream.convert.rows import Rows, positives, set_before
+from xmc_stream.convert.rows import Rows, positives, row_with_minus_one, set_before
 from xmc_stream.errors import InputError
 
 
@@ -104,6 +104,13 @@ class Rules:
         if values.dtype.kind == "f" and np.isnan(values).any():
             row = _row(indptr, int(np.argmax(np.isnan(values))), first)
             raise InputError(f"{self.name}: a label in row {row} (from 0) is NaN: labels are zero or not, correct it")
+        if (row := row_with_minus_one(indptr, values)) is not None:
+            raise InputError(
+                f"{self.name}: a label in row {first + row} (from 0) has the value -1: what is not zero is a positive, save "
+                "Y > 0"
+            )
+        if self.n_columns == 1 and (values > 1).any():
+            raise InputError(f"{self.name} is one column of numbers: save class ids as a vector, an .npy of shape (N,)")
         signs: NDArray[np.float32] = (values != 0).astype(np.float32)
         return signs
 
