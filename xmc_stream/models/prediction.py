@@ -75,7 +75,7 @@ def predict_to(
     from xmc_stream.models.runs import ToDisk
 
     began = time.perf_counter()
-    check_k(model, k)
+    as_file = check_target(model, out, k, overwrite)
     if out == STANDARD_OUTPUT:
         shared = execution.scratch(model.path, dataset.path)
         with tempfile.TemporaryDirectory(prefix=".xmc_stream-", dir=shared) as folder:
@@ -83,8 +83,6 @@ def predict_to(
             write_standard_output(Predictions(Path(folder) / "predictions"), model.label_names())
         return {**report, "predictions": str(out), "seconds": round(time.perf_counter() - began, 3)}
     limit = execution.limit([model.path, dataset.path], [out.parent])
-    as_file = is_file(out)
-    refuse_to_replace(out, overwrite, as_file)
     store = out.with_name(out.name + ".store") if as_file else out
     with (
         working("predict", execution.progress),
@@ -119,6 +117,15 @@ def predict_to(
         "memory_limit": limit.limit,
         **result,
     }
+
+
+def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
+    """Whether k labels go to a file, and not to a store. Raises InputError where they cannot go there, before any work."""
+    check_k(model, k)
+    as_file = is_file(out)
+    if out != STANDARD_OUTPUT:
+        refuse_to_replace(out, overwrite, as_file)
+    return as_file
 
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:
