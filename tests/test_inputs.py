@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers.inputs import N, TEXTS, an_input, rows_of_text
+from helpers.inputs import TEXTS, D, K, N, an_input, matrices, rows_of_text
+from scipy import sparse
 
 import xmc_stream as xs
+from xmc_stream.convert.formats import pairs as pairs_module
+from xmc_stream.convert.formats.predicted import open_predictions
 from xmc_stream.convert.formats.registry import formats
+from xmc_stream.convert.jobs import PartJob
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError
 
@@ -18,6 +27,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::Warning:anndata"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+
+def replaced(path: Path) -> None:
+    """By another file of its size and time."""
+    other, status = path.with_name("other"), path.stat()
+    other.write_bytes(path.read_bytes())
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(path)
+
 
 FIELDS = {
     "text_fields": ("--text-field", "texts", "text"),
@@ -52,8 +70,6 @@ def test_columns_that_are_not_there_are_named_with_those_that_are(
     path, work = tmp_path / f"in{ending}", tmp_path / "plain"
     TEXTS[form](work, rows_of_text())
     if ending and form != "parquet":
-        import gzip
-
         path.write_bytes(gzip.compress(work.read_bytes()))
     else:
         work.rename(path)
@@ -123,6 +139,136 @@ def test_rows_without_a_field_may_be_left_out(tmp_path: Path) -> None:
     dataset = xs.convert(tmp_path / "in", tmp_path / "d.xmc", memory_limit="2GB", text=text, skip=True)
     assert (dataset.n_samples, dataset.attributes["skipped"]) == (N - 5, 5)
     assert list(dataset.row_ids() or ()) == [row["nr"] for row in rows[5:]]
+
+
+CHANGES: dict[str, Callable[[Path], Any]] = {
+    "shrinks": lambda path: os.truncate(path, path.stat().st_size * 2 // 3),
+    "grows": lambda path: path.write_bytes(path.read_bytes() + path.read_bytes()[-40:]),
+    "is written again": lambda path: os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1)),
+    "is replaced": replaced,
+    "goes": lambda path: path.unlink(),
+}
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path], Any], when: str) -> None:
+    """The file changes before its first part is read, or behind that."""
+    done, run = list[str](), PartJob.run
+
+    def changed(self: PartJob, watch: Any = None) -> Any:
+        if when == "before" and not done:
+            done.append(change(path) or "")
+        receipt = run(self, watch)
+        if not done:
+            done.append(change(path) or "")
+        return receipt
+
+    monkeypatch.setattr(PartJob, "run", changed)
+
+
+@pytest.mark.parametrize("form", {**formats(), **TEXTS})
+@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_read_makes_no_dataset(
+    form: str, when: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(2):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        source, given, files = an_input(form, folder)
+        if i >= len(files):
+            break
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(InputError, match=f"^{files[i]} was changed while") as caught,
+        ):
+            changing(patch, files[i], CHANGES[change], when)
+            xs.convert(source, folder / "d.xmc", memory_limit="2GB", threads=1, **given)
+        assert "\n" not in str(caught.value)
+        assert not list(folder.glob("d.xmc*"))
+
+
+@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "xmlrepo", "libsvm"])
+def test_compressed_files_that_change(form: str, opener: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, given, _ = an_input(form, tmp_path)
+    path = tmp_path / "small"
+    with opener(path, "wb") as file:
+        file.write(source.read_bytes())
+    changing(monkeypatch, path, CHANGES["grows"], "behind")
+    with pytest.raises(InputError, match=f"^{path} was changed while"):
+        xs.convert(path, tmp_path / "d.xmc", memory_limit="2GB", threads=1, **given)
+    assert not list(tmp_path.glob("d.xmc*"))
+
+
+@pytest.mark.parametrize("beside", ["beside", "label_names", "labels", "found labels", "folder"])
+def test_files_beside_that_change(beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = matrices()
+    source, given, _ = an_input("npy" if beside == "labels" else "libsvm", tmp_path)
+    path = tmp_path / "beside.npy"
+    if beside == "beside":
+        np.save(path, X)
+        given["beside"] = path
+    elif beside == "label_names":
+        path.write_text("".join(f"name {i}\n" for i in range(K)))
+        given["label_names"] = path
+    elif beside == "labels":
+        path.write_text(f"{N} {K}\n" + "".join(f"{label}:1\n" for label in y))
+        given["labels"] = path
+    elif beside == "found labels":
+        source, path = tmp_path / "t_X_Xf.txt", tmp_path / "t_X_Y.txt"
+        source.write_text(f"{N} {D}\n" + "0:1\n" * N)
+        path.write_text(f"{N} {K}\n" + "".join(f"{label}:1\n" for label in y))
+    else:
+        source = tmp_path / "x"
+        source.mkdir()
+        for name in ("indptr", "indices", "data"):
+            np.save(source / f"{name}.npy", getattr(sparse.csr_matrix(X), name))
+        np.save(path, y)
+        given, path = {"labels": path, "n_features": D}, source / "data.npy"
+    changing(monkeypatch, path, CHANGES["is written again"], "behind")
+    with pytest.raises(InputError, match=f"^{path} was changed while"):
+        xs.convert(source, tmp_path / "d.xmc", memory_limit="2GB", threads=1, **given)
+    assert not list(tmp_path.glob("d.xmc*"))
+
+
+def test_rows_to_predict_for_that_change(of_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TEXTS["csv"](tmp_path / "in.csv", rows_of_text())
+    changing(monkeypatch, tmp_path / "in.csv", CHANGES["shrinks"], "before")
+    with pytest.raises(InputError, match=r"in\.csv was changed while"):
+        xs.predict(of_text / "m", tmp_path / "in.csv", tmp_path / "p.txt", 1, memory_limit="2GB", threads=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_filters_and_predictions_that_change(of_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = xs.open_dataset(of_text / "train.xmc")
+    pairs = tmp_path / "pairs"
+    pairs.write_text("0 1\n1 2\n")
+
+    def keys(source: Path, *of: Any, read: Any = pairs_module._keys) -> Any:
+        result = read(source, *of)
+        CHANGES["grows"](source)
+        return result
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=f"^{pairs} was changed while"):
+        patch.setattr(pairs_module, "_keys", keys)
+        xs.predict(of_text / "m", train, tmp_path / "p.txt", 1, filter=pairs, memory_limit="2GB", threads=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
+    for form in (".npz", ".txt", ".jsonl"):
+        for change in CHANGES.values():
+            found = tmp_path / f"p{form}"
+            xs.predict(of_text / "m", train, found, 1, memory_limit="2GB", threads=1, overwrite=True)
+            opened = open_predictions(found, K, train.label_names())
+            change(found)
+            with pytest.raises(InputError, match=f"^{found} was changed while"):
+                list(opened.blocks())
+
+
+def test_a_dataset_may_be_made_in_the_folder_of_its_arrays(tmp_path: Path) -> None:
+    X, y = matrices()
+    for name in ("indptr", "indices", "data"):
+        np.save(tmp_path / f"{name}.npy", getattr(sparse.csr_matrix(X), name))
+    np.save(tmp_path / "labels.npy", y)
+    xs.convert(tmp_path, tmp_path / "d.xmc", labels=tmp_path / "labels.npy", n_features=D, memory_limit="2GB")
 
 
 def test_keys_of_anndata_are_named(tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def test_names_of_labels_lead_to_their_ids(tmp_path: Path) -> None:
     with new_names(tmp_path / "d" / "names" / "labels") as writer:
         writer.append([name.encode() for name in called])
     names = Names(tmp_path / "d" / "names" / "labels")
-    rows = (np.random.default_rng(0).integers(0, 1000, (CHUNK_ROWS + 5, 1)) + [0, 700, 400]) % 1000
+    first = np.random.default_rng(0).integers(0, 1000, (CHUNK_ROWS + 5, 1))
+    rows = (first + np.array([0, 700, 400])) % 1000
     path = tmp_path / "p"
     path.write_text("".join(json.dumps({"labels": [called[i] for i in row]}) + "\n" for row in rows))
     opened = open_predictions(path, 1000, names)

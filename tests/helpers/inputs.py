@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.anndata_files import annotated
 from scipy import sparse
+
+from helpers.anndata_files import annotated
 
 Row = dict[str, Any]
 N, D, K = 30, 8, 4

@@ -230,7 +230,7 @@ def _convert(
     memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
     observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
-    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity
+    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
@@ -244,6 +244,8 @@ def _convert(
     like = as_path(like) if isinstance(like, str | Path) else like
     given = [source, labels, options.get("beside"), options.get("label_names"), options.get("feature_names")]
     named = [path for some in given for path in (some if isinstance(some, list | tuple) else [some])]
+    # of folders the source tells what it reads
+    before = stamps(Path(path) for path in named if isinstance(path, str | Path) and Path(path).is_file())
     named.append(like.path if isinstance(like, Dataset | StoredModel) else like)
     reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
     limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
@@ -265,11 +267,12 @@ def _convert(
         done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
+            before = {**stamps(opened.files), **before}  # some were found beside others
             with running(opened, limit, threads, scheduler) as (engine, plan):
                 limit.check(plan.needs, "convert", plan.budget)
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: digest_of(identity)}
-                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, mark)
+                done = run_conversion(opened, target, identity, train, normalize, columns, plan, engine, mark, before)
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
             peak = peak_resident()

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.numpy_arrays import Head, read_head
 from xmc_stream.convert.formats.pairs import numbered_lines
+from xmc_stream.convert.lines.files import Stamps, stamps, unchanged
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.errors import InputError
 from xmc_stream.store.names import NamedIds, Names
@@ -52,27 +53,28 @@ def open_predictions(path: Path, n_labels: int, names: Names | None = None) -> R
     Raises InputError for a file of anything else, or for a label without a name there, and StoreError.
     """
     if not path.is_file():
-        return Ranked(Predictions(path), n_labels)
+        return Ranked(Predictions(path), n_labels, {})
+    before = stamps([path])
     try:
         with open(path, "rb") as file:
             head = file.read(2)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from None
     if head == _ZIP:
-        return Ranked(_Arrays(path), n_labels)
-    return Ranked(_Objects(path, names) if head[:1] == b"{" else _Text(path), n_labels)
+        return Ranked(_Arrays(path), n_labels, before)
+    return Ranked(_Objects(path, names) if head[:1] == b"{" else _Text(path), n_labels, before)
 
 
 class Ranked:
     """Predictions, each row checked and ranked by its scores; as it stands where there are none.
 
-    Raises InputError, with file and line (or row), for a label that is none of n_labels or stands twice, and for a score
-    that is not a number.
+    before: of the file, from before it was opened. Raises InputError, with file and line (or row), for a label that is none
+    of n_labels or stands twice, for a score that is not a number, and for a file that is changed meanwhile.
     """
 
-    def __init__(self, stored: Rankings, n_labels: int) -> None:
+    def __init__(self, stored: Rankings, n_labels: int, before: Stamps) -> None:
         self.path, self.n_samples, self.k = stored.path, stored.n_samples, stored.k
-        self._stored, self._n_labels = stored, n_labels
+        self._stored, self._n_labels, self._before = stored, n_labels, before
 
     @property
     def needs(self) -> dict[str, int]:
@@ -81,9 +83,10 @@ class Ranked:
 
     def blocks(self) -> Iterator[tuple[int, NDArray[Any], Any]]:
         """As `Rankings` has them."""
-        for start, labels, scores in self._stored.blocks():
-            self._check(start, labels, scores)
-            yield start, labels if scores is None else _by_score(labels, scores), None
+        with unchanged(self._before):
+            for start, labels, scores in self._stored.blocks():
+                self._check(start, labels, scores)
+                yield start, labels if scores is None else _by_score(labels, scores), None
 
     def _check(self, start: int, labels: NDArray[Any], scores: Any) -> None:
         there, ordered = labels >= 0, np.sort(labels, axis=1)

@@ -236,6 +236,7 @@ class RecordsSource:
         self._options, self._like = options, like
         names = [path.name for path in paths]
         self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
+        self.files = list(paths)
         self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
         self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
         self.alone = alone
