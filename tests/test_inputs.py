@@ -177,12 +177,10 @@ def test_a_file_that_changes_while_it_is_read_makes_no_dataset(
         source, given, files = an_input(form, folder)
         if i >= len(files):
             break
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(InputError, match=f"^{files[i]} was changed while") as caught,
-        ):
+        with monkeypatch.context() as patch:
             changing(patch, files[i], CHANGES[change], when)
-            xs.convert(source, folder / "d.xmc", memory_limit="2GB", threads=1, **given)
+            with pytest.raises(InputError, match=f"^{files[i]} was changed while") as caught:
+                xs.convert(source, folder / "d.xmc", memory_limit="2GB", threads=1, **given)
         assert "\n" not in str(caught.value)
         assert not list(folder.glob("d.xmc*"))
 
@@ -249,9 +247,10 @@ def test_filters_and_predictions_that_change(of_text: Path, tmp_path: Path, monk
         CHANGES["grows"](source)
         return result
 
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=f"^{pairs} was changed while"):
+    with monkeypatch.context() as patch:
         patch.setattr(pairs_module, "_keys", keys)
-        xs.predict(of_text / "m", train, tmp_path / "p.txt", 1, filter=pairs, memory_limit="2GB", threads=1)
+        with pytest.raises(InputError, match=f"^{pairs} was changed while"):
+            xs.predict(of_text / "m", train, tmp_path / "p.txt", 1, filter=pairs, memory_limit="2GB", threads=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
     for form in (".npz", ".txt", ".jsonl"):
         for change in CHANGES.values():
