@@ -8,6 +8,7 @@ how a dataset lies on disk.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, in_python
 from xmc_stream.memory import peak_resident
-from xmc_stream.progress import working
+from xmc_stream.progress import LOG, working
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import Like, TextOptions
@@ -66,6 +67,7 @@ def convert(
     """Convert a data set of a common format into a dataset on disk, and open it.
 
     The input is read once, in bounded memory. The format is recognised by the content; docs/convert.md describes the formats.
+    How labels were understood is an INFO record of the logger "xmc_stream".
     A conversion of files that was killed goes on when the same call is made again. One that came to its end has nothing
     to do. Bad input leaves nothing at `target`.
 
@@ -179,13 +181,18 @@ def convert(
         "layer": layer, "label_key": label_key, "text": text, "unlabelled": unlabelled,
         "beside": beside, "delimiter": delimiter, "quote": quote,
     }  # fmt: skip
-    return convert_report(
+    dataset, _ = convert_report(
         source, target, like=like, normalize=normalize, memory_limit=memory_limit, overwrite=overwrite, labels=labels,
         progress=progress, threads=threads, scheduler=scheduler, columns=columns, observed=observed, format=format,
         new_labels=new_labels,
         **{name: value for name, value in of_source.items() if value is not None and value is not False},
         **({} if header else {"header": False}),
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    if not unlabelled and isinstance(source, str | os.PathLike | list | tuple) and LOG.isEnabledFor(logging.INFO):
+        from xmc_stream.convert.labels import understood
+
+        LOG.info("%s", in_python(understood(dataset)["said"]))
+    return dataset
 
 
 def convert_report(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
 from xmc_stream.convert.lines.files import forget, name_of
 from xmc_stream.convert.messages import meant, shown, shown_text
 from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
@@ -331,7 +332,9 @@ class RecordsSource:
         if not n_features and n_rows:
             raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
         folders["vectorizer"] = features / "vectorizer"
-        n_labels, label_maps, labels, dropped, labels_said = yield from self._labels(work, notes, kinds, folders)
+        n_labels, label_maps, labels, dropped, labels_said, held = yield from self._labels(work, notes, kinds, folders)
+        if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(held)):
+            attributes[SEPARATOR] = separator
         weigh = []
         at = 0
         for i, part in enumerate(parts):
@@ -382,8 +385,9 @@ class RecordsSource:
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
-    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str]]:
-        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
+    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str, list[list[int]]]]:
+        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say; what names
+        hold."""
         like = of_labels(self._like)
         if kinds != {"names"}:
             most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
@@ -394,7 +398,7 @@ class RecordsSource:
                 )
                 yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
-            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
+            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else "", Held().counts
         if like and open_names(like.path, "labels") is None:
             raise InputError(
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
@@ -410,7 +414,7 @@ class RecordsSource:
                 "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
-        return receipt["n"], maps, runs, receipt["unknown"], " (names)"
+        return receipt["n"], maps, runs, receipt["unknown"], " (names)", receipt["held"]
 
     def close(self) -> None:
         """Close pipes that were not read."""
