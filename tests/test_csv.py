@@ -205,7 +205,7 @@ def test_columns_that_are_named(tmp_path: Path) -> None:
     assert "it has 'head', 'body', 'class': give text=TextOptions" in refused(
         tmp_path / "no", path, text=TextOptions(text_fields=("subject",))
     )
-    assert "no id field uid" in refused(tmp_path / "no", path, text=TextOptions(("body",), "class", id_field="uid"))
+    assert "no id field 'uid'" in refused(tmp_path / "no", path, text=TextOptions(("body",), "class", id_field="uid"))
 
 
 @pytest.mark.parametrize("blank", [b"\n", b"\r\n", b"\n\n\n"])

@@ -266,7 +266,7 @@ def test_label_ids_out_of_range_are_refused(labels: Any, options: Any, message: 
     [
         ({"words": "a", "labels": []}, {}, "no text field of a common name: it has 'words', 'labels'"),
         ({"text": "a", "y": []}, {}, "no label field: it has 'text', 'y'"),
-        ({"text": "a", "labels": []}, {"text_fields": ("body",)}, "no text field body"),
+        ({"text": "a", "labels": []}, {"text_fields": ("body",)}, "no text field 'body': it has 'text', 'labels'"),
     ],
 )
 def test_fields_that_are_not_there_are_named(first: Any, options: Any, message: str, tmp_path: Path) -> None:

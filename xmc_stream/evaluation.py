@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.convert.formats.predicted import Rankings, naming_needs, open_predictions
+from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import MemoryLimit, format_size, resident
@@ -64,8 +64,9 @@ def evaluate(
     Parameters
     ----------
     predictions : str, Path or Model
-        What `predict` wrote, in any of its forms; or a model, which then predicts first. Names of labels in a .jsonl
-        file are those of `data`.
+        What `predict` wrote, in any of its forms, or another program in one of them; or a model, which then predicts
+        first. Labels are ranked by their scores, equal scores as they stand. Names of labels in a .jsonl file are those
+        of `data`.
     data : Dataset, str or Path
         The samples with their true labels.
     train : Dataset, str, Path or None, default None
@@ -105,7 +106,8 @@ def evaluate(
     Raises
     ------
     InputError
-        Rows do not match, k is larger than what was predicted, or the filter leaves fewer than k predictions.
+        Rows do not match, k is larger than what was predicted, or the filter leaves fewer than k predictions. A
+        predicted label is none of `data` or stands twice in a row, or its score is nan.
     StoreError
         The model or the predictions are damaged.
     MemoryLimitError
@@ -158,8 +160,8 @@ def evaluate_with(
                 )
             stored: Rankings = Predictions(path)
         else:
-            stored = open_predictions(path, dataset.label_names())
-            limit.check(comparing_needs(stored.k) | naming_needs(stored), "evaluating predictions")
+            stored = ranked = open_predictions(path, dataset.n_labels, dataset.label_names())
+            limit.check(comparing_needs(stored.k) | ranked.needs, "evaluating predictions")
         if stored.n_samples != dataset.n_samples:
             raise InputError(
                 f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
@@ -195,9 +197,9 @@ def plan_comparison(
 ) -> dict[str, Any]:
     """What `evaluate` would do with stored predictions; keys as in `plan --json`."""
     limit = execution.limit()
-    stored = open_predictions(Path(predictions), dataset.label_names())
+    stored = open_predictions(Path(predictions), dataset.n_labels, dataset.label_names())
     n_bytes = stream_bytes([dataset.Y_rows()], [(0, dataset.n_samples)])
-    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k), **naming_needs(stored)}
+    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k), **stored.needs}
     parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
     if train is not None:
         parts[f"propensities of {train.n_labels} labels"] = _LABEL_BYTES * train.n_labels

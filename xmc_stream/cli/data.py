@@ -10,6 +10,7 @@ import click
 from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, show, with_options
 from xmc_stream.cli.text import TEXT, text_options
 from xmc_stream.memory import format_size
+from xmc_stream.progress import LOG
 
 FORMATS = ["xmlrepo", "libsvm", "jsonl", "csv", "parquet", "npz", "npy", "anndata"]
 NOTED = {
@@ -126,12 +127,17 @@ def convert(sources: tuple[Path, ...], target: Path, as_json: bool, debug: bool,
       .npy of NumPy       dense features, or a folder with indptr.npy, indices.npy, data.npy; --labels
       AnnData             .h5ad or a zarr folder, --label-key (needs h5py: pip install 'xmc-stream[anndata]')
 
+    A line says how labels were understood, with three of them, and whether most seem to be several in one text.
+
     A conversion that was killed goes on when the same command is given again. Bad input ends in a line that names
     file and line.
     """
     from xmc_stream.convert import convert_report
+    from xmc_stream.convert.labels import understood
 
     dataset, report = convert_report(list(sources), target, progress=True, **reading(options))
+    report["labels"] = understood(dataset)
+    LOG.info("%s", report["labels"]["said"])
     notes = [
         f"{dataset.attributes[name]:,} {words}"
         for name, words in NOTED.items()

@@ -220,18 +220,19 @@ def predict(
     model: Path, data: Path, out: Path, k: int, pairs: Path | None, overwrite: bool, check: bool,
     memory_limit: str | None, threads: int | None, scheduler: str | None, as_json: bool, debug: bool, **reading: Any,
 ) -> None:  # fmt: skip
-    """Write the best k labels of each sample of DATA to OUT: a zarr group, or a .npz, .txt or .jsonl file by its name.
+    """Write the best k labels of each sample of DATA to OUT: a .npz, .txt or .jsonl file by its name, else a zarr group.
 
     DATA is a dataset, or a file that `convert --like MODEL` takes (raw text for a model of raw text), or - for standard
     input; it needs no labels, and any that it has count for nothing. Fields are those of the training set, or as you say.
     OUT.jsonl has the names of labels where the model knows them. As OUT, - is standard output, which gets what OUT.jsonl
     would. Rows that have ids (--id-field) keep them.
     """
-    from xmc_stream.models import Execution, load_model, predict_to, samples
+    from xmc_stream.models import Execution, check_target, load_model, predict_to, samples
 
     execution = Execution(memory_limit, threads, scheduler, True)
     to_stdout = str(out) == "-"
     trained, out_path = load_model(model), out if to_stdout else out.absolute()
+    check_target(trained, out_path, k, overwrite)
     folder = execution.scratch(trained.path) if to_stdout else out_path.parent
     with samples(data, trained, folder, execution, **_of_rows(reading)) as dataset:
         report = predict_to(trained, dataset, out_path, k, execution, overwrite, pairs, check)
@@ -279,7 +280,8 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Compare PREDICTIONS (or what a model at that path predicts) with the labels of DATA; metrics in per cent.
 
-    PREDICTIONS is what predict wrote: a zarr group, or a .npz, .txt or .jsonl file.
+    PREDICTIONS is what predict wrote, or another program alike: a zarr group, or a .npz, .txt or .jsonl file. Labels are
+    ranked by their scores; one that DATA does not have, or that stands twice in a row, is refused.
 
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
     macro_F1_present over those that occur in DATA, in per cent.

@@ -12,6 +12,8 @@ from xmc_stream.errors import InputError
 if TYPE_CHECKING:
     from xmc_stream.convert.options import TextOptions
 
+_ESCAPES = {r"\t": "\t", r"\n": "\n"}  # as a shell passes them on
+
 TEXT_FIELDS = click.option(
     "--text-field", "text_fields", multiple=True, metavar="NAME",
     help="Raw text: a field (a column) of the text; several are joined. [default: title and content, or text, ...]",
@@ -28,8 +30,9 @@ TEXT = (
     ),
     click.option(
         "--label-delimiter", metavar="TEXT",
-        help="Raw text: what stands between labels in a string. [default: the string is one label]",
+        help=r"Raw text: what stands between labels in a string, \t for a tab. [default: the string is one label]",
     ),
+    click.option("--label-lists", is_flag=True, help="Raw text: labels in a string are a list, as \"['a', 'b']\"."),
     click.option(
         "--label-ids/--label-texts", default=False, show_default=True,
         help="Raw text: labels in a string are ids, whole numbers, or names.",
@@ -68,6 +71,7 @@ def text_options(values: dict[str, Any]) -> TextOptions | None:
         raise InputError(f"--ngrams {given['ngrams']}: write two numbers as 1,2") from None
     for name in ("min_df", "max_df"):
         given[name] = _count_or_share(f"--{name.replace('_', '-')}", given[name])
+    given["label_delimiter"] = _ESCAPES.get(given["label_delimiter"], given["label_delimiter"])
     if given["stop_words"] == "none":
         given["stop_words"] = None
     if given["token_pattern"] is None:

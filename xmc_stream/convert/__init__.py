@@ -8,6 +8,7 @@ how a dataset lies on disk.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, in_python
 from xmc_stream.memory import peak_resident
-from xmc_stream.progress import working
+from xmc_stream.progress import LOG, working
 
 if TYPE_CHECKING:
     from xmc_stream.convert.options import Like, TextOptions
@@ -66,6 +67,7 @@ def convert(
     """Convert a data set of a common format into a dataset on disk, and open it.
 
     The input is read once, in bounded memory. The format is recognised by the content; docs/convert.md describes the formats.
+    How labels were understood is an INFO record of the logger "xmc_stream".
     A conversion of files that was killed goes on when the same call is made again. One that came to its end has nothing
     to do. Bad input leaves nothing at `target`.
 
@@ -179,13 +181,18 @@ def convert(
         "layer": layer, "label_key": label_key, "text": text, "unlabelled": unlabelled,
         "beside": beside, "delimiter": delimiter, "quote": quote,
     }  # fmt: skip
-    return convert_report(
+    dataset, _ = convert_report(
         source, target, like=like, normalize=normalize, memory_limit=memory_limit, overwrite=overwrite, labels=labels,
         progress=progress, threads=threads, scheduler=scheduler, columns=columns, observed=observed, format=format,
         new_labels=new_labels,
         **{name: value for name, value in of_source.items() if value is not None and value is not False},
         **({} if header else {"header": False}),
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    if not unlabelled and isinstance(source, str | os.PathLike | list | tuple) and LOG.isEnabledFor(logging.INFO):
+        from xmc_stream.convert.labels import understood
+
+        LOG.info("%s", in_python(understood(dataset)["said"]))
+    return dataset
 
 
 def convert_report(
@@ -230,7 +237,7 @@ def _convert(
     memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
     observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
-    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity
+    from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
@@ -244,6 +251,8 @@ def _convert(
     like = as_path(like) if isinstance(like, str | Path) else like
     given = [source, labels, options.get("beside"), options.get("label_names"), options.get("feature_names")]
     named = [path for some in given for path in (some if isinstance(some, list | tuple) else [some])]
+    # of folders the source tells what it reads
+    before = stamps(Path(path) for path in named if isinstance(path, str | Path) and Path(path).is_file())
     named.append(like.path if isinstance(like, Dataset | StoredModel) else like)
     reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
     limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
@@ -265,12 +274,13 @@ def _convert(
         done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
+            before = {**stamps(opened.files), **before}  # some were found beside others
             with running(opened, limit, threads, scheduler) as (engine, plan):
                 limit.check(plan.needs, "convert", plan.budget)
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: digest_of(identity)}
                 done = run_conversion(
-                    opened, target, identity, train, normalize, columns, plan, engine, mark, overwrite
+                    opened, target, identity, train, normalize, columns, plan, engine, mark, before, overwrite
                 )
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:

@@ -13,7 +13,7 @@ from xmc_stream.errors import InputError
 WORD_PATTERN = r"(?u)\b\w\w+\b"
 _ANALYZERS = ("word", "char", "char_wb")
 _MOST_HASHED = 2**28
-_LATER = ("label_ids", "id_field")  # that vectorizers of before do not have
+_LATER = ("label_ids", "label_lists", "id_field")  # that vectorizers of before do not have
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class TextOptions:
         The field of the labels. None: one of a common name. "": there are no labels.
     label_delimiter : str or None, default None
         What stands between labels in a string. None: the string is one label.
+    label_lists : bool, default False
+        Labels in a string are a list, as JSON or Python writes one: "['a', 'b']". False: see label_delimiter.
     label_ids : bool, default False
         Labels in a string are whole numbers, ids, as they always are where numbers stand. False: they are names.
     id_field : str or None, default None
@@ -88,6 +90,7 @@ class TextOptions:
     text_fields: tuple[str, ...] = ()
     label_field: str | None = None
     label_delimiter: str | None = None
+    label_lists: bool = False
     label_ids: bool = False
     id_field: str | None = None
     analyzer: str = "word"
@@ -130,6 +133,10 @@ class TextOptions:
                 "min_df, max_df and max_features choose among words, which hash_features does not keep: leave them out",
             ),
             (self.label_delimiter != "", "label_delimiter is empty: name the text between labels"),
+            (
+                not self.label_lists or self.label_delimiter is None,
+                "label_lists and label_delimiter are two ways of writing labels: leave out one",
+            ),
         ):
             if not fits:
                 raise InputError(message)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert.jobs import ArrayJob, ColumnsJob, LoadJob, PartJob
+from xmc_stream.convert.lines.files import Stamps, unchanged
 from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
@@ -176,18 +177,22 @@ def running(
 
 def run_conversion(
     source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
-    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str], overwrite: bool,
+    plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str], before: Stamps, overwrite: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind."""
+    """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind.
+
+    before: of the files that are read, from before they were opened.
+    """
 
     def refuse(path: Path) -> None:
         check_target(path, overwrite)
 
     def convert(work: Path, ledger: Ledger) -> Receipt:
         run = ConversionRun(source, work, like, normalize, columns, plan.budget, plan.threads, mark)
-        if engine is None or source.alone:
-            _read_here(run.part_jobs, ledger, source.bytes_in)
-        return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
+        with unchanged(before):
+            if engine is None or source.alone:
+                _read_here(run.part_jobs, ledger, source.bytes_in)
+            return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
 
     return make(target, identity, convert, refuse, (InputError, DamagedPieceError), source.alone)
 

@@ -67,13 +67,14 @@ class Settled:
 class Source(Protocol):
     """A recognised, opened input, of which no rows are read yet.
 
-    attributes: what is known of it before, for the dataset; identity: what tells this input from another when a killed
-    conversion goes on (names, sizes, times, options); alone: its parts must be read in this process, one after another
-    (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries, y_entries: at most, None where
-    only reading tells; overhead: bytes it keeps till the end beside the buffers of its parts, by name; bytes_in: of the
-    input.
+    files: all that are read; attributes: what is known of it before, for the dataset; identity: what tells this input
+    from another when a killed conversion goes on (names, sizes, times, options); alone: its parts must be read in this
+    process, one after another (standard input, matrices in memory); n_samples, n_features, n_labels, x_entries,
+    y_entries: at most, None where only reading tells; overhead: bytes it keeps till the end beside the buffers of its
+    parts, by name; bytes_in: of the input.
     """
 
+    files: list[Path]
     attributes: dict[str, Any]
     identity: dict[str, Any]
     alone: bool

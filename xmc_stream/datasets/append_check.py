@@ -112,7 +112,8 @@ def _same_bases(old: Dataset, new: Dataset) -> None:
 
 # of a vectorizer: where text and labels stood in the input, and what chose the vocabulary, which is compared itself
 _FIELDS = (
-    "text_fields", "label_field", "label_delimiter", "label_ids", "id_field", "min_df", "max_df", "max_features",
+    "text_fields", "label_field", "label_delimiter", "label_lists", "label_ids", "id_field", "min_df", "max_df",
+    "max_features",
 )  # fmt: skip
 
 

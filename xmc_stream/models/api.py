@@ -7,7 +7,7 @@ from typing import Any
 
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.model import Model, load_model
-from xmc_stream.models.prediction import predict_to
+from xmc_stream.models.prediction import check_target, predict_to
 from xmc_stream.models.samples import samples
 from xmc_stream.models.written import STANDARD_OUTPUT
 from xmc_stream.progress import working
@@ -32,9 +32,9 @@ def predict(
 
     By the name of `out` that is a zarr group (any other name), a .npz file of the arrays `labels` and `scores` (n x k),
     a .txt file with a line `label:score label:score ...` a sample, or a .jsonl file with an object a sample, in which
-    labels have their names. "-" is standard output, which takes what a .jsonl file would. Best classes come first; ties
-    go to the lower label. Rows that have ids of their own keep them: as the array `ids`, as `id` of an object, and
-    before a tab that begins a line of text.
+    labels have their names. Names of other files of data, as .csv, are refused. "-" is standard output, which takes
+    what a .jsonl file would. Best classes come first; ties go to the lower label. Rows that have ids of their own keep
+    them: as the array `ids`, as `id` of an object, and before a tab that begins a line of text.
 
     Parameters
     ----------
@@ -94,6 +94,7 @@ def predict(
     execution = Execution(memory_limit, threads, scheduler, progress)
     out = STANDARD_OUTPUT if str(out) == str(STANDARD_OUTPUT) else target_path(out)
     trained = model if isinstance(model, Model) else load_model(model)
+    check_target(trained, out, k, overwrite)
     folder = execution.scratch(trained.path) if out == STANDARD_OUTPUT else out.absolute().parent
     with working("predict", progress), samples(data, trained, folder, execution) as dataset:
         return predict_to(trained, dataset, out, k, execution, overwrite, filter, check)

@@ -25,7 +25,7 @@ from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import KIND
 from xmc_stream.store.names import copy_row_ids
-from xmc_stream.store.places import target_path
+from xmc_stream.store.places import target_path, work_folder
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
@@ -77,7 +77,7 @@ def predict_to(
     from xmc_stream.models.runs import ToDisk
 
     began = time.perf_counter()
-    check_k(model, k)
+    as_file = check_target(model, out, k, overwrite)
     if out == STANDARD_OUTPUT:
         shared = execution.scratch(model.path, dataset.path)
         with temporary_folder(shared) as folder:
@@ -86,7 +86,7 @@ def predict_to(
         return {**report, "predictions": str(out), "seconds": round(time.perf_counter() - began, 3)}
     out = target_path(out)
     limit = execution.limit([model.path, dataset.path], [out.parent])
-    as_file, peak = is_file(out), 0
+    peak = 0
 
     def run(folder: Path, ledger: Ledger) -> Receipt:
         nonlocal peak
@@ -106,7 +106,7 @@ def predict_to(
             copy_row_ids(dataset.path, work)
         finish_predictions(work, store, attributes, False)
         if as_file:
-            write_file(Predictions(store), folder / STORE, out.suffix, limit, model.label_names())
+            write_file(Predictions(store), folder / STORE, out.suffix.lower(), limit, model.label_names())
         return result
 
     identity = {
@@ -126,6 +126,15 @@ def predict_to(
         "memory_limit": limit.limit,
         **{name: value for name, value in result.items() if name != "resumed"},
     }
+
+
+def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
+    """Whether k labels go to a file, and not to a store. Raises InputError where they cannot go there, before any work."""
+    check_k(model, k)
+    as_file = is_file(out)
+    if out != STANDARD_OUTPUT and not work_folder(out).exists():  # which may be of a run that was killed: `make` looks
+        refuse_to_replace(out, overwrite, as_file)
+    return as_file
 
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:

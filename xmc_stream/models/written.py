@@ -11,18 +11,34 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.store.names import WINDOW, Names
 from xmc_stream.store.predictions import Predictions
 
 STANDARD_OUTPUT = Path("-")
 FILES = (".npz", ".txt", ".jsonl")
+# of files of data that nothing here writes: a folder or a text of such a name would mislead
+_OTHERS = frozenset(
+    ".arff .arrow .avro .bin .bz2 .csv .dat .db .feather .gz .h5 .h5ad .hdf5 .html .ipc .joblib .json .libsvm .mat .md .mtx "
+    ".ndjson .npy .ods .orc .parquet .pb .pkl .pickle .pq .pt .safetensors .sqlite .svm .tar .tsv .xls .xlsx .xml .xz .yaml "
+    ".yml .zip .zst".split()
+)
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
 
 def is_file(out: Path) -> bool:
-    """Whether predictions of this name go to a file, and not to a store."""
-    return out.suffix in FILES
+    """Whether predictions of this name go to a file, and not to a store. Raises InputError for a file of another kind."""
+    refuse_other_files(
+        out, f"predictions go to a name that ends in {', '.join(FILES)}, or to a folder of any other name"
+    )
+    return out.suffix.lower() in FILES
+
+
+def refuse_other_files(out: Path, advice: str) -> None:
+    """Raise InputError where the name is that of a file of data which is not written."""
+    if out.suffix.lower() in _OTHERS:
+        raise InputError(f"{out}: no {out.suffix} is written: {advice}")
 
 
 def write_file(predictions: Predictions, out: Path, kind: str, limit: MemoryLimit, names: Names | None) -> None:

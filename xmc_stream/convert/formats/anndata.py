@@ -22,7 +22,7 @@ from xmc_stream.convert.matrices.arrays import ClassSide, CSRReader, CSRSide, De
 from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
-from xmc_stream.convert.messages import one_line
+from xmc_stream.convert.messages import meant, one_line
 from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
@@ -167,8 +167,9 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
     with opened(path) as root:
         if key not in root or encoding(root[key]) == "null":
             layers = ", ".join(sorted(root["layers"])) if "layers" in root else ""
+            near = meant(key, [f"layers/{name}" for name in root["layers"]]) if layers else ""
             raise InputError(
-                f"{path} has no {key}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
+                f"{path} has no {key}{near}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
             )
         n_names = n_strings(root["var"][root["var"].attrs["_index"]])
     side = _matrix(path, key)
@@ -200,7 +201,8 @@ def _label_element(path: Path, key: str | None) -> str:
     matching = [place for place in places if key is not None and key in (place, place.split("/", 1)[1])]
     if len(matching) == 1:
         return matching[0]
-    said = "names no labels" if key is None else f"has no {key}" if not matching else f"has {' and '.join(matching)}"
+    near = "" if key is None else meant(key, [*places, *(place.split("/", 1)[1] for place in places)])
+    said = "names no labels" if key is None else f"has {' and '.join(matching) or f'no {key}{near}'}"
     shown = ", ".join(places[:20]) + (", ..." if len(places) > 20 else "")
     raise InputError(f"{path} {said}: name the place of the labels by --label-key ({one_line(shown) or 'it has none'})")
 

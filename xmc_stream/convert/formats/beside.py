@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.formats import npz, numpy_arrays
+from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.matrices.arrays import check_file, reading
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
-from xmc_stream.convert.matrices.source import stamp
 from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, work_folder
 from xmc_stream.convert.rows import Rows
@@ -66,7 +66,9 @@ class BesideSource:
                     f"{side.name} has {self._columns[i]} columns and what stood there in {like.name} {like.beside[i]}: give "
                     "the matrix that belongs to it"
                 )
-        stamps = [stamp(file) for side in self._sides for file in side.files]
+        files = [file for side in self._sides for file in side.files]
+        self.files = [*source.files, *files]
+        stamps = [file_identity(file) for file in files]
         self.bytes_beside = sum(int(size) for _, size, _ in stamps)
         self.identity = {**source.identity, "beside": [str(normalize), *stamps]}
         own = source.n_features

@@ -102,7 +102,7 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
     for path in paths:
         file = TextRange(path).open(Buffers())
         try:
-            first = first or _first(file, options.skip)
+            first = first or _first(file, options)
             overhead = max(overhead, file.decompressor_bytes)
             size = file.size if file.plain else None
         except BaseException:
@@ -117,19 +117,24 @@ def open_source(paths: Sequence[Path], options: Options, like: Like | None) -> R
     return RecordsSource("JSONL", paths, records, first or {}, options, like, identity, largest, alone, overhead)
 
 
-def _first(file: TextFile, skip: bool) -> Mapping[str, Any]:
-    """The first object of a file; with skip the first one that is sound."""
-    size = HEAD
+def _first(file: TextFile, options: Options) -> Mapping[str, Any]:
+    """The first object of a file; where rows may be left out the first one that is sound and has the fields asked for."""
+    size, skip, wanted = HEAD, options.skip, set(options.text.columns if options.text else ())
     while True:
         head = file.head(size)
         lines = head.split(b"\n")
         whole = len(head) < size
+        sound: Mapping[str, Any] | None = None
         for number, line in enumerate(lines if whole else lines[:-1], 1):
             record = _object(line)
             if isinstance(record, Mapping):
-                return record
-            if record is not None and not skip:
+                if not skip or wanted <= record.keys():
+                    return record
+                sound = sound or record
+            elif record is not None and not skip:
                 raise InputError(f"{file.name}:{number}: {record}")
         if whole or size >= _LONGEST_FIRST:
+            if sound:
+                return sound
             raise InputError(f"{file.name}:1: there is no JSON object: give a file with one a line")
         size *= 4

@@ -104,6 +104,7 @@ class LibsvmText:
             "source": [path.name for path in paths] if len(paths) > 1 else paths[0].name,
             "source_format": "libsvm text" + (f", {kinds}" if kinds else ""),
         }
+        self.files = list(paths)
         self.identity = {"files": [file_identity(path) for path in paths]}
         self.alone = not all(path.is_file() for path in paths)
         self.overhead = {

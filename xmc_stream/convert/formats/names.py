@@ -77,6 +77,7 @@ class NamedSource:
     def __init__(self, source: Source, files: Mapping[str, Path]) -> None:
         self._source = source
         self._files = files
+        self.files = [*source.files, *files.values()]
         self.identity = {**source.identity, "names": [[what, *file_identity(path)] for what, path in files.items()]}
 
     def __getattr__(self, name: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.lines.files import stamps, unchanged
 from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
 from xmc_stream.memory import MemoryLimit
@@ -40,7 +41,8 @@ def store_pairs(source: Path, target: Path, n_samples: int, n_labels: int, limit
 
     if n_samples * n_labels >= 2**63:
         raise InputError(f"{source}: {n_samples} rows of {n_labels} labels are too many for a filter: cut the rows")
-    keys = _distinct(_keys(source, n_samples, n_labels, limit))
+    with unchanged(stamps([source])):
+        keys = _distinct(_keys(source, n_samples, n_labels, limit))
     with new_matrix(target, "csr_matrix", (n_samples, n_labels), None, chunk_bytes=SCRATCH_CHUNK_BYTES) as writer:
         for start in range(0, n_samples, _STEP):
             rows = np.arange(start, min(start + _STEP, n_samples) + 1, dtype=np.int64)

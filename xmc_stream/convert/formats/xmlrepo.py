@@ -107,7 +107,8 @@ class XMLRepoText:
         kinds = ", ".join(dict.fromkeys(file.compression for file in everything if file.compression))
         self.attributes["source_format"] = "XMLRepo text" + (f", {kinds}" if kinds else "")
         self.n_samples: int | None = sum(file.n_rows for file in inputs)
-        self.identity = {"files": [file_identity(file.path) for file in everything]}
+        self.files = [file.path for file in everything]
+        self.identity = {"files": [file_identity(path) for path in self.files]}
         self.alone = not all(file.path.is_file() for file in everything)
         self.overhead = {
             f"decompression of {file.name}": file.decompressor_bytes for file in everything if file.decompressor_bytes

@@ -33,6 +33,7 @@ _LONGEST_HEADER = 1000
 _PART = 32 * 2**20  # bytes of a plain file that are read apart from the rest, at least
 _PARTS = 128  # of a file, at most
 _BOM = b"\xef\xbb\xbf"
+Stamps = dict[Path, list[tuple[str, int, int, int]]]  # of paths: names, sizes, times and numbers of their files
 _streams: dict[Path, TextFile] = {}  # pipes whose beginning was looked at, until their reader claims them
 
 
@@ -367,14 +368,58 @@ def ranges(
 
 
 def file_identity(path: Path) -> list[Any]:
-    """What tells a file from another: name, size and time; of a pipe, something that never comes again.
+    """What tells a file, or a folder of files, from another: name, size and time; of a pipe, something that never comes again.
 
     Raises InputError where there is no such file.
     """
     try:
-        status = None if path == STANDARD_INPUT else path.stat()
+        found = None if path == STANDARD_INPUT else _statuses(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the name") from None
-    if status is None or not stat.S_ISREG(status.st_mode):
+    if found is None:
         return [str(path), os.urandom(16).hex()]
-    return [str(path.absolute()), status.st_size, status.st_mtime_ns]
+    times = [status.st_mtime_ns for status in found.values()]
+    return [str(path.absolute()), sum(status.st_size for status in found.values()), max(times, default=0)]
+
+
+def _statuses(path: Path) -> dict[Path, os.stat_result] | None:
+    """Those of a file, or of the files in a folder; None of a pipe."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        return {file: file.stat() for file in sorted(path.rglob("*")) if file.is_file()}
+    return {path: status} if stat.S_ISREG(status.st_mode) else None
+
+
+def stamps(paths: Iterable[Path]) -> Stamps:
+    """What tells that files, and files in folders, are not those that they were; of pipes and what is not there nothing."""
+    found = {}
+    for path in paths:
+        try:
+            statuses = None if path == STANDARD_INPUT else _statuses(path)
+        except OSError:
+            statuses = None
+        of = [(str(file), one.st_size, one.st_mtime_ns, one.st_ino) for file, one in (statuses or {}).items()]
+        found[path] = of
+    return found
+
+
+@contextmanager
+def unchanged(before: Stamps) -> Iterator[None]:
+    """What is read in the block is of use if the files are what they were before, else it ends in an InputError.
+
+    So does what was found wrong in a file that was not whole yet.
+    """
+
+    def refuse() -> None:
+        changed = next((path for path, was in before.items() if stamps([path])[path] != was), None)
+        if changed is not None:
+            raise InputError(
+                f"{name_of(changed)} was changed while it was read: give the same command again when nobody writes to it"
+            )
+
+    try:
+        yield
+    except InputError:
+        refuse()
+        raise
+    refuse()

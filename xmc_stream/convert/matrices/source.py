@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.convert.lines.files import file_identity
 from xmc_stream.convert.matrices.rules import Rules
 from xmc_stream.convert.matrices.sides import BlockSize, Reader, Side, block_bytes, fitted
 from xmc_stream.convert.options import Like, Options, of_labels
@@ -85,7 +86,8 @@ class Matrices:
         }
         if kinds[0] != kinds[1]:
             self.attributes["source_labels_format"] = ", ".join(kinds[1])
-        self._stamps = [stamp(file) for file in dict.fromkeys(file for side in (*x, *y) for file in side.files)]
+        self.files = list(dict.fromkeys(file for side in (*x, *y) for file in side.files))
+        self._stamps = [file_identity(file) for file in self.files]
         self.identity: dict[str, Any] = {"files": self._stamps}
         self._size = {"X": BlockSize(), "Y": BlockSize()}
 
@@ -226,13 +228,3 @@ def _names(sides: Sequence[Side]) -> str | list[str]:
 def _total(counts: Sequence[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def stamp(path: Path) -> list[Any]:
-    """Name, bytes and time of a file, or of the files of a folder."""
-    stats = [file.stat() for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path.stat()]
-    return [
-        str(path.absolute()),
-        sum(stat.st_size for stat in stats),
-        max((stat.st_mtime_ns for stat in stats), default=0),
-    ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,15 @@ from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.table import Counts, Terms, WordTable, joined, joined_positives, terms_of, texts_of
 from xmc_stream.convert.tfidf.vectorizer import analyser_of, rule_of
 from xmc_stream.convert.tfidf.vocabulary import LINE_BITS, write_sorted_run
+from xmc_stream.kernels.places import KIND, LIST
 from xmc_stream.kernels.words import FIRST, ROWS, TIMES
 
 _TOGETHER = 2**18  # characters that are counted together
+_ESCAPE = r"""\\(?:['"\\abfnrtv]|x[0-9a-f]{2}|u[0-9a-f]{4})"""
+_ITEM = rf"""(?:'(?:[^'\\\r\n]|{_ESCAPE})*+'|"(?:[^"\\\r\n]|{_ESCAPE})*+"|0|[1-9][0-9]{{0,17}})\s*"""
+_LISTED = re.compile(
+    rf"\s*[\[({{]\s*(?:{_ITEM}(?:,\s*{_ITEM})*+(?:,\s*)?)?[\])}}]\s*"
+)  # as Python writes lists, tuples, sets
 _WHOLE = re.compile(r" *[+-]?[0-9]{1,19} *")
 
 
@@ -193,6 +202,18 @@ def _whole(label: str | int) -> int:
     return int(label)
 
 
+def listed(text: str) -> Any:
+    """The labels in a list as JSON or Python writes one; none in a blank text. Raises BadRowError for anything else."""
+    if not text.strip():
+        return []
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), list):
+            return found
+    if not _LISTED.fullmatch(text):  # Python would join strings that have no comma between them
+        raise BadRowError(f"{shown(text.encode())} is no list of labels, as ['a', 'b'] is one")
+    return ast.literal_eval(f"[{text.strip()[1:-1]}]")
+
+
 def id_of(record: Mapping[str, Any], field: str) -> bytes:
     """The id of a row in UTF-8. Raises BadRowError where it is neither a text nor a whole number."""
     if field not in record:
@@ -211,7 +232,7 @@ class LabelRows:
     ) -> None:
         self._field = text.label_field or ""
         self._delimiter = text.label_delimiter
-        self._ids_as_text = text.label_ids
+        self._ids_as_text, self._lists = text.label_ids, text.label_lists
         self._options, self._notes = options, notes
         self._like = of_labels(like)
         self._bound = self._like.n_labels if self._like else options.n_labels
@@ -219,7 +240,7 @@ class LabelRows:
         self._base = label_base(options, like)
         self.kind = kind
         self.most = -1
-        notes.update({"dropped_labels": 0, "summed_duplicates": 0})
+        notes.update({"dropped_labels": 0, "summed_duplicates": 0, "label_texts": 0})
         self._begin()
 
     def _begin(self) -> None:
@@ -255,6 +276,7 @@ class LabelRows:
                 labels = self._in_range(labels)
                 self.most = max(self.most, *labels) if labels else self.most
             self.kind = kind
+        self._notes["label_texts"] += isinstance(record.get(self._field), str)
         self._lengths.append(len(labels))
         self._lines.append(line)
         if self.kind == "names":
@@ -269,7 +291,8 @@ class LabelRows:
 
     def look(self, block: Block, column: int) -> None:
         """Read the labels of a block's lines by kernels; a line that must be asked about anything is left to `add`."""
-        if self.kind == "names" and not self._ids_as_text:
+        if self.kind == "names" and not self._ids_as_text and not self._lists:
+            self._texts = block.places[:, column, KIND] != LIST
             self._terms, self._indptr = block.label_names(column, self._delimiter)
         elif self.kind == "ids":
             high = 2**62 if self._bound is None else self._base + self._bound
@@ -286,6 +309,7 @@ class LabelRows:
         indptr = self._indptr
         low, high = int(indptr[start]), int(indptr[stop])
         if self.kind == "names":
+            self._notes["label_texts"] += int(self._texts[start:stop].sum())
             terms = self._terms[0], self._terms[1][low : high + 1]
             rows = self._table.count_terms(terms, np.diff(indptr[start : stop + 1]), block.numbers[start:stop])
             self._rows.append((rows[0], rows[1].astype(np.int64), None))
@@ -300,7 +324,9 @@ class LabelRows:
         if field not in record:
             raise BadRowError(f"there is no field {field!r}: name the field of the labels (--label-field)")
         labels = record[field]
-        if isinstance(labels, str) and self._delimiter is not None:
+        if isinstance(labels, str) and self._lists:
+            labels = listed(sound(labels, field))
+        elif isinstance(labels, str) and self._delimiter is not None:
             labels = [label.strip() for label in labels.split(self._delimiter)] if labels.strip() else []
         elif isinstance(labels, str) or (isinstance(labels, int) and not isinstance(labels, bool)):
             labels = [labels]

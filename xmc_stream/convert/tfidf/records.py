@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xmc_stream.convert.lines.files import forget
-from xmc_stream.convert.messages import shown
+from xmc_stream.convert.labels import SEPARATOR, Held, separator_of
+from xmc_stream.convert.lines.files import forget, name_of
+from xmc_stream.convert.messages import meant, shown, shown_text
 from xmc_stream.convert.options import Like, Options, TextOptions, of_labels
 from xmc_stream.convert.pieces import Piece, work_folder
 from xmc_stream.convert.rows import Rows
@@ -230,12 +231,13 @@ class RecordsSource:
         given = options.text or TextOptions()
         text = like_options(stored_options(like.path, like.name), given, like.name) if like else given
         if options.unlabelled:
-            text = replace(text, label_field="")
-        self.text, self._chosen = _resolved(text, first, str(paths[0]), like is not None)
+            text, given = replace(text, label_field=""), replace(given, label_field="")
+        self.text, self._chosen = _resolved(text, given, first, name_of(paths[0]), like is not None)
         self._name, self._paths, self._records = name, paths, records
         self._options, self._like = options, like
         names = [path.name for path in paths]
         self.attributes: dict[str, Any] = {"source": names if len(names) > 1 else names[0], "source_format": name}
+        self.files = list(paths)
         self.identity: dict[str, Any] = {"files": files, "text": self.text.attributes()}
         self.bytes_in = sum(path.stat().st_size for path in paths if not alone)
         self.alone = alone
@@ -330,7 +332,9 @@ class RecordsSource:
         if not n_features and n_rows:
             raise InputError(f"{self._paths[0]}: no words are left as features: lower min_df, or raise max_df")
         folders["vectorizer"] = features / "vectorizer"
-        n_labels, label_maps, labels, dropped, labels_said = yield from self._labels(work, notes, kinds, folders)
+        n_labels, label_maps, labels, dropped, labels_said, held = yield from self._labels(work, notes, kinds, folders)
+        if 2 * sum(note["label_texts"] for note in notes) > n_rows and (separator := separator_of(held)):
+            attributes[SEPARATOR] = separator
         weigh = []
         at = 0
         for i, part in enumerate(parts):
@@ -381,8 +385,9 @@ class RecordsSource:
 
     def _labels(
         self, work: Path, notes: list[dict[str, Any]], kinds: set[str], folders: dict[str, Path]
-    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str]]:
-        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say."""
+    ) -> Generator[Phase, list[Receipt], tuple[int, list[Maps], list[SortedRun], int, str, list[list[int]]]]:
+        """Number of labels; maps and runs of their names, none where they are ids; labels dropped; what to say; what names
+        hold."""
         like = of_labels(self._like)
         if kinds != {"names"}:
             most = max((note["most_label"] for note in notes), default=-1) + 1 - self._base()
@@ -393,7 +398,7 @@ class RecordsSource:
                 )
                 yield Phase("copy names", [copied], twice=True)
                 folders["names/labels"] = work / "labels" / "names"
-            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else ""
+            return n_labels, [], [], 0, f" (ids from {self._base()})" if kinds else "", Held().counts
         if like and open_names(like.path, "labels") is None:
             raise InputError(
                 f"{self._paths[0]} has names of labels, and {like.name} has ids: write ids here too (--label-ids)"
@@ -409,7 +414,7 @@ class RecordsSource:
                 "--unseen=drop leaves out such labels, --new-labels takes them for `xmc-stream append`"
             )
         folders["names/labels"] = work / "labels" / "names"
-        return receipt["n"], maps, runs, receipt["unknown"], " (names)"
+        return receipt["n"], maps, runs, receipt["unknown"], " (names)", receipt["held"]
 
     def close(self) -> None:
         """Close pipes that were not read."""
@@ -425,25 +430,32 @@ def _sorted_runs(notes: list[dict[str, Any]], kind: str, column: int) -> list[So
     ]
 
 
-def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: bool) -> tuple[TextOptions, str]:
-    """Options with the fields that this input has, and what was chosen, in words. optional: labels may lack."""
+def _resolved(
+    text: TextOptions, given: TextOptions, first: Mapping[str, Any], name: str, optional: bool
+) -> tuple[TextOptions, str]:
+    """Options with the fields that this input has, and what was chosen, in words.
+
+    given: what was asked for of this input, which must be there; optional: whether labels may lack.
+    """
     fields = text.text_fields
     if not fields:
         strings = [field for field in TEXT_FIELDS if isinstance(first.get(field), str)]
         fields = tuple(strings[: 2 if {"title", "content"} <= set(strings) else 1])
-    if not fields or any(field not in first for field in fields):
-        missing = next((field for field in fields if field not in first), "of a common name")
-        raise InputError(f"{name}:1: no text field {missing}: it has {_names(first)}: give --text-field")
+    if not fields:
+        raise InputError(f"{name}:1: no text field of a common name: it has {_names(first)}: give --text-field")
+    for kind, asked in (("text", fields), ("label", (given.label_field,)), ("id", (given.id_field,))):
+        for field in asked:
+            if field and field not in first:
+                raise InputError(
+                    f"{name}:1: no {kind} field {shown_text(field)}{meant(field, first)}: it has {_names(first)}: "
+                    f"give --{kind}-field"
+                )
     label = text.label_field
     if label is None or (label and optional and label not in first):
         label = next((field for field in LABEL_FIELDS if field in first), "")
     if not label and not optional and text.label_field is None:
         raise InputError(f"{name}:1: no label field: it has {_names(first)}: give --label-field")
-    ids = text.id_field or None
-    if ids is not None and ids not in first:
-        if not optional:
-            raise InputError(f"{name}:1: no id field {ids}: it has {_names(first)}: give --id-field")
-        ids = None
+    ids = text.id_field if text.id_field in first else None
     said = f"text of {' and '.join(fields)}, " + (f"labels of {label}" if label else "no labels")
     said += f", ids of {ids}" if ids else ""
     return replace(text, text_fields=tuple(fields), label_field=label, id_field=ids), said
@@ -451,7 +463,7 @@ def _resolved(text: TextOptions, first: Mapping[str, Any], name: str, optional: 
 
 def _names(first: Mapping[str, Any]) -> str:
     """The fields of a record, the first of them, in a line."""
-    names = [shown(field.encode("utf-8", "backslashreplace")) for field in islice(first, _SHOWN_FIELDS)]
+    names = list(map(shown_text, islice(first, _SHOWN_FIELDS)))
     return ", ".join(names) + (", ..." if len(first) > len(names) else "")
 
 

@@ -103,7 +103,7 @@ def like_options(stored: TextOptions, given: TextOptions, like: str) -> TextOpti
 
     Raises InputError where others are given than the training set's.
     """
-    own = ("text_fields", "label_field", "label_delimiter", "label_ids", "id_field")
+    own = ("text_fields", "label_field", "label_delimiter", "label_lists", "label_ids", "id_field")
     default = TextOptions()
     values = asdict(stored)
     for field in fields(TextOptions):

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.convert.labels import Held
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
@@ -192,9 +193,10 @@ class ChooseLabels:
     like: str
 
     def run(self) -> Receipt:
-        """Choose; the receipt has n, and of unknown labels how many times, the first (part and line) and its name."""
+        """Choose; the receipt has n, of unknown labels how many times, the first (part and line) and its name; and what
+        the names hold: the counts of `Held`."""
         folder = Path(self.folder)
-        unknown, first, name = 0, np.iinfo(np.int64).max, ""
+        unknown, first, name, held = 0, np.iinfo(np.int64).max, "", Held()
         with (
             work_folder(folder) as work,
             open(work / "ids", "wb") as ids_file,
@@ -208,6 +210,7 @@ class ChooseLabels:
                 for window in known.windows():
                     names.append(window)
             for terms, rows, firsts in _windows(self.words, "rows", "firsts"):
+                held.add(terms, rows)
                 if joined:
                     ids = joined.ids(terms, rows, rows)
                 else:
@@ -220,7 +223,7 @@ class ChooseLabels:
                     at = int(lost[np.argmin(firsts[lost])])
                     if firsts[at] < first:
                         first, name = int(firsts[at]), terms[at].decode()
-        return {"n": names.n, "unknown": unknown, "first": int(first), "name": name}
+        return {"n": names.n, "unknown": unknown, "first": int(first), "name": name, "held": held.counts}
 
 
 def _windows(runs: Iterable[SortedRun], *columns: str) -> Iterator[tuple[Any, ...]]:
