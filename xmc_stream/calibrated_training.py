@@ -12,11 +12,11 @@ from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
-from xmc_stream.models import Execution, Model, load_model
+from xmc_stream.models import Execution, Model
 from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
-from xmc_stream.store.model import CALIBRATION
+from xmc_stream.store.model import CALIBRATION, FRACTION
 from xmc_stream.store.places import LOCK, remove_held, remove_left, remove_work
 from xmc_stream.training import train
 
@@ -36,7 +36,8 @@ def train_calibrated(
 ) -> tuple[Model, dict[str, Any]]:
     """Train on all rows as `train` does, and calibrate by a model of the same parameters that has not seen `fraction` of them.
 
-    In `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
+    A model that stands there is calibrated if it is not yet, and returned if this share was held out for it. In
+    `path`.calibration lie, until it is done, the two parts of the rows and the other model; a run that was killed goes
     on from there. The report is that of `train`, of both trainings where they are seconds and peak_rss, and what
     `calibrate` returns in `calibration`. Raises what these and `split` raise.
     """
@@ -46,10 +47,12 @@ def train_calibrated(
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"
         )
-    if not overwrite and path.exists() and (done := load_model(path).attributes.get(CALIBRATION)) is not None:
-        model, report = train(dataset, path, parameters, seed, execution, force=force, check=check)
-        remove_left(work / LOCK)
-        return model, {**report, CALIBRATION: done}
+    if not overwrite and path.exists():
+        model, report = train(dataset, path, parameters, seed, execution, force=force, check=check, calibrate=fraction)
+        done = model.attributes.get(CALIBRATION, {})
+        if FRACTION in done:
+            remove_left(work / LOCK)
+            return model, {**report, CALIBRATION: done}
     execution.limit([dataset.path], [path.parent])
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
@@ -70,9 +73,11 @@ def train_calibrated(
                 open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check
             )
         with bar.part(_HALF, _TRAINED):
-            model, report = train(dataset, path, parameters, seed, execution, overwrite, force, check)
+            model, report = train(
+                dataset, path, parameters, seed, execution, overwrite, force, check, calibrate=fraction
+            )
         with bar.part(_TRAINED, 1.0):
-            about = calibrate_with(model, open_dataset(held_out), other, execution, check)
+            about = calibrate_with(model, open_dataset(held_out), other, execution, check, fraction)
         remove_held(work / LOCK)
     return model, {
         **report,

@@ -17,6 +17,7 @@ from xmc_stream.models.calibration import calibrate as learn
 from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import stream
+from xmc_stream.store.model import FRACTION
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 from xmc_stream.store.remote import local_path
 
@@ -106,9 +107,12 @@ def calibrate(
 
 
 def calibrate_with(
-    model: Model, dataset: Dataset, seen: Model, execution: Execution, check: bool = True
+    model: Model, dataset: Dataset, seen: Model, execution: Execution, check: bool = True, fraction: float | None = None
 ) -> dict[str, Any]:
-    """Calibrate a model by what another one, or itself, says of rows that it has not seen: see `calibrate`."""
+    """Calibrate a model by what another one, or itself, says of rows that it has not seen: see `calibrate`.
+
+    fraction: of the rows, that a training held out for this.
+    """
     limit = execution.limit([model.path, seen.path, dataset.path], [model.path.parent])
     _refuse_unfit(model, seen, dataset)
     model.label_counts(0, 0)  # or there is no point in going on
@@ -123,6 +127,8 @@ def calibrate_with(
         needs = {"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}
         limit.check({**needs, "true labels": _PAIR_WORK * _BLOCK_BYTES}, "calibrating")
         about = learn(_candidates(Predictions(predictions), dataset, seen))
+    if fraction is not None:
+        about[FRACTION] = fraction
     model.set_calibration(about)
     return about
 

@@ -24,7 +24,15 @@ from xmc_stream.planning import plan_line, with_process
 from xmc_stream.progress import LOG, Progress, working
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
-from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes, write_label_counts
+from xmc_stream.store.model import (
+    CALIBRATION,
+    FRACTION,
+    KIND,
+    begin_model,
+    finish_model,
+    model_attributes,
+    write_label_counts,
+)
 from xmc_stream.store.names import copy_vocabulary
 from xmc_stream.store.nodes import understood
 from xmc_stream.store.places import (
@@ -55,20 +63,26 @@ def train(
     warm_start: Model | None = None,
     trial: bool = False,
     given: Given | None = None,
+    calibrate: float | None = None,
 ) -> tuple[Model, dict[str, Any]]:
-    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run. trial, given: see `Task`."""
+    """Train, or go on training, a model at `path`; returns it, opened, and the report of the run.
+
+    trial, given: see `Task`. calibrate: the share of the rows that is held out to calibrate the model. One that stands there
+    may be calibrated by this share, or not yet.
+    """
     with (
         working("train", execution.progress) as progress,
         writing(work_folder(target_path(path)), "give the same command again, it goes on"),
     ):
         return _train(
-            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, progress
-        )
+            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, calibrate, progress
+        )  # fmt: skip
 
 
 def _train(
     dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
-    force: bool, check: bool, warm_start: Model | None, trial: bool, given: Given | None, progress: Progress,
+    force: bool, check: bool, warm_start: Model | None, trial: bool, given: Given | None, calibrate: float | None,
+    progress: Progress,
 ) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
@@ -94,7 +108,10 @@ def _train(
         else:
             finished = load_model(path)
             with understood(path / "zarr.json"):
-                check_identity(path / LEDGER, finished.attributes["identity"], identity, force=True)
+                held_out = finished.attributes.get(CALIBRATION, {}).get(FRACTION)
+                before = {**finished.attributes["identity"], "calibrate": held_out}
+                now = {**identity, "calibrate": None if held_out is None else calibrate}
+                check_identity(path / LEDGER, before, now, force=True)
                 return finished, _report(method, finished, limit.limit, began, finished.attributes["run"], True)
     if overwrite:
         remove_work(work / LEDGER)

@@ -172,7 +172,8 @@ def tune(
         else:
             with bar.part(0.0, 1.0 if model is None else _COMPARED):
                 found, resumed = asked.run(folder, overwrite)
-        best = _best(found, metric)
+        found["settings"] = [{**one, "parameters": v} for one, v in zip(found["settings"], tried.values, strict=True)]
+        best, said = _best(found, metric), found.pop("metric", None)
         chosen = {**tried.fixed, **tried.values[best]}
         words = " ".join(("--solver", solver, *(f"--set {name}={_word(value)}" for name, value in chosen.items())))
         report = {
@@ -191,7 +192,7 @@ def tune(
             with bar.part(_COMPARED, 1.0):
                 _, about = train(dataset, path, tried.settings[best], seed, execution, overwrite, force, check)
             report["model_report"] = about
-        if kept is not None and not (resumed and kept.exists()):
+        if kept is not None and said != metric:
             _store(kept, {**report, "identity": asked.identity})
         remove_left(folder / LEDGER)
     return {
@@ -500,7 +501,7 @@ def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, An
     try:
         kept = json.loads(out.read_bytes())
         before = kept["identity"]
-        found = {name: kept[name] for name in ("n_train", "n_held_out", "settings")}
+        found = {name: kept[name] for name in ("metric", "n_train", "n_held_out", "settings")}
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"{out} exists and is not what `tune` writes: give another name, or remove it yourself"

@@ -267,7 +267,7 @@ def _convert(
     try:
         identity = {
             "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
-            "normalize": normalize, "columns": columns,
+            "format": opened.attributes["source_format"], "normalize": normalize, "columns": columns,
             "like": None if train is None else [str(asdict(train)), file_identity(train.path / "zarr.json")],
             "observed": None if observed is None else file_identity(Path(observed)),
         }  # fmt: skip

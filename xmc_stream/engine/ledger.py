@@ -150,7 +150,11 @@ def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
 def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> None:
     """Raise ResumeError where a run would go on as another one, naming what differs."""
     now = json.loads(json.dumps(now))
-    differ = [name for name in now if before.get(name) != now[name] and not (force and name == "environment")]
+    differ = [
+        name
+        for name in {**now, **before}
+        if before.get(name) != now.get(name) and not (force and name == "environment")
+    ]
     if differ:
         name = differ[0]
         hint = (
@@ -158,7 +162,7 @@ def check_identity(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]
             if name == "environment"
             else "give the same, name another model, or --overwrite"
         )
-        what, old, new = _first_difference(name, before.get(name), now[name])
+        what, old, new = _first_difference(name, before.get(name), now.get(name))
         raise ResumeError(f"{path.parent} holds a run with {what} {old}, not {new}: {hint}")
 
 

@@ -30,6 +30,7 @@ LABEL_COUNTS = "label_counts"  # where a model has how many training rows each l
 HALVES = "float16_weights"  # the attribute of a model that may have weights of two bytes: how many have
 COMPACTED = "compacted"  # the attribute of a model that has the selected features of another one alone: of which
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
+FRACTION = "fraction"  # in it: the share of the rows that a training held out for it
 _KINDS: dict[str, type] = {
     "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,
     CALIBRATION: dict,
