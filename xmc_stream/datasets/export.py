@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.model import Model, load_model
+from xmc_stream.models.model import Model, compare, load_model
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
@@ -42,6 +44,7 @@ def export(
     format: str | None = None,
     base: int | None = None,
     labels: str | Path | None = None,
+    check: bool = True,
     memory_limit: str | float | None = None,
     overwrite: bool = False,
     progress: bool = False,
@@ -67,6 +70,9 @@ def export(
         XMLRepo text and matrices count from 0.
     labels : str, Path or None, default None
         Of a dataset as matrices: the file of Y. None: NAME-labels.npz beside NAME.npz.
+    check : bool, default True
+        Compare a model with its checksums first, and a dataset as it is read. False saves a little time, and damage may go
+        unseen into what is written.
     memory_limit : str, int, float or None, default None
         Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
         free.
@@ -118,12 +124,16 @@ def export(
     for target in targets:
         if target.exists() and target != STANDARD_OUTPUT and not (overwrite and target.is_file()):
             raise InputError(f"{target} exists: give another name, or --overwrite to replace a file")
-    with working("export", progress) as bar:
+    with working("export", progress) as bar, ExitStack() as reading:
         report: dict[str, Any]
         if of_model:
-            report = _model_npz(load_model(data), out, limit)  # type: ignore[arg-type]
+            model = load_model(data)  # type: ignore[arg-type]
+            if check:
+                compare(model)
+            report = _model_npz(model, out, limit)
         else:
             dataset = data if isinstance(data, Dataset) else open_dataset(data)
+            reading.enter_context(checked_reading(dataset.path, check=check))
             report = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "n_labels")}
             report |= {name: dataset.attributes[name] for name in ("nnz_features", "nnz_labels")}
             if format == "npz":

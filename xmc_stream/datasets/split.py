@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.datasets.listed import listed
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.progress import working
@@ -40,6 +41,7 @@ def split(
     fraction: float = 0.1,
     seed: int = 0,
     rows: str | Path | None = None,
+    check: bool = True,
     memory_limit: str | float | None = None,
     overwrite: bool = False,
     progress: bool = False,
@@ -66,6 +68,9 @@ def split(
     rows : str, Path or None, default None
         A file with the numbers of the rows that go to `valid`, from zero, one a line. It takes the place of `fraction`
         and `seed`.
+    check : bool, default True
+        Compare the dataset with its checksums as it is read. False saves a little time, and damage may go unseen into
+        both parts.
     memory_limit : str, int, float or None, default None
         Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
         free.
@@ -143,6 +148,7 @@ def split(
     sizes = handed_on.pop("n_features"), handed_on.pop("n_labels")
     n_valid = 0
     with (
+        checked_reading(dataset.path, check=check),
         new_dataset(
             train, *sizes, {**handed_on, "split": {**provenance, "part": "train"}}, max_bytes, overwrite
         ) as train_writer,
@@ -181,7 +187,13 @@ def split(
 
 
 def split_once(
-    dataset: Dataset, train: Path, valid: Path, fraction: float, seed: int, memory_limit: str | float | None
+    dataset: Dataset,
+    train: Path,
+    valid: Path,
+    fraction: float,
+    seed: int,
+    memory_limit: str | float | None,
+    check: bool,
 ) -> bool:
     """Split a dataset, unless the two parts lie there already; returns whether it was done."""
     if _is_part(train, dataset, fraction, seed):  # valid has its name before it
@@ -189,7 +201,7 @@ def split_once(
     for part in (train, valid):
         remove(part)
     train.parent.mkdir(parents=True, exist_ok=True)
-    split(dataset, train, valid, fraction=fraction, seed=seed, memory_limit=memory_limit)
+    split(dataset, train, valid, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
     return True
 
 

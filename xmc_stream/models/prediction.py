@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ def predict_topk(
     model: Model, data: Any, k: int, execution: Execution | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k best classes of each sample, in memory: see `Model.predict_topk`."""
+    from xmc_stream.jobs.check import checked_reading
+
     execution = execution or Execution()
     if isinstance(data, str | Path):
         raise InputError(
@@ -49,7 +51,9 @@ def predict_topk(
     if not texts and not isinstance(data, Dataset):
         refuse_other_rows(model, data)
         data = normalised(model, data, execution)
-    if (found := rank(model, data, k, execution)) is not None:
+    with checked_reading(data.path) if isinstance(data, Dataset) else nullcontext():
+        found = rank(model, data, k, execution)
+    if found is not None:
         return found
     with temporary_folder() as path, advising(path, "predict to a file"):
         dataset = data if isinstance(data, Dataset) else converted(data, model, path, execution)
@@ -71,6 +75,7 @@ def predict_to(
     check: bool = True,
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
+    from xmc_stream.jobs.check import checked_reading
     from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
 
@@ -89,6 +94,7 @@ def predict_to(
     with (
         working("predict", execution.progress),
         writing(out, "give the same command again"),
+        checked_reading(dataset.path, check=check),
         _removed_on_failure(store, out, as_file),
     ):
         with (
@@ -122,7 +128,8 @@ def predict_to(
 
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:
-    """A loop, behind the comparison of the model with its checksums."""
+    """A loop, behind the comparison of the model with its checksums; its jobs compare the data as they read them."""
+    from xmc_stream.jobs.check import while_reading
     from xmc_stream.jobs.job import Phase
 
     if not check:
@@ -130,7 +137,7 @@ def checked(model: Model, loop: Loop, check: bool) -> Loop:
     words = "comparing the model with its checksums"
     yield Phase("check the model", model.check_jobs(), words, (0.0, _CHECKED), twice=True)
     with current().part(_CHECKED, 1.0):
-        return (yield from loop)
+        return (yield from while_reading(loop))
 
 
 @contextmanager
