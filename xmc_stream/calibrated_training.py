@@ -59,7 +59,7 @@ def train_calibrated(
         remove_work(work / LOCK)
     with Ledger(work / LOCK, {"command": "calibrate"}), working("train", execution.progress) as bar:
         with bar.part(0.0, _SPLIT):
-            split_now = split_once(dataset, part, held_out, fraction, seed, execution.memory_limit)
+            split_now = split_once(dataset, part, held_out, fraction, seed, execution.memory_limit, check)
         if split_now:
             remove(work / "model")  # of other parts
             remove(work / "model.partial")

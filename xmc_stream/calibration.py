@@ -10,6 +10,7 @@ import scipy.sparse
 
 from xmc_stream.errors import InputError
 from xmc_stream.folders import temporary_folder
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
@@ -62,7 +63,7 @@ def calibrate(
         A model of the same parameters that has not seen the rows, to take the scores of, where `model` has seen them.
         None: `model` itself.
     check : bool, default True
-        Compare the model that scores with its checksums first.
+        Compare the model that scores with its checksums first, and the data as they are read.
     memory_limit : str, int or None, default None
         Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it holds,
         and three quarters of what is free.
@@ -119,6 +120,7 @@ def calibrate_with(
     k = min(CANDIDATES, model.n_labels)
     with (
         working("calibrate", execution.progress),
+        checked_reading(dataset.path, check=check),
         temporary_folder(model.path.absolute().parent) as folder,
     ):
         predictions = folder / "predictions"

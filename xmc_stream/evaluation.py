@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError
 from xmc_stream.folders import temporary_folder
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.memory import MemoryLimit, format_size, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
@@ -82,7 +83,7 @@ def evaluate(
         Of a model: a label counts as predicted where its score is higher. None: the model's own, which is 0.5 for
         LEML's squared loss and for CPLST, else 0. It is 0 for calibrated scores too.
     check : bool, default True
-        Compare a model with its checksums first.
+        Compare a model with its checksums first, and the data as they are read.
     memory_limit : str, int or None, default None
         Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it holds,
         and three quarters of what is free.
@@ -149,6 +150,7 @@ def evaluate_with(
     metrics = RankingMetrics(ks, weights)
     with (
         working("evaluate", execution.progress) as bar,
+        checked_reading(*(of.path for of in (dataset, train) if of is not None), check=check),
         temporary_folder(shared) as scratch,
         stored_filter(filter, scratch, dataset.n_samples, dataset.n_labels, limit) as filtered,
     ):

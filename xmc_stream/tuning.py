@@ -315,7 +315,7 @@ class _Tuning:
         with Ledger(work / LEDGER, self.identity, self.force) as ledger:
             part, held = work / "train.xmc", work / "held.xmc"
             with current().part(0.0, _SPLIT):
-                split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit)
+                split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit, self.check)
             rows, others = open_dataset(part), open_dataset(held)
             self._refuse_few(others.n_samples)
             with current().part(_SPLIT, 1.0):
@@ -430,7 +430,7 @@ class _Tuning:
                 warm_start=start, trial=True,
             )  # fmt: skip
         with bar.part(_LEARNED, 1.0):
-            figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=False)
+            figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=check)
         figures.pop("n_samples")
         return {
             "parameters": self.tried.values[step.setting],

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from helpers.spoiling import D, K, N, spoil
 
 LIMIT, MOST = "600MB", 700_000_000  # given to commands, and what a process may come to hold
 SECONDS = 90  # of the processor
+_log: list[int] = []  # of a case's process: where it says what it does
+Trial = Callable[[Path, int, str | None, int | None], Iterator[str]]
 # a job that ended in an error that is not ours; numbers that are finite and absurd may have no eigenvalues
 _TORN = re.compile(r"failed: (?!LinAlgError)(\w+Error)")
 
@@ -122,16 +124,21 @@ def left_off(train: list[str], solver: str) -> None:
 
 def run(arguments: list[str]) -> tuple[int, str]:
     """A command in this process: exit code and what it wrote to stderr."""
+    return run_heard(arguments)[:2]
+
+
+def run_heard(arguments: list[str]) -> tuple[int, str, str]:
+    """The same, and what it wrote to stdout."""
     from xmc_stream.cli import main
 
-    said = io.StringIO()
+    said, out = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(out):
             main(arguments)
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    return code, said.getvalue()
+    return code, said.getvalue(), out.getvalue()
 
 
 # --- commands
@@ -239,7 +246,7 @@ def attempt(source: Path, seed: int, target: str | None = None, only: int | None
                 continue
             shown = tuple(part.replace(str(folder) + "/", "") for part in command)
             case = Case(seed, target, done, shown)
-            os.write(4, f"{case}\n".encode())
+            note(case)
             try:
                 code, said = run(command)
             except BaseException:  # noqa: BLE001 (whatever comes out is what is looked for)
@@ -257,6 +264,12 @@ def attempt(source: Path, seed: int, target: str | None = None, only: int | None
                 yield f"{case}\nexit code {code}: {said}"
 
 
+def note(case: object) -> None:
+    """Tell the parent what is under way, in case it ends the process."""
+    for fd in _log:
+        os.write(fd, f"{case}\n".encode())
+
+
 def peak() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
@@ -264,12 +277,12 @@ def peak() -> int:
     return 0
 
 
-def child(source: Path, seed: int, target: str | None, only: int | None, out: int) -> None:
+def child(source: Path, seed: int, target: str | None, only: int | None, out: int, trial: Trial) -> None:
     faulthandler.enable(all_threads=True)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     began = peak()
     try:
-        failures = list(attempt(source, seed, target, only))
+        failures = list(trial(source, seed, target, only))
     except Exception:  # noqa: BLE001 (of this script itself)
         failures = [f"seed {seed}: {traceback.format_exc()}"]
     if peak() - began > MOST or peak() > MOST:
@@ -302,8 +315,9 @@ def load() -> None:
 
 
 def fuzz(
-    source: Path, seeds: range, target: str | None = None, only: int | None = None, verbose: bool = False
-) -> list[str]:
+    source: Path, seeds: range, target: str | None = None, only: int | None = None, verbose: bool = False,
+    trial: Trial = attempt,
+) -> list[str]:  # fmt: skip
     """Cases by seeds, each in a process of its own; what did not end as it must."""
     failures = []
     for seed in seeds:
@@ -317,8 +331,8 @@ def fuzz(
                 if not verbose:
                     null = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(null, 2)
-                os.dup2(log_write, 4)
-                child(source, seed, target, only, write)
+                _log[:] = [log_write]
+                child(source, seed, target, only, write, trial)
                 code = 0
             finally:
                 os._exit(code)
@@ -345,8 +359,9 @@ def fuzz(
 
 
 def fuzz_in(
-    folder: Path, seeds: range, target: str | None = None, only: int | None = None, verbose: bool = False
-) -> list[str]:
+    folder: Path, seeds: range, target: str | None = None, only: int | None = None, verbose: bool = False,
+    trial: Trial = attempt, made: Callable[[Path], None] = prepare,
+) -> list[str]:  # fmt: skip
     """`fuzz`, with whole stores that are made in a folder if they are not there."""
     load()
     if not folder.exists():
@@ -355,14 +370,14 @@ def fuzz_in(
         if pid == 0:
             code = 1
             try:
-                prepare(folder)
+                made(folder)
                 code = 0
             finally:
                 os._exit(code)
         if os.waitpid(pid, 0)[1]:
             shutil.rmtree(folder)
             raise SystemExit("stores could not be made")
-    return fuzz(folder, seeds, target, only, verbose)
+    return fuzz(folder, seeds, target, only, verbose, trial)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, TARGET, common, executed, limited, plain, show
+from xmc_stream.cli.options import PATH, STORE, TARGET, checked, common, executed, limited, plain, show
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.memory import format_size, peak_resident
@@ -62,10 +62,11 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """
     from xmc_stream.datasets.summary import summarise
     from xmc_stream.datasets.unfinished import unfinished
+    from xmc_stream.jobs.check import checked_reading
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
-    from xmc_stream.store.inventory import LOGS, SEAL
+    from xmc_stream.store.inventory import LOGS, SEAL, refuse_broken_seal
     from xmc_stream.store.model import is_model
     from xmc_stream.store.nodes import understood
     from xmc_stream.store.predictions import Predictions, is_predictions
@@ -76,6 +77,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
 
     if is_model(path):
         model = load_model(path)
+        refuse_broken_seal(path)
         with understood(path):  # attributes and logs, which nothing has looked at
             report = {"kind": "model", **describe(model)}
             if digest:
@@ -98,7 +100,8 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
         lines = _plain_lines(report)
     else:
         dataset = open_dataset(path)
-        report = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
+        with checked_reading(path.absolute()):
+            report = {"kind": "dataset", **dataset.attributes, **summarise(dataset)}
         if digest:
             report["digest"] = dataset.fingerprint
         lines = _summary_lines(path, report)
@@ -163,10 +166,11 @@ def append(
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--rows", type=PATH, metavar="FILE", help="Instead: the samples of VALID, numbers from 0, one a line.")
 @click.option("--overwrite", is_flag=True, help="Replace TRAIN and VALID if they exist.")
+@checked("DATA")
 @limited
 @common
 def split(
-    data: Path, train: Path, valid: Path, fraction: float, seed: int, rows: Path | None, overwrite: bool,
+    data: Path, train: Path, valid: Path, fraction: float, seed: int, rows: Path | None, overwrite: bool, check: bool,
     memory_limit: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Split the dataset DATA into the datasets TRAIN and VALID, the same way every time.
@@ -177,8 +181,8 @@ def split(
     from xmc_stream.datasets.split import split as split_dataset
 
     report = split_dataset(
-        data, train, valid, fraction=fraction, seed=seed, rows=rows, memory_limit=memory_limit, overwrite=overwrite,
-        progress=True,
+        data, train, valid, fraction=fraction, seed=seed, rows=rows, check=check, memory_limit=memory_limit,
+        overwrite=overwrite, progress=True,
     )  # fmt: skip
     show(report, as_json, [
         f"{train}: {report['n_train']:,} samples",
@@ -194,10 +198,11 @@ def split(
 @click.option("--model", type=STORE, help="Take the features that this row-sparse model selects.")
 @click.option("--features", type=PATH, metavar="FILE", help="Or take these: numbers from 0, one a line.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@checked("DATA and the model")
 @limited
 @common
 def select_features(
-    data: Path, out: Path, model: Path | None, features: Path | None, overwrite: bool, memory_limit: str | None,
+    data: Path, out: Path, model: Path | None, features: Path | None, overwrite: bool, check: bool, memory_limit: str | None,
     as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Make OUT, a dataset that has some features of the dataset DATA as its only columns.
@@ -215,7 +220,7 @@ def select_features(
         raise InputError("give either --model, whose selected features are taken, or --features")
     began = time.perf_counter()
     chosen = features if model is None else load_model(model)
-    dataset = select(data, out, chosen, memory_limit=memory_limit, overwrite=overwrite, progress=True)
+    dataset = select(data, out, chosen, check=check, memory_limit=memory_limit, overwrite=overwrite, progress=True)
     sizes = {name: dataset.attributes[name] for name in ("n_samples", "n_features", "nnz_features")}
     report = {
         "selected": str(out), **sizes, "of": dataset.attributes["selected_features"]["of"],
@@ -233,9 +238,12 @@ def select_features(
 @click.argument("model", type=STORE)
 @click.argument("out", type=TARGET)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@checked("MODEL")
 @limited
 @common
-def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, as_json: bool, debug: bool) -> None:
+def compact(
+    model: Path, out: Path, overwrite: bool, check: bool, memory_limit: str | None, as_json: bool, debug: bool
+) -> None:
     """Make OUT, the row-sparse MODEL with the features that it selects as its only columns.
 
     OUT predicts on what `select-features --model MODEL` makes of a dataset, and its scores are those of MODEL.
@@ -243,7 +251,7 @@ def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, a
     from xmc_stream.models import load_model
     from xmc_stream.store.encoding import folder_bytes
 
-    small = load_model(model).compact(out, overwrite, memory_limit)
+    small = load_model(model).compact(out, overwrite, memory_limit, check)
     report = {
         "compact": str(out), "n_features": small.n_features, "of": small.attributes["selected_features"]["of"],
         "n_labels": small.n_labels, "model_bytes": folder_bytes(out), "peak_rss": peak_resident(),
@@ -263,10 +271,11 @@ def compact(model: Path, out: Path, overwrite: bool, memory_limit: str | None, a
 )
 @click.option("--labels", type=TARGET, help="The file of Y beside X in a .npz. [default: NAME-labels.npz]")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
+@checked("DATA")
 @limited
 @common
 def export(
-    data: Path, out: Path, format_: str | None, base: int | None, labels: Path | None, overwrite: bool,
+    data: Path, out: Path, format_: str | None, base: int | None, labels: Path | None, overwrite: bool, check: bool,
     memory_limit: str | None, as_json: bool, debug: bool,
 ) -> None:  # fmt: skip
     """Write the dataset DATA as text or scipy matrices, or the weights of a model as a scipy matrix.
@@ -281,7 +290,7 @@ def export(
     from xmc_stream.datasets.export import export as export_to
 
     report = export_to(
-        data, out, format=format_, base=base, labels=labels, memory_limit=memory_limit, overwrite=overwrite,
+        data, out, format=format_, base=base, labels=labels, check=check, memory_limit=memory_limit, overwrite=overwrite,
         progress=True,
     )  # fmt: skip
     also = f" and {report['labels']}" if "labels" in report else ""

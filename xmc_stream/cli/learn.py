@@ -112,7 +112,7 @@ class _TrainCommand(click.Command):
 )
 @click.option("--overwrite", is_flag=True, help="Replace MODEL, or an unfinished run of other data or parameters.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
-@checked("the data")
+@checked("DATA")
 @executed
 @common
 def train(
@@ -173,7 +173,7 @@ def _of_calibration(about: dict[str, Any]) -> str:
 @click.argument("data", type=STORE, required=False)
 @click.option("--scores-of", type=STORE, metavar="MODEL", help="A model of the same parameters that has not seen DATA.")
 @click.option("--remove", is_flag=True, help="Drop the calibration instead; no DATA.")
-@checked("the models")
+@checked("the models and DATA")
 @executed
 @common
 def calibrate(
@@ -213,7 +213,7 @@ def calibrate(
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are not predicted.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @with_options((FORMAT, BESIDE, TEXT_FIELDS, ID_FIELD, *CSV))
-@checked("the model")
+@checked("the model and DATA")
 @executed
 @common
 def predict(
@@ -270,7 +270,7 @@ def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
     "--threshold", type=float,
     help="Of a model: a label is predicted if it scores more. [default: 0.5 for leml with the squared loss, else 0]",
 )  # fmt: skip
-@checked("a model")
+@checked("a model, DATA and the training set")
 @executed
 @common
 def evaluate(
@@ -361,20 +361,30 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
 
         options = reading({name: o[name] for name in o if name not in _NOT_PLANNED})
         return planning.plan_conversion(list(o["sources"]), **options)
+    data = open_dataset(_sealed(o["data"]))
     if command == "train":
-        start = None if o["warm_start"] is None else load_model(o["warm_start"])
+        start = None if o["warm_start"] is None else load_model(_sealed(o["warm_start"]))
         parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
         given = _given(o["sample_weight"], o["class_weight"])
-        return planning.plan_training(open_dataset(o["data"]), parameters, o["seed"], execution, start, workers, given)
+        return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given)
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation import plan_comparison
 
-        train_set = None if o["train_data"] is None else open_dataset(o["train_data"])
-        return plan_comparison(o["predictions"], open_dataset(o["data"]), train_set, execution)
-    model = load_model(o["model"] if command == "predict" else o["predictions"])
+        train_set = None if o["train_data"] is None else open_dataset(_sealed(o["train_data"]))
+        return plan_comparison(o["predictions"], data, train_set, execution)
+    model = load_model(_sealed(o["model"] if command == "predict" else o["predictions"]))
     k = o["k"] if command == "predict" else max(o["ks"])
-    data, filtered = open_dataset(o["data"]), o["pairs"] is not None
+    filtered = o["pairs"] is not None
     return planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate", workers)
+
+
+def _sealed(store: Path) -> Path:
+    """A store whose numbers can be planned by. Raises StoreError where they are not those that were written."""
+    from xmc_stream.store.inventory import refuse_broken_seal
+
+    if (store / "zarr.json").exists():
+        refuse_broken_seal(store)
+    return store
 
 
 @click.command()

@@ -92,9 +92,12 @@ def executed(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checked(what: str) -> Callable[..., Any]:
-    """The option that leaves out comparing something with its checksums."""
+    """The option that leaves out comparing stores with their checksums."""
     return click.option(
-        "--check/--no-check", default=True, show_default=True, help=f"Compare {what} with its checksums first."
+        "--check/--no-check",
+        default=True,
+        show_default=True,
+        help=f"Compare {what} with the checksums. Without, damage may go unseen into what is made.",
     )
 
 

@@ -51,7 +51,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
 @click.option("--model", type=TARGET, metavar="MODEL", help="Train the best setting on all rows in the end.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT, MODEL, or an unfinished run of another grid.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")
-@checked("the data")
+@checked("DATA")
 @executed
 @common
 def tune(

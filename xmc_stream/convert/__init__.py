@@ -320,9 +320,14 @@ def _store_observed(source: Path, dataset: Dataset, limit: MemoryLimit) -> None:
 
 
 def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
-    """What a test set takes over from a training set, given by path or opened, or from a model."""
+    """What a test set takes over from a training set, given by path or opened, or from a model.
+
+    Raises StoreError where a file of that is damaged.
+    """
     from xmc_stream.convert.options import Like
+    from xmc_stream.store.chunks import compare_arrays
     from xmc_stream.store.dataset import Dataset, open_dataset
+    from xmc_stream.store.inventory import refuse_broken_seal
     from xmc_stream.store.model import StoredModel, is_model
     from xmc_stream.store.remote import as_path
     from xmc_stream.store.selection import selected_of
@@ -333,6 +338,9 @@ def taken_over(like: str | Path | Dataset | StoredModel) -> Like:
     else:
         like = as_path(like)
         train = StoredModel(like) if is_model(like) else open_dataset(like)
+    refuse_broken_seal(train.path)
+    for words in ("names", "vectorizer"):
+        compare_arrays(train.path / words)
     of = selected_of(train.attributes)
     if of is not None:
         raise InputError(

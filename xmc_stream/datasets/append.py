@@ -24,6 +24,7 @@ from xmc_stream.datasets.append_jobs import (
 )
 from xmc_stream.engine.making import COMMAND, MARK, digest_of, made_before, make, stands
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.check import checked_reading, while_reading
 from xmc_stream.jobs.job import Job, Loop, Phase, Receipt
 from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import available_threads, peak_resident
@@ -196,12 +197,13 @@ def append_report(
                     max({**writing.needs, **beside}, matching, key=lambda stage: sum(stage.values())), "append"
                 )
                 made = _Sets(tuple(sets), columns, writing.max_bytes, digest_of(identity))
-                done = make(
-                    target,
-                    identity,
-                    lambda work, ledger: engine.run(made.loop(work), ledger),
-                    lambda path: check_target(path, overwrite),
-                )
+                with checked_reading(*(dataset.path for dataset in sets)):
+                    done = make(
+                        target,
+                        identity,
+                        lambda work, ledger: engine.run(while_reading(made.loop(work)), ledger),
+                        lambda path: check_target(path, overwrite),
+                    )
                 peak = max(peak_resident(), engine.peak)
         else:
             peak = peak_resident()

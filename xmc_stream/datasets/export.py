@@ -17,12 +17,13 @@ from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
-from xmc_stream.models.model import Model, load_model
+from xmc_stream.models.model import Model, compare, load_model
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
@@ -47,6 +48,7 @@ def export(
     format: str | None = None,
     base: int | None = None,
     labels: str | Path | None = None,
+    check: bool = True,
     memory_limit: str | float | None = None,
     overwrite: bool = False,
     progress: bool = False,
@@ -72,6 +74,9 @@ def export(
         XMLRepo text and matrices count from 0.
     labels : str, Path or None, default None
         Of a dataset as matrices: the file of Y. None: NAME-labels.npz beside NAME.npz.
+    check : bool, default True
+        Compare a model with its checksums first, and a dataset as it is read. False saves a little time, and damage may go
+        unseen into what is written.
     memory_limit : str, int, float or None, default None
         Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
         free.
@@ -139,10 +144,13 @@ def export(
         return report
 
     report: dict[str, Any] = {}
+    data_read = [source.path] if isinstance(source, Dataset) else []
     if isinstance(source, Dataset):
         sizes = ("n_samples", "n_features", "n_labels", "nnz_features", "nnz_labels")
         report = {name: source.attributes[name] for name in sizes}
-    with working("export", progress) as bar:
+    if check and isinstance(source, Model):
+        compare(source)
+    with working("export", progress) as bar, checked_reading(*data_read, check=check):
         bar.phase(f"writing {out.name}")
         if isinstance(source, Dataset) and to_stdout:
             report["blank_lines"] = _text(source, out, False, format, base, limit)

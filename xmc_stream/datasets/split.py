@@ -16,6 +16,7 @@ from xmc_stream.datasets.listed import listed
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError
+from xmc_stream.jobs.check import checked_reading
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
@@ -45,6 +46,7 @@ def split(
     fraction: float = 0.1,
     seed: int = 0,
     rows: str | Path | None = None,
+    check: bool = True,
     memory_limit: str | float | None = None,
     overwrite: bool = False,
     progress: bool = False,
@@ -71,6 +73,9 @@ def split(
     rows : str, Path or None, default None
         A file with the numbers of the rows that go to `valid`, from zero, one a line. It takes the place of `fraction`
         and `seed`.
+    check : bool, default True
+        Compare the dataset with its checksums as it is read. False saves a little time, and damage may go unseen into
+        both parts.
     memory_limit : str, int, float or None, default None
         Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what is
         free.
@@ -174,7 +179,7 @@ def split(
         COMMAND: "split", "data": dataset.attributes.get(SEAL), "valid": str(valid.absolute()), **provenance,
         "rows": None if rows is None else hashlib.sha256(chosen_rows.data).hexdigest(),
     }  # fmt: skip
-    with working("split", progress) as bar:
+    with working("split", progress) as bar, checked_reading(dataset.path, check=check):
         done = make([train, valid], identity, write, lambda path: check_target(path, overwrite), anew=True)
     n_valid = done["n_valid"]
     return {
@@ -191,7 +196,13 @@ def split(
 
 
 def split_once(
-    dataset: Dataset, train: Path, valid: Path, fraction: float, seed: int, memory_limit: str | float | None
+    dataset: Dataset,
+    train: Path,
+    valid: Path,
+    fraction: float,
+    seed: int,
+    memory_limit: str | float | None,
+    check: bool,
 ) -> bool:
     """Split a dataset, unless the two parts lie there already; returns whether it was done."""
     if _is_part(train, dataset, fraction, seed):  # valid has its name before it
@@ -199,7 +210,7 @@ def split_once(
     for part in (train, valid):
         remove(part)
     train.parent.mkdir(parents=True, exist_ok=True)
-    split(dataset, train, valid, fraction=fraction, seed=seed, memory_limit=memory_limit)
+    split(dataset, train, valid, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
     return True
 
 

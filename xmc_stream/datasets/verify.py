@@ -13,7 +13,6 @@ Not checked: free words in attributes before the store was sealed.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Generator, Mapping
@@ -42,6 +41,7 @@ from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import FORMAT as MODEL
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.names import ROW_IDS
+from xmc_stream.store.nodes import read_json
 from xmc_stream.store.predictions import FORMAT as PREDICTIONS
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.remote import as_path
@@ -170,7 +170,7 @@ class StoreCheck:
 
     def _kind(self) -> str | None:
         try:
-            attributes = json.loads((self.path / "zarr.json").read_bytes())["attributes"]
+            attributes = read_json(self.path / "zarr.json")["attributes"]
             return _KINDS.get(attributes["format"])
         except (OSError, ValueError, KeyError, TypeError):
             return None

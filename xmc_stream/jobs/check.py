@@ -1,14 +1,17 @@
-"""Comparing stores with their checksums: a dataset and a model once a session, the state of a run that goes on."""
+"""Comparing stores with their checksums: before a run, the state of one that goes on, and what is read as it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.job import Job, Loop, Receipt
 from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
+from xmc_stream.store.comparing import Comparing, compare_while_reading, comparing
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
@@ -88,6 +91,55 @@ def array_jobs(store: Path, arrays: Iterable[ChunkedArray], apart: Sequence[str]
                 ranges.append((name, *part))
                 left -= size
     return jobs + ([CheckJob(str(store), tuple(ranges))] if ranges else [])
+
+
+@contextmanager
+def checked_reading(*stores: Path, check: bool = True) -> Iterator[None]:
+    """What is read of these stores in the block is compared with its checksums, once, as it is read; their seals before.
+
+    It holds for this thread, and for jobs of a loop `while_reading`. check: False for neither. Raises StoreError naming a
+    file that is damaged.
+    """
+    if not check:
+        yield
+        return
+    for store in stores:
+        refuse_broken_seal(store)
+    with compare_while_reading(Comparing(tuple(map(str, stores)), uuid.uuid4().hex)):
+        yield
+
+
+@dataclass(frozen=True)
+class CheckedJob:
+    """A job, which compares what it reads as the thread does that runs the loop."""
+
+    job: Job
+    what: Comparing
+
+    @property
+    def key(self) -> str:
+        """The job's."""
+        return self.job.key
+
+    def run(self) -> Receipt:
+        """Run it."""
+        with compare_while_reading(self.what):
+            return self.job.run()
+
+
+def while_reading(loop: Loop) -> Loop:
+    """A loop whose jobs compare what they read, in a block of `checked_reading`; elsewhere the loop as it is."""
+    if (what := comparing()) is None:
+        return (yield from loop)
+    receipts: list[Receipt] | None = None
+    with closing(loop):
+        while True:
+            try:
+                phase = loop.send(receipts)  # type: ignore[arg-type]
+            except StopIteration as end:
+                result: Receipt = end.value
+                return result
+            receipts = yield replace(phase, jobs=[CheckedJob(job, what) for job in phase.jobs])
 
 
 @dataclass(frozen=True)

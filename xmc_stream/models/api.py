@@ -53,7 +53,7 @@ def predict(
         A file of lines `row label`, counted from zero: pairs that are not predicted. Other classes move up; -1 stands
         where fewer than k are left.
     check : bool, default True
-        Compare the model with its checksums first.
+        Compare the model with its checksums first, and a dataset as it is read.
     memory_limit : str, int or None, default None
         Peak resident memory of the process, as "4GB" or in bytes. On a cluster: of each worker. None: what it holds,
         and three quarters of what is free.

@@ -323,7 +323,9 @@ class Model(StoredModel, ABC):
         """
         raise self._no_selection()
 
-    def compact(self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None) -> Model:
+    def compact(
+        self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None, check: bool = True
+    ) -> Model:
         """A model on disk that has the selected features alone: for a row-sparse model.
 
         Its column j is feature `selected_features()[j]`. It predicts on what `select_features` makes of the data, and its
@@ -338,6 +340,9 @@ class Model(StoredModel, ABC):
         memory_limit : str, int, float or None, default None
             Peak resident memory of the process, as "512MB" or in bytes. None: what it holds, and three quarters of what
             is free.
+        check : bool, default True
+            Compare the model with its checksums first. False saves a little time, and damage may go unseen into the new
+            model.
 
         Returns
         -------
@@ -595,6 +600,12 @@ def load_model(path: str | Path) -> Model:
     module, name = KINDS[kind].split(":")
     model: Model = getattr(importlib.import_module(module), name)(found.path, found.attributes)
     return model
+
+
+def compare(model: Model) -> None:
+    """Compare all that a model's scores depend on with its checksums. Raises StoreError naming a file that is damaged."""
+    for job in model.check_jobs():
+        job.run()
 
 
 def _unpacked(files: Mapping[str, bytes]) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ def predict_topk(
     model: Model, data: Any, k: int, execution: Execution | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k best classes of each sample, in memory: see `Model.predict_topk`."""
+    from xmc_stream.jobs.check import checked_reading
+
     execution = execution or Execution()
     if isinstance(data, str | Path):
         raise InputError(
@@ -49,7 +51,9 @@ def predict_topk(
     if not texts and not isinstance(data, Dataset):
         refuse_other_rows(model, data)
         data = normalised(model, data, execution)
-    if (found := rank(model, data, k, execution)) is not None:
+    with checked_reading(data.path) if isinstance(data, Dataset) else nullcontext():
+        found = rank(model, data, k, execution)
+    if found is not None:
         return found
     with temporary_folder() as path, advising(path, "predict to a file"):
         dataset = data if isinstance(data, Dataset) else converted(data, model, path, execution)
@@ -73,6 +77,7 @@ def predict_to(
     """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.convert.lines.files import file_identity
     from xmc_stream.engine.making import COMMAND, STORE, make
+    from xmc_stream.jobs.check import checked_reading
     from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
 
@@ -113,7 +118,7 @@ def predict_to(
         COMMAND: "predict", "model": model.attributes.get(SEAL), "data": dataset.attributes.get(SEAL), "k": k,
         "filter": None if filter is None else file_identity(Path(filter)), "as": out.suffix,
     }  # fmt: skip
-    with working("predict", execution.progress):
+    with working("predict", execution.progress), checked_reading(dataset.path, check=check):
         result = make(out, identity, run, lambda path: refuse_to_replace(path, overwrite, as_file), anew=True)
     seconds = time.perf_counter() - began
     return {
@@ -138,7 +143,8 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
 
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:
-    """A loop, behind the comparison of the model with its checksums."""
+    """A loop, behind the comparison of the model with its checksums; its jobs compare the data as they read them."""
+    from xmc_stream.jobs.check import while_reading
     from xmc_stream.jobs.job import Phase
 
     if not check:
@@ -146,7 +152,7 @@ def checked(model: Model, loop: Loop, check: bool) -> Loop:
     words = "comparing the model with its checksums"
     yield Phase("check the model", model.check_jobs(), words, (0.0, _CHECKED), twice=True)
     with current().part(_CHECKED, 1.0):
-        return (yield from loop)
+        return (yield from while_reading(loop))
 
 
 @contextmanager

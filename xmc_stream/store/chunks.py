@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
+from xmc_stream.store.comparing import once, run_comparing
 from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array
 from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
 
@@ -80,6 +81,7 @@ class ChunkedArray:
         self._cached: tuple[int, NDArray[Any]] | None = None
         self._staging: NDArray[np.uint8] | None = None
         self._mirrored = self.path is not None and is_mirrored(self.path)
+        self._run = "" if self.path is None or self._places is not None else run_comparing(self.path)
         if self.path is not None:
             weakref.finalize(self, _close_all, self._files)
 
@@ -221,6 +223,7 @@ class ChunkedArray:
             np.concatenate([chunk[a : a + n] for a, n in zip(starts, counts, strict=True)], out=out)
             return
         itemsize = self._itemsize
+        self._compare_once(k)
         if self._staging is None:
             self._staging = np.empty(_STAGING, np.uint8)
         if not pread_ranges(
@@ -266,7 +269,13 @@ class ChunkedArray:
             self._check_size(k, fd)
         return fd
 
+    def _compare_once(self, k: int) -> None:
+        """Compare chunk k with its checksum where the run does as it reads, and has not yet; then it is in the page cache."""
+        if self._run:
+            once(self._run, self.chunk_file(k), lambda: self._compare(k))
+
     def _pread(self, k: int, offset: int, out: NDArray[Any]) -> None:
+        self._compare_once(k)
         fd, offset = self._open(k), offset + self._begin(k)
         view = memoryview(out).cast("B")  # type: ignore[arg-type]
         while view.nbytes:
@@ -305,6 +314,12 @@ class ChunkedArray:
     def verify_chunk(self, k: int) -> None:
         """Compare chunk k with its checksum, and that with what was written. Raises StoreError naming the file."""
         self._ask_for(k * self.chunk, min((k + _AHEAD_CHECKED) * self.chunk, self.size))
+        if self._run:
+            self._compare_once(k)
+        else:
+            self._compare(k)
+
+    def _compare(self, k: int) -> None:
         crc, path = 0, self.chunk_file(k)
         self._check_size(k, path)
         try:
@@ -313,7 +328,7 @@ class ChunkedArray:
                 left = self.chunk_bytes
                 while left:
                     stop_if_unwanted()
-                    piece = file.read(min(left, 1 << 20))
+                    piece = file.read(min(left, _STAGING))
                     if not piece:
                         raise StoreError(f"{path} ends early: the store is damaged; make it again")
                     crc = google_crc32c.extend(crc, piece)
@@ -355,6 +370,7 @@ class ChunkedArray:
                 f"{self.path}: no address range of {total} bytes to map it; raise the limit on virtual memory"
             )
         for k in range(self.n_chunks):
+            self._compare_once(k)
             fd = open_file(self.chunk_file(k))
             try:
                 got = libc.mmap(base + k * chunk_bytes, chunk_bytes, mmap.PROT_READ, _MAP_PRIVATE | _MAP_FIXED, fd, 0)
@@ -395,6 +411,12 @@ def plain_arrays(path: Path) -> Iterator[ChunkedArray]:
         array = plain_array(file.parent)
         if array is not None and not (array.fill_value == 1 and array.nchunks_initialized == 0):
             yield ChunkedArray(array)
+
+
+def compare_arrays(path: Path) -> None:
+    """Compare all arrays under a folder with their checksums. Raises StoreError naming a chunk that is damaged."""
+    for array in plain_arrays(path):
+        array.verify()
 
 
 def read_small(group: Path, name: str, size: int, dtype: DTypeLike, part: slice = _ALL) -> NDArray[Any]:

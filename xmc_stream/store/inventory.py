@@ -208,6 +208,7 @@ def fill_seal(path: Path) -> None:
 
 def change_sealed(path: Path, attributes: Mapping[str, Any]) -> None:
     """Give a sealed store other attributes, and a seal that fits them, in one step: a kill leaves one or the other."""
+    refuse_broken_seal(path)  # what was damaged before stays so
     about = json.loads((local_path(path) / "zarr.json").read_bytes())
     blank = json.dumps({**about, "attributes": {**attributes, SEAL: BLANK}}).encode()
     work = path / _SEALING

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import ChunkedArray, are_apart, open_array
+from xmc_stream.store.chunks import ChunkedArray, are_apart, compare_arrays, open_array
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, new_store
 from xmc_stream.store.nodes import Group, attributes_of, understood
 from xmc_stream.store.remote import copy_file
@@ -231,9 +231,7 @@ def copy_names(source: Path, target: Path, kind: str, n: int) -> None:
     """Copy the names of `kind`, if they are n, into another store under construction, in place of what is there."""
     names = open_names(source, kind)
     if names is not None and len(names) == n:
-        shutil.rmtree(target / "names" / kind, ignore_errors=True)
-        shutil.copytree(names.path, target / "names" / kind, copy_function=copy_file)
-        fsync_tree(target / "names")
+        copy_folders(source, target, (f"names/{kind}",))
 
 
 def ascend(names: Names) -> bool:
@@ -299,10 +297,14 @@ def copy_vocabulary(source: Path, target: Path) -> None:
 
 
 def copy_folders(source: Path, target: Path, names: Sequence[str], copy: Callable[..., Any] = copy_file) -> None:
-    """Copy folders of a store that are there into another one under construction, in place of what is there."""
+    """Copy folders of a store that are there into another one under construction, in place of what is there.
+
+    Their files are compared with their checksums. Raises StoreError naming one that is damaged.
+    """
     for name in names:
         shutil.rmtree(target / name, ignore_errors=True)
         if (source / name).exists():
+            compare_arrays(source / name)
             shutil.copytree(source / name, target / name, copy_function=copy)
             fsync_tree(target / name)
 
@@ -317,6 +319,4 @@ def select_names(source: Path, target: Path, features: NDArray[np.int64]) -> Non
         with new_names(target / "names" / "features") as writer:
             for start in range(0, len(features), WINDOW):
                 writer.append([name.encode() for name in names.take(features[start : start + WINDOW])])
-    if open_names(source, "labels") is not None:
-        shutil.copytree(source / "names" / "labels", target / "names" / "labels", copy_function=copy_file)
-        fsync_tree(target / "names")
+    copy_folders(source, target, ("names/labels",))

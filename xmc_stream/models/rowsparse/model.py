@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.check import array_jobs, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
-from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.models.model import Checker, Model, WeightArrays, compare
 from xmc_stream.models.rowsparse.compact import compact
 from xmc_stream.models.rowsparse.forecast import RowsForecaster
 from xmc_stream.models.rowsparse.predict import HeldRows, RowsRun, held_needs
@@ -44,8 +44,12 @@ class RowSparseModel(RowSparseWeights, Model):
         names = self.feature_names()
         return None if names is None else names.take(self.rows.features())
 
-    def compact(self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None) -> Model:
+    def compact(
+        self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None, check: bool = True
+    ) -> Model:
         """A model on disk that has the selected features alone: see `Model.compact`."""
+        if check:
+            compare(self)
         compact(self, target_path(path), overwrite, memory_limit)
         return RowSparseModel(path)
 
