@@ -38,7 +38,7 @@ def named(path: Path, X: Any, Y: Any, names: str) -> xs.Dataset:
 
 def grows(folder: str, when: str, key: str) -> None:
     """What a child does: it is killed before or behind a line of the ledger, or while the work folder is removed."""
-    note, remove = Ledger.add, making.remove_work
+    note = Ledger.add
 
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -50,14 +50,13 @@ def grows(folder: str, when: str, key: str) -> None:
         if name == key:
             kill()
 
-    def removing(ledger: Ledger) -> None:
-        making._clear(ledger.path.parent, ledger.path)
+    def removing(works: Any) -> None:
+        making.empty(works[0], works[0] / "ledger")
         kill()
-        remove(ledger)
 
     Ledger.add = add  # type: ignore[method-assign]
     if when == "removed":
-        making.remove_work = removing
+        making._drop = removing
     place = Path(folder)
     print("begun", flush=True)
     grown, report = append_report(

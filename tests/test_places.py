@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -352,17 +353,14 @@ def test_a_copy_reads_what_is_there(place: Path) -> None:
     assert xs.copy("d.xmc", "c.xmc")["copied_files"] == 0
 
 
-@pytest.mark.parametrize("broken", ["fsync_tree", "publish"])
-def test_a_copy_that_ended_as_it_was_made_durable_goes_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_a_copy_that_ended_as_it_was_made_durable_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xmc_stream.engine import making
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(making, broken, full)
+        patch.setattr(making, "fsync_tree", full)
         with pytest.raises(StoreError):
             xs.copy("d.xmc", "c.xmc")
     assert not Path("c.xmc").exists()
@@ -380,6 +378,26 @@ def test_replacing_makes_the_new_store_durable_before_its_name(place: Path, monk
     monkeypatch.setattr("xmc_stream.engine.making.fsync_tree", lambda *_: order.append("durable"))
     xs.export("d.xmc", "new.npz")
     assert order == ["durable", "durable", "name", "name"]
+
+
+@pytest.mark.slow
+def test_temporary_folders_go_with_a_process_that_is_killed(place: Path) -> None:
+    before = tree(place)
+    command = [sys.executable, "-m", "xmc_stream", "calibrate", "m.model", "e.xmc"]
+    code = "import sys, time; sys.argv = sys.argv[1:]; from xmc_stream import calibration; "
+    code += "calibration.learn = lambda _: (print('there', flush=True), time.sleep(60)); "
+    code += "from xmc_stream.cli import program; program()"
+    run = subprocess.Popen([sys.executable, "-c", code, *command[2:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"there\n"
+    assert list(place.glob(".xmc_stream-*/*/predictions"))
+    run.kill()
+    run.wait()
+    for _ in range(200):
+        if tree(place) == before:
+            break
+        time.sleep(0.05)
+    assert tree(place) == before
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ try:
             time.sleep(0.5)
         engine.warm(Job("warm"))
         if book == "ledger":
-            with Ledger(Path(folder) / "ledger", {}) as ledger:
+            with Ledger(Path(folder) / "work" / "ledger", {}) as ledger:
                 engine.run(loop(), ledger)
         else:
             engine.run(loop(), Notes())

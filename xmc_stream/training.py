@@ -11,7 +11,7 @@ from typing import Any
 
 from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
-from xmc_stream.errors import InputError, StoreError
+from xmc_stream.errors import InputError, StoreError, XmcStreamError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.memory import available_threads, peak_resident
@@ -196,10 +196,10 @@ def _train(
 
 @contextmanager
 def _refused(ledger: Ledger) -> Iterator[None]:
-    """What cannot be begun, as no scheduler answers, leaves nothing behind."""
+    """What cannot be begun, as no scheduler answers or the limit is too small, leaves nothing behind."""
     try:
         yield
-    except InputError:
+    except XmcStreamError:
         if not any(ledger.items()):
             remove_held(ledger.path)
         raise

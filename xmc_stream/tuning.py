@@ -34,6 +34,7 @@ from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing
 from xmc_stream.store.places import (
     LEDGER,
+    put_back,
     refuse_foreign_names,
     refuse_unwritable,
     remove_left,
@@ -488,6 +489,7 @@ def _refuse_targets(out: Path | None, model: Path | None, overwrite: bool) -> No
     for path in (out, model):
         if path is not None:
             refuse_foreign_names(path, LEDGER)
+            put_back(path)
             with writing(path, "give the same command again, or another name"):
                 refuse_unwritable(path)
     if out is not None and out.exists() and not out.is_file():

@@ -31,7 +31,7 @@ from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import files_of_store, refuse_broken_seal, take_inventory
 from xmc_stream.store.nodes import attributes_of
-from xmc_stream.store.places import LOCK, remove_left, target_path, work_folder
+from xmc_stream.store.places import LOCK, put_back, remove_left, target_path, work_folder
 from xmc_stream.store.remote import (
     COPYING,
     as_path,
@@ -150,6 +150,7 @@ def _to_folder(given: _Given, target: Path, about: bytes, overwrite: bool) -> li
     """Copy to a folder; returns the files that were copied."""
     there = _sizes(target) if (target / _LAST).is_file() else {}
     if there and not given.left(_Folder(target), there):
+        put_back(target)
         remove_left(work_folder(target) / LOCK)
         return []
 
@@ -160,6 +161,7 @@ def _to_folder(given: _Given, target: Path, about: bytes, overwrite: bool) -> li
     def run(work: Path, ledger: Ledger) -> Receipt:
         to = _Folder(work / STORE)
         to.path.mkdir(exist_ok=True)
+        ledger.add("begun", {})  # or what is there would not be gone on from
         left = given.left(to, _sizes(to.path))
         given.give(to, left)
         for stray in to.path.rglob("*.coming"):

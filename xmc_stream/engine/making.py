@@ -64,6 +64,7 @@ def make(
     works = [work_folder(target) for target in targets]
     for target in targets:
         refuse_foreign_names(target)
+        put_back(target)
         _refuse_other_command(work_folder(target), identity)
     if not _whole(works[0], identity):
         try:
@@ -143,12 +144,12 @@ def _written(target: Path, work: Path) -> Iterator[None]:
             raise
         if is_ours(work) and {path.name for path in work.glob("*")} <= {LOCK}:  # there was no room to begin
             remove_left(work / LOCK)
-        advice = "make room there" if cause.errno in NO_ROOM else "mend that"
+        advice = f"{'make room there' if cause.errno in NO_ROOM else 'mend that'} and give the same command again"
         if work.is_dir():
             advice += f" (what is done is in {work.name}, and goes on)"
         at = f"{cause.filename}: " if cause.filename and not str(cause.filename).startswith(str(work)) else ""
         raise StoreError(
-            f"{target} cannot be written ({at}{cause.strerror or cause}): {advice} or name another place"
+            f"{target} cannot be written ({at}{cause.strerror or cause}): {advice}, or name another place"
         ) from None
 
 
@@ -175,6 +176,7 @@ def stands(target: Path, identity: Mapping[str, Any]) -> bool:
     if attributes.get(MARK) != digest_of(identity):
         return False
     remove_left(work_folder(target) / LOCK)
+    put_back(target)
     return True
 
 

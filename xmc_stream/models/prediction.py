@@ -25,7 +25,7 @@ from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import KIND
 from xmc_stream.store.names import copy_row_ids
-from xmc_stream.store.places import target_path, work_folder
+from xmc_stream.store.places import put_back, target_path, work_folder
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
@@ -137,8 +137,10 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
     """Whether k labels go to a file, and not to a store. Raises InputError where they cannot go there, before any work."""
     check_k(model, k)
     as_file = is_file(out)
-    if out != STANDARD_OUTPUT and not work_folder(out).exists():  # which may be of a run that was killed: `make` looks
-        refuse_to_replace(out, overwrite, as_file)
+    if out != STANDARD_OUTPUT:
+        put_back(out)
+        if not work_folder(out).exists():  # it may be of a run that was killed: `make` looks
+            refuse_to_replace(out, overwrite, as_file)
     return as_file
 
 
