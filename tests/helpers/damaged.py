@@ -96,7 +96,8 @@ def commands(target: str) -> list[list[str]]:
             ["convert", "rows-of-data.txt", "out", "--like", target, *limit],
             *([["calibrate", "ppdsparse.model", target, "--json", *limit]] if target == "held.xmc" else []),
             *(["predict", model, target, out, *limit] for model, out in (
-                ("ppdsparse.model", "out"), ("leml.model", "out.npz"), ("rows.model", "out.jsonl"), ("memoir.model", "out.txt"))),
+                ("ppdsparse.model", "out"), ("leml.model", "out.npz"),
+                ("rows.model", "out.jsonl"), ("memoir.model", "out.txt"))),
             *(["evaluate", model, target, "--train", "data.xmc", "--json", *limit]
               for model in ("ppdsparse.model", "leml.model", "rows.model")),
         ]  # fmt: skip
@@ -168,14 +169,14 @@ def product(command: list[str], folder: Path) -> tuple[int, str, str]:
     if code:
         return code, said, ""
     if "--json" in command:
-        digest.update(json.dumps(steady(json.loads(out or "{}"))).encode())
+        digest.update(json.dumps(steady(json.loads(out))).replace(str(folder), "").encode())
     for path in sorted(set(folder.iterdir()) - before):
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.is_dir() or (file.suffix == ".jsonl" and path.is_dir()):
                 continue
             content = file.read_bytes()
             if file.name.endswith(".json"):
-                content = json.dumps(steady(json.loads(content))).encode()
+                content = json.dumps(steady(json.loads(content))).replace(str(folder), "").encode()
             digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode() + content)
     return code, said, digest.hexdigest()
 

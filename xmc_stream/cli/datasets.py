@@ -32,6 +32,7 @@ def verify(
     all damage found (the first 100).
     """
     from xmc_stream.datasets.verify import verify as verify_store
+    from xmc_stream.store.inventory import UNREAD
 
     report = verify_store(path, memory_limit=memory_limit, threads=threads, scheduler=scheduler)
     if report["sound"] or as_json:
@@ -41,10 +42,12 @@ def verify(
         ])  # fmt: skip
     if not report["sound"]:
         more = report["n_damage"] - 1
+        passing = all(UNREAD in line for line in report["damage"])
+        advice = "look at the disk and verify it again" if passing else "make it again"
         raise StoreError(
-            f"{path} is damaged: {report['damage'][0]}"
+            f"{path} {'could not be verified' if passing else 'is damaged'}: {report['damage'][0]}"
             + (f" (and {more:,} more: --json lists them)" if more else "")
-            + ": make it again"
+            + f": {advice}"
         )
 
 
