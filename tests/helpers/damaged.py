@@ -204,7 +204,7 @@ def linked(source: Path, target: str, command: list[str]) -> Iterator[Path]:
 def attempt(source: Path, seed: int, target: str | None = None, only: int | None = None) -> Iterator[str]:
     """Damage one store and run some commands on it, in this process; a line for each that does not end as it must."""
     r = random.Random(seed)
-    target = target or r.choice(TARGETS)
+    target = target or r.choice(["data.xmc"] * 6 + ["held.xmc"] * 2 + TARGETS)  # which most commands read
     sound = json.loads((source / "sound.json").read_bytes())
     every = commands(target)
     for number in r.sample(range(len(every)), min(3, len(every))) if only is None else [only]:

@@ -69,7 +69,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
-    from xmc_stream.store.inventory import LOGS, SEAL, refuse_broken_seal
+    from xmc_stream.store.inventory import LOGS, SEAL, log_damage, refuse_broken_seal
     from xmc_stream.store.model import is_model
     from xmc_stream.store.nodes import understood
     from xmc_stream.store.predictions import Predictions, is_predictions
@@ -81,6 +81,8 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     if is_model(path):
         model = load_model(path)
         refuse_broken_seal(path)
+        for line in log_damage(path, model.attributes[LOGS]) if LOGS in model.attributes else ():
+            raise StoreError(f"{line}: the store is damaged; make it again")
         with understood(path):  # attributes and logs, which nothing has looked at
             report = {"kind": "model", **describe(model)}
             if digest:
