@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.anndata_files import annotated
+from helpers.forked import Forked
 from scipy import sparse
 
 from xmc_stream.convert import convert
@@ -280,3 +283,49 @@ def test_reading_does_not_load_anndata(tmp_path: Path, ad: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def _convert_a_forged(path: str, target: str) -> None:
+    from xmc_stream.memory import peak_resident
+
+    before = peak_resident()
+    try:
+        convert(path, target, label_key="kind", memory_limit="1GB")
+    except InputError as error:
+        print(peak_resident() - before, error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forged", ["var/_index", "obs/_index", "obs/kind", "encoding-type"])
+def test_a_string_is_no_longer_than_memory_allows(tmp_path: Path, forged: str) -> None:
+    """HDF5 takes as much as the file says that a string has."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5ad"
+    with h5py.File(path, "w") as file:
+        file["X"] = np.eye(20, 6, dtype=np.float32)
+        file["X"].attrs["encoding-type"] = "array" + "!" * (forged == "encoding-type")
+        for group, names in (("obs", [f"cell {i}" for i in range(20)]), ("var", [f"gene {i}" for i in range(6)])):
+            file.create_group(group).attrs["_index"] = "_index"
+            file[group]["_index"] = np.array(names, object)
+        file["obs/kind"] = np.array([f"kind {i % 3}" for i in range(20)], object)
+    first = {"var/_index": b"gene 0", "obs/_index": b"cell 0", "obs/kind": b"kind 0", "encoding-type": b"array!"}[
+        forged
+    ]
+    content = bytearray(path.read_bytes())
+    forgeries = 0
+    for heap in (found.start() for found in re.finditer(b"GCOL", bytes(content))):
+        for found in list(re.finditer(re.escape(struct.pack("<IQ", len(first), heap)), bytes(content))):
+            number = struct.unpack_from("<I", content, found.end())[0]
+            at, size = heap + 16, struct.unpack_from("<Q", content, heap + 8)[0]
+            while at < heap + size and struct.unpack_from("<H", content, at)[0] not in (0, number):
+                at += 16 + -(-struct.unpack_from("<Q", content, at + 8)[0] // 8) * 8
+            if content[at + 16 : at + 16 + len(first)] == first:
+                struct.pack_into("<I", content, found.start(), 3_600_000_000)
+                forgeries += 1
+    assert forgeries
+    path.write_bytes(content)
+    with Forked(_convert_a_forged, str(path), str(tmp_path / "d.xmc")) as run:
+        assert run.wait() == 0, run.stderr
+        more, _, said = run.stdout.partition(" ")
+    assert str(path) in said
+    assert int(more) < 2**28

@@ -185,6 +185,7 @@ def test_damaged_data_leave_nothing(data: xs.Dataset, tmp_path: Path) -> None:
     values = values_of(file)
     values[3] = D
     write_chunk(file, values)
+    seal_again(tmp_path / "d.xmc")
     with pytest.raises(StoreError, match="X/rows"):
         xs.select_features(tmp_path / "d.xmc", tmp_path / "out.xmc", [1], memory_limit=LIMIT)
     assert {path.name for path in tmp_path.iterdir()} == {"d.xmc"}

@@ -10,9 +10,11 @@ import ctypes
 import mmap
 import os
 import re
+import resource
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -148,14 +150,41 @@ class Usage:
 
 def peak_resident() -> int:
     """The largest resident size this process ever had, in bytes (VmHWM on Linux, else the present size)."""
+    return _told("VmHWM") or resident()
+
+
+def _told(name: str) -> int:
+    """Bytes that Linux says of this process; 0 elsewhere."""
     try:
         with open("/proc/self/status", encoding="ascii") as status:
             for line in status:
-                if line.startswith("VmHWM:"):
+                if line.startswith(f"{name}:"):
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return resident()
+    return 0
+
+
+_bounded = threading.Lock()
+
+
+@contextmanager
+def at_most_more(n_bytes: int) -> Iterator[None]:
+    """In the block Linux gives this process so many bytes more at most; one thread at a time.
+
+    A library that would take what a damaged file promises then ends with an error of its own.
+    """
+    with _bounded:
+        if not (held := _told("VmData")):
+            yield
+            return
+        before, most = resource.getrlimit(resource.RLIMIT_DATA)
+        bound = held + n_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (bound if before < 0 else min(bound, before), most))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
 _spare: list[Callable[[], None]] = []  # each lets go of what is kept for speed alone

@@ -21,6 +21,7 @@ from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
 from xmc_stream.evaluation import evaluate_with
+from xmc_stream.files import regular
 from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods import registry
@@ -501,10 +502,11 @@ def _refuse_targets(out: Path | None, model: Path | None, overwrite: bool) -> No
 def _stored(out: Path, identity: Mapping[str, Any], force: bool) -> dict[str, Any]:
     """What an earlier run found, of a file that it wrote. Raises ResumeError where it was another one."""
     try:
-        kept = json.loads(out.read_bytes())
+        with open(out, "rb", opener=regular) as file:
+            kept = json.load(file)
         before = kept["identity"]
         found = {name: kept[name] for name in ("metric", "n_train", "n_held_out", "settings")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{out} exists and is not what `tune` writes: give another name, or remove it yourself"
         ) from None

@@ -32,6 +32,7 @@ def verify(
     all damage found (the first 100).
     """
     from xmc_stream.datasets.verify import verify as verify_store
+    from xmc_stream.store.inventory import UNREAD
 
     report = verify_store(path, memory_limit=memory_limit, threads=threads, scheduler=scheduler)
     if report["sound"] or as_json:
@@ -41,10 +42,12 @@ def verify(
         ])  # fmt: skip
     if not report["sound"]:
         more = report["n_damage"] - 1
+        passing = all(UNREAD in line for line in report["damage"])
+        advice = "look at the disk and verify it again" if passing else "make it again"
         raise StoreError(
-            f"{path} is damaged: {report['damage'][0]}"
+            f"{path} {'could not be verified' if passing else 'is damaged'}: {report['damage'][0]}"
             + (f" (and {more:,} more: --json lists them)" if more else "")
-            + ": make it again"
+            + f": {advice}"
         )
 
 
@@ -66,7 +69,7 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     from xmc_stream.models import describe, load_model
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
-    from xmc_stream.store.inventory import LOGS, SEAL, refuse_broken_seal
+    from xmc_stream.store.inventory import LOGS, SEAL, log_damage, refuse_broken_seal
     from xmc_stream.store.model import is_model
     from xmc_stream.store.nodes import understood
     from xmc_stream.store.predictions import Predictions, is_predictions
@@ -78,6 +81,8 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     if is_model(path):
         model = load_model(path)
         refuse_broken_seal(path)
+        for line in log_damage(path, model.attributes[LOGS]) if LOGS in model.attributes else ():
+            raise StoreError(f"{line}: the store is damaged; make it again")
         with understood(path):  # attributes and logs, which nothing has looked at
             report = {"kind": "model", **describe(model)}
             if digest:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from xmc_stream.errors import InputError, in_python
+from xmc_stream.files import regular
 from xmc_stream.memory import peak_resident
 from xmc_stream.progress import LOG, working
 
@@ -238,6 +239,7 @@ def _convert(
     observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
     from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
+    from xmc_stream.convert.matrices.arrays import reading
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
@@ -254,6 +256,10 @@ def _convert(
     # of folders the source tells what it reads
     before = stamps(Path(path) for path in named if isinstance(path, str | Path) and Path(path).is_file())
     named.append(like.path if isinstance(like, Dataset | StoredModel) else like)
+    for path in (options.get("label_names"), options.get("feature_names"), observed):  # which are read last
+        if path is not None:
+            with reading(path):
+                os.close(regular(path))
     reads = [path for path in named if isinstance(path, str | Path) and Path(path).exists()]  # not of pipes
     limit = limit_of(memory_limit, scheduler, reads, [target.absolute().parent])
     if normalize not in (None, *_NORMALIZE):

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 
 
 def listed(path: Path, n: int, what: str) -> NDArray[np.bool_]:
     """Which of n rows, or features, a file lists. Raises InputError for a line that is not the number of another one."""
     chosen = np.zeros(n, np.bool_)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             for number, line in enumerate(iter(lambda: file.readline(64), b""), 1):
                 text = line.strip()
                 if not text:

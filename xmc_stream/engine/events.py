@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.files import regular
 from xmc_stream.memory import Usage
 
 _SAMPLES = 1000  # memory is noted once a second so often, then at intervals of such a part of the time gone by
@@ -99,7 +100,7 @@ class EventLog:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log; a line that is damaged, or not whole, is passed over."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             while line := file.readline(_LONGEST):
                 try:
                     event = json.loads(line)

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.files import regular
 from xmc_stream.folders import outlives_process
 from xmc_stream.store.places import hold, refuse_foreign, try_lock
 
@@ -141,7 +142,7 @@ def _parse(path: Path, content: bytes) -> tuple[dict[str, Receipt], int]:
 
 def read_ledger(path: Path) -> tuple[dict[str, Receipt], bool]:
     """Receipts by key, the identity among them, of a ledger that may be in use, and whether it is."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         free = try_lock(file.fileno(), fcntl.LOCK_SH)
         fcntl.flock(file, fcntl.LOCK_UN)
         return _parse(path, file.read())[0], not free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.packing import PackedArrayWriter, new_pack
 
@@ -93,6 +95,7 @@ class Given:
 def read_weights(path: str | Path) -> NDArray[Any]:
     """The vector of numbers in a .npy file, as a map. Raises InputError for any other file."""
     try:
+        os.close(regular(path))
         values: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         said = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npy file of numbers"

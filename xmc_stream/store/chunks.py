@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from xmc_stream.errors import StoreError
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.comparing import once, run_comparing
-from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array
+from xmc_stream.store.nodes import ZARR_ERRORS, PlainArray, not_understood, plain_array, unreadable
 from xmc_stream.store.remote import ask_for, is_mirrored, open_file, size_of
 
 if TYPE_CHECKING:  # see nodes: what is plain does without it
@@ -265,7 +265,7 @@ class ChunkedArray:
             except FileNotFoundError:
                 raise StoreError(f"{self.chunk_file(k)} is missing: the store is damaged; make it again") from None
             except OSError as error:
-                raise _unreadable(self.chunk_file(k), error) from None
+                raise unreadable(self.chunk_file(k), error) from None
             self._check_size(k, fd)
         return fd
 
@@ -282,7 +282,7 @@ class ChunkedArray:
             try:
                 n = os.preadv(fd, [view], offset)
             except OSError as error:
-                raise _unreadable(self.chunk_file(k), error) from None
+                raise unreadable(self.chunk_file(k), error) from None
             if n == 0:
                 raise StoreError(f"{self.chunk_file(k)} ends early: the store is damaged; make it again")
             view, offset = view[n:], offset + n
@@ -293,8 +293,7 @@ class ChunkedArray:
             try:
                 values = np.asarray(self._array[k * self.chunk : min((k + 1) * self.chunk, self.size)])
             except ZARR_ERRORS as error:
-                said = " ".join(str(error).split())
-                raise StoreError(f"{self.name}: chunk {k} cannot be read ({said}); make it again") from None
+                raise not_understood(f"{self.name}, chunk {k},", error) from None
             self._cached = (k, values)
         return self._cached[1]
 
@@ -337,7 +336,7 @@ class ChunkedArray:
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
-            raise _unreadable(path, error) from None
+            raise unreadable(path, error) from None
         if crc != stored:
             raise StoreError(f"{path} fails its checksum: the store is damaged; make it again")
         self._written(k, crc)
@@ -454,12 +453,6 @@ def clip_ranges(
     begins = np.cumsum(counts) - counts
     skipped = np.clip(low - begins, 0, counts)
     return firsts + skipped, np.clip(high - begins, 0, counts) - skipped
-
-
-def _unreadable(file: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{file} cannot be read ({error.strerror or error}): look at the disk and run the same command again"
-    )
 
 
 def _libc() -> ctypes.CDLL:

@@ -24,10 +24,11 @@ import google_crc32c
 import numpy as np
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.nodes import CRCS, crcs_of, is_whole, read_json, set_attributes
+from xmc_stream.store.nodes import CRCS, crcs_of, is_whole, not_understood, read_json, set_attributes
 from xmc_stream.store.remote import local_path, open_file, size_of
 
 SEAL = "metadata_sha256"
+UNREAD = "cannot be read"  # in a line of damage that may pass
 BLANK = "0" * 64  # what the seal is while the hash is taken
 _APART = ("X/columns", "observed")  # made later than the dataset they lie in: stores with seals of their own
 _SEALING = "zarr.sealed.partial"
@@ -93,7 +94,7 @@ class ArrayFiles:
             except StoreError as error:  # it could not be fetched
                 damage.append(error.in_shell)
             except OSError as error:
-                damage.append(f"{file} cannot be read ({error.strerror})")
+                damage.append(f"{file} {UNREAD} ({error.strerror})")
         return values.hexdigest(), damage
 
     def other_chunks(self) -> Iterator[str]:
@@ -109,10 +110,13 @@ class ArrayFiles:
         set_attributes(Path(self.folder), {CRCS: "".join(crc for _, crc in self._ends())})
 
     def _ends(self) -> Iterator[tuple[Path, str]]:
-        """Each chunk file, and the checksum that it ends with; "" where it is not there or not of its size."""
+        """Each chunk file, and the checksum that it ends with; "" where it is not there or not of its size.
+
+        Raises OSError where it cannot be read.
+        """
         for name in self.names():
             file, crc = Path(self.folder) / name, ""
-            with suppress(OSError), open(open_file(file), "rb") as opened:
+            with suppress(FileNotFoundError), open(open_file(file), "rb") as opened:
                 if opened.seek(0, os.SEEK_END) == self.chunk_bytes + _CHECKSUM_BYTES:
                     opened.seek(self.chunk_bytes)
                     crc = f"{int.from_bytes(opened.read(), 'little'):08x}"
@@ -140,7 +144,10 @@ def take_inventory(path: Path) -> Inventory:
         file = path / name
         try:
             array, of_ones = array_files(file)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            damage.append(f"{file} {UNREAD} ({error.strerror or error})")
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             damage.append(f"{file} does not describe a group or an array ({error!r})")
             continue
         if array is None:
@@ -224,7 +231,7 @@ def log_hashes(path: Path) -> dict[str, str]:
     hashes = {}
     for name in sorted(_LOGS):
         if (path / name).exists():
-            with open(path / name, "rb") as file:
+            with open(open_file(path / name), "rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
 
@@ -239,18 +246,27 @@ def log_damage(path: Path, sealed: dict[str, str]) -> list[str]:
     ]
 
 
-def seal_damage(path: Path, must: bool = True) -> list[str]:
-    """A line where the zarr.json files under `path` are not those that were sealed. must: also where there is no seal."""
+def seal_damage(path: Path) -> list[str]:
+    """A line where the zarr.json files under `path` are not those that were sealed, or there is no seal."""
+    try:
+        return _broken_seal(path, True)
+    except OSError as error:
+        return [f"{path / 'zarr.json'} or a zarr.json below it {UNREAD} ({error})"]
+
+
+def _broken_seal(path: Path, must: bool) -> list[str]:
+    """must: there must be a seal. Raises OSError where files cannot be read."""
     file = path / "zarr.json"
     try:
         attributes = read_json(file)["attributes"]
         if SEAL not in attributes and not must:
             return []
         sealed = str(attributes[SEAL])
-        own = file.read_bytes().replace(sealed.encode(), BLANK.encode(), 1)
+        with open(open_file(file), "rb") as opened:
+            own = opened.read().replace(sealed.encode(), BLANK.encode(), 1)
         whole = _metadata_hash(path, own) == sealed
-    except (OSError, TypeError) as error:
-        return [f"{file} or a zarr.json below it cannot be read ({error})"]
+    except TypeError as error:
+        return [f"{file} or a zarr.json below it is not what it must be ({error})"]
     except KeyError:
         return [f"{file} has no {SEAL}: it was written by an older xmc_stream, or changed since"]
     if not whole:
@@ -260,7 +276,13 @@ def seal_damage(path: Path, must: bool = True) -> list[str]:
 
 def refuse_broken_seal(path: Path) -> None:
     """Raise StoreError where the zarr.json files under `path` are not those that were sealed, if they were."""
-    for line in seal_damage(path, must=False):
+    try:
+        lines = _broken_seal(path, False)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise not_understood(path / "zarr.json", error) from None
+    for line in lines:
         raise StoreError(f"{line}: the store is damaged; make it again")
 
 
@@ -271,7 +293,7 @@ def _metadata_hash(path: Path, own: bytes) -> str:
         if _is_description(name) and not name.startswith(_APART):
             size = len(own) if name == "zarr.json" else (path / name).stat().st_size
             digest.update(f"{name} {size}\n".encode())
-            with io.BytesIO(own) if name == "zarr.json" else open(path / name, "rb") as file:
+            with io.BytesIO(own) if name == "zarr.json" else open(open_file(path / name), "rb") as file:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
     return digest.hexdigest()

@@ -224,8 +224,19 @@ def read_json(file: Path) -> Any:
         raise not_understood(file, error) from None
 
 
-def not_understood(file: Path, error: Exception) -> StoreError:
-    """The error for a file of a store that is not what it must be."""
+def unreadable(file: str | Path, error: OSError) -> StoreError:
+    """The error for a file of a store that the system does not give: it may be sound, so nothing says to make it again."""
+    said = error.strerror or error
+    return StoreError(
+        f"{error.filename or file} cannot be read ({said}): look at the disk and run the same command again"
+    )
+
+
+def not_understood(file: str | Path, error: Exception) -> StoreError:
+    """The error for a file of a store that is not what it must be, or cannot be read."""
+    gone = FileNotFoundError, NotADirectoryError, IsADirectoryError
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, gone):
+        return unreadable(file, error)
     said = " ".join(f"{type(error).__name__}: {error}".split())
     return StoreError(f"{file} is not what it must be ({said[:200]}): the store is damaged; make it again")
 

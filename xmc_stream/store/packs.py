@@ -22,6 +22,7 @@ import google_crc32c
 import numpy as np
 
 from xmc_stream.errors import StoreError
+from xmc_stream.files import regular
 
 LENGTH_BYTES, CHECKSUM_BYTES = 8, 4
 _END = LENGTH_BYTES + CHECKSUM_BYTES
@@ -55,7 +56,7 @@ def _index(pack: Path, as_it_is: tuple[int, ...]) -> Index:
 
 def read_index(pack: Path) -> Index:
     """What a pack holds, by name. Raises StoreError where it is damaged."""
-    with open(pack, "rb") as file:
+    with open(pack, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _END))
         end = file.read(_END)

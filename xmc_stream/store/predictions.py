@@ -58,7 +58,10 @@ class Predictions:
             raise StoreError(f"{path}: its arrays are not those of predictions: it is damaged; predict again")
         self.n_samples, self.k = shape
         for array in described:
-            line = next(array.other_chunks(), "") if array is not None else f"{path} has a group for an array"
+            try:
+                line = next(array.other_chunks(), "") if array is not None else f"{path} has a group for an array"
+            except OSError as error:
+                raise not_understood(self.path, error) from None
             if line:
                 raise StoreError(f"{line}: it is damaged; predict again")
 
@@ -67,8 +70,7 @@ class Predictions:
         try:
             labels, scores = np.asarray(self._labels[start:stop]), np.asarray(self._scores[start:stop])
         except ZARR_ERRORS as error:
-            said = " ".join(str(error).split())
-            raise StoreError(f"{self.path} cannot be read ({said}): it is damaged; predict again") from None
+            raise not_understood(self.path, error) from None
         if labels.size and labels.min() < -1:
             raise StoreError(f"{self.path} has labels below -1: it is damaged; predict again")
         return labels, scores

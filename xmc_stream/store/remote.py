@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from xmc_stream.errors import MIRRORS, NO_ROOM, InputError, StoreError, XmcStreamError
+from xmc_stream.files import regular
 from xmc_stream.memory import parse_size
 from xmc_stream.stop import stop_if_unwanted
 
@@ -128,10 +129,10 @@ def refuse_unreachable(path: str | Path) -> None:
 
 
 def open_file(path: str | Path) -> int:
-    """A descriptor to read a file of a store by. One that is not here yet is fetched. Raises OSError as os.open does."""
+    """A descriptor to read a file of a store by. One that is not here yet is fetched. Raises OSError, also where it is none."""
     while True:
         try:
-            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            fd = regular(path)
         except FileNotFoundError:
             if not is_mirrored(path):
                 raise

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.matrix_files import NamedMatrices, label_sides
 from xmc_stream.convert.matrices.arrays import ClassSide, CSRReader, CSRSide, DenseSide, check_real, csr_reader
-from xmc_stream.convert.matrices.elements import ElementArray, encoding, n_strings, opened, strings
+from xmc_stream.convert.matrices.elements import ElementArray, attribute, encoding, n_strings, opened, strings
 from xmc_stream.convert.matrices.sides import BlockSize, Raw, Reader, Side, row_ranges
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import meant, one_line
@@ -143,7 +143,7 @@ def _names(path: Path, column: str) -> Iterator[str]:
     with opened(path) as root:
         element = root[column]
         if column in ("var", "obs"):
-            yield from _values(element[element.attrs["_index"]])
+            yield from _values(element[attribute(element, "_index")])
         elif encoding(element) == "categorical":
             yield from _values(element["categories"])
         else:
@@ -171,7 +171,7 @@ def _features(path: Path, key: str, like: Like | None) -> Side:
             raise InputError(
                 f"{path} has no {key}{near}: name one of its layers by --layer ({one_line(layers) or 'it has none'})"
             )
-        n_names = n_strings(root["var"][root["var"].attrs["_index"]])
+        n_names = n_strings(root["var"][attribute(root["var"], "_index")])
     side = _matrix(path, key)
     if side.n_columns != n_names:
         raise InputError(f"{path}: {key} has {side.n_columns} columns and var {n_names} names: write it again")
@@ -196,7 +196,7 @@ def _label_element(path: Path, key: str | None) -> str:
             group: sorted(root[group]) if group in root else []
             for group in ("obs", "obsm")
         }  # fmt: skip
-        found["obs"] = [name for name in found["obs"] if name != root["obs"].attrs.get("_index")]
+        found["obs"] = [name for name in found["obs"] if name != attribute(root["obs"], "_index")]
     places = [f"{group}/{name}" for group, names in found.items() for name in names]
     matching = [place for place in places if key is not None and key in (place, place.split("/", 1)[1])]
     if len(matching) == 1:
@@ -260,7 +260,7 @@ def _matrix(path: Path, key: str) -> Side:
             return DenseSide(name, "dense AnnData", (path,), n_rows, array.width, array, array.n_bytes)
         if kind not in ("csr_matrix", "csc_matrix"):
             raise InputError(f"{path}: {key} is a {kind or 'group'}: it must be a csr, csc or dense matrix")
-        n_rows, n_columns = (int(n) for n in element.attrs["shape"])
+        n_rows, n_columns = (int(n) for n in attribute(element, "shape"))
         arrays = [ElementArray.of(path, f"{key}/{array}", element[array]) for array in ("indptr", "indices", "data")]
         if min(n_rows, n_columns) < 0 or any(element[array].ndim != 1 for array in ("indptr", "indices", "data")):
             raise ValueError(f"{key} of shape {n_rows} x {n_columns}")

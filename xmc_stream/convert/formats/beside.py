@@ -24,6 +24,7 @@ from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, wor
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_names, open_vectorizer
@@ -311,7 +312,7 @@ def _opened(path: Path) -> Side:
     with reading(path):
         head = b""
         if not path.is_dir():
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular) as file:
                 head = file.read(16)
     if npz.recognises(path, head):
         return npz.open_side(path)

@@ -23,6 +23,7 @@ from xmc_stream.convert.matrices.source import Matrices
 from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 from xmc_stream.jobs.job import Phase, Receipt
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
@@ -79,7 +80,7 @@ def _open(path: Path, options: Options) -> Side:
             head = b""
         else:
             check_file(path)
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular) as file:
                 head = file.read(16)
     if npz.recognises(path, head):
         return npz.open_side(path, labels=True)

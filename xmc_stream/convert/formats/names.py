@@ -45,7 +45,7 @@ def _name(line: bytes, where: str) -> bytes:
         return text.encode()
     except StopIteration:
         raise InputError(f"{where}: there is no name in the object: give one of {', '.join(_FIELDS)}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: the name is not readable ({error}): write it in UTF-8, one a line") from None
 
 

@@ -44,6 +44,7 @@ from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.matrices.whole import WholeSide, csr_bytes
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 
 _MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the second of an empty zip file
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia")  # that save_npz writes
@@ -251,7 +252,7 @@ def _members(path: Path) -> dict[str, _Member]:
     """The arrays in the zip file, by name. Raises ValueError where it is not one of NumPy's."""
     members: dict[str, _Member] = {}
     check_file(path)
-    with open(path, "rb") as raw:
+    with open(path, "rb", opener=regular) as raw:
         if _directory_size(raw) > _LARGEST_DIRECTORY:
             raise ValueError("more files in it than a matrix has")
         raw.seek(0)

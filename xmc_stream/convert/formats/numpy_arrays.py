@@ -34,6 +34,7 @@ from xmc_stream.convert.matrices.arrays import (
 from xmc_stream.convert.matrices.sides import Side
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 
 _MAGIC = b"\x93NUMPY"
 _LONGEST_HEADER = 2**14
@@ -126,7 +127,7 @@ class _FileStream:
         self._array, self._left = array, stop - start
         self._crc = self._n_bytes = 0
         with reading(array.path):
-            self._file = open(array.path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+            self._file = open(array.path, "rb", buffering=0, opener=regular)  # noqa: SIM115 (closed by __exit__)
             self._file.seek(array.offset + start * array.dtype.itemsize)
 
     def __enter__(self) -> Stream:
@@ -230,7 +231,7 @@ def _triple(path: Path, folder: Path, prefix: str, labels: bool) -> Side:
 def _array(path: Path) -> tuple[Head, FileArray]:
     """An .npy file: its header and where its items are."""
     check_file(path)
-    with reading(path), open(path, "rb") as file:
+    with reading(path), open(path, "rb", opener=regular) as file:
         try:
             head = read_head(file, path.stat().st_size)
         except ValueError as error:

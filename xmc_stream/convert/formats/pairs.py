@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from xmc_stream.convert.lines.files import stamps, unchanged
 from xmc_stream.convert.messages import shown
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 from xmc_stream.memory import MemoryLimit
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -106,7 +107,7 @@ def numbered_lines(source: Path, longest: int) -> Iterator[tuple[int, bytes]]:
 @contextmanager
 def _opened(source: Path) -> Iterator[Any]:
     try:
-        file = open(source, "rb")  # noqa: SIM115 (closed below)
+        file = open(source, "rb", opener=regular)  # noqa: SIM115 (closed below)
     except OSError as error:
         raise InputError(f"{source} cannot be read ({error.strerror}): check the name") from None
     with file:

@@ -25,6 +25,7 @@ from xmc_stream.convert.formats.pairs import numbered_lines
 from xmc_stream.convert.lines.files import Stamps, stamps, unchanged
 from xmc_stream.convert.messages import one_line, shown
 from xmc_stream.errors import InputError
+from xmc_stream.files import regular
 from xmc_stream.store.names import NamedIds, Names
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
 
@@ -52,11 +53,11 @@ def open_predictions(path: Path, n_labels: int, names: Names | None = None) -> R
 
     Raises InputError for a file of anything else, or for a label without a name there, and StoreError.
     """
-    if not path.is_file():
+    if path.is_dir() or not path.exists():
         return Ranked(Predictions(path), n_labels, {})
     before = stamps([path])
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             head = file.read(2)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from None

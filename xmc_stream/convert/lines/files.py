@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.convert.lines.compression import DAMAGE, GZIP_RATIO, Decompressing, compression_of
 from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.files import regular, regular_or_pipe
 from xmc_stream.memory import format_size
 
 STANDARD_INPUT = Path("-")
@@ -107,7 +108,9 @@ class TextFile:
                 raise InputError(f"{self.name} is a folder: name a file in it, or a dataset of a known kind")
             if path == STANDARD_INPUT and sys.stdin is None:
                 raise InputError("standard input is closed: pipe a text into it, or name a file")
-            self._file: Any = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
+            self._file: Any = (
+                sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb", opener=regular_or_pipe)  # noqa: SIM115
+            )
         except OSError as error:
             raise InputError(f"{self.name} cannot be read ({error.strerror}): check the name") from None
         try:
@@ -225,7 +228,7 @@ class TextFile:
         if not (self._start and self.plain):
             return 1 + self._headers + (self._start > len(_BOM) and not self._headers)
         number, left = 1, self._start
-        with open(self.path, "rb") as file:
+        with open(self.path, "rb", opener=regular) as file:
             while left and (content := file.read(min(left, _READ))):
                 number += content.count(b"\n")
                 left -= len(content)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from xmc_stream.convert.matrices.arrays import Stream
 from xmc_stream.convert.messages import one_line
 from xmc_stream.errors import InputError, XmcStreamError
+from xmc_stream.memory import at_most_more
 
 WINDOW = 2**18  # items read at a time, rounded up to whole chunks
 STRINGS = 2**14  # strings read at a time
+_MOST_BYTES = 2**28  # that reading so many may take: HDF5 takes what the file says that a string has, up to 4 GB
 
 
 @contextmanager
@@ -35,7 +37,9 @@ def opened(path: str | Path, name: str = "") -> Iterator[Any]:
             yield root
         except XmcStreamError:
             raise
-        except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
+        except (
+            OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError, MemoryError,
+        ) as error:  # fmt: skip
             raise InputError(
                 f"{name} cannot be read as AnnData ({one_line(error)}): write it again with a recent anndata"
             ) from None
@@ -53,7 +57,13 @@ def _h5py(name: str) -> Any:
 
 def encoding(element: Any) -> str:
     """What an element says it is, as "csr_matrix"; an array that says nothing is one."""
-    return one_line(element.attrs.get("encoding-type", "" if hasattr(element, "keys") else "array"))
+    return one_line(attribute(element, "encoding-type", "" if hasattr(element, "keys") else "array"))
+
+
+def attribute(element: Any, name: str, otherwise: Any = None) -> Any:
+    """An attribute of an element."""
+    with at_most_more(_MOST_BYTES):
+        return element.attrs.get(name, otherwise)
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,8 @@ def strings(element: Any) -> Iterator[list[str | None]]:
     values, mask = (element["values"], element["mask"]) if hasattr(element, "keys") else (element, None)
     text = values.asstr() if hasattr(values, "asstr") and values.dtype.kind in "OS" else values
     for start in range(0, int(values.shape[0]), STRINGS):
-        window: list[str | None] = [str(value) for value in text[start : start + STRINGS].tolist()]
+        with at_most_more(_MOST_BYTES):
+            window: list[str | None] = [str(value) for value in text[start : start + STRINGS].tolist()]
         if mask is not None:
             missing = np.asarray(mask[start : start + STRINGS]).tolist()
             window = [None if gone else value for value, gone in zip(window, missing, strict=True)]

@@ -1,0 +1,149 @@
+"""No command makes a wrong thing of a damaged store and ends well: a few trials of what benchmarks/damage.py does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers import damaged
+from helpers.damage import flip
+from helpers.forked import Forked
+
+import xmc_stream as xs
+from xmc_stream.cli import main
+from xmc_stream.cli.options import STORE
+from xmc_stream.errors import StoreError
+from xmc_stream.jobs.check import checked_reading
+from xmc_stream.store.dataset import Dataset
+
+TRIALS = 25
+LIMIT = "4GB"  # the process runs many tests
+
+
+def reads_stores(name: str) -> bool:
+    return any(
+        isinstance(parameter.type, type(STORE)) and parameter.type.stores for parameter in main.commands[name].params
+    )
+
+
+def test_every_command_that_reads_stores_is_tried() -> None:
+    tried = {command[0] for target in damaged.TARGETS for command in damaged.commands(target)}
+    assert tried >= {name for name in main.commands if reads_stores(name)} | {"plan"}
+
+
+def test_every_command_that_makes_something_of_stores_can_leave_the_check_out() -> None:
+    free = {"convert", "append", "info", "verify", "copy"}  # where it costs nothing beside the rest, or is the work
+    for name in filter(reads_stores, main.commands):
+        assert ("check" in {parameter.name for parameter in main.commands[name].params}) == (name not in free), name
+
+
+def _trials(folder: Path) -> None:
+    from helpers.spoilt_stores import fuzz_in
+
+    failures = fuzz_in(folder / "stores", range(TRIALS), None, None, True, damaged.attempt, damaged.prepare_all)
+    os._exit(len(failures))
+
+
+@pytest.mark.slow
+def test_some_trials(tmp_path: Path) -> None:
+    with Forked(_trials, tmp_path) as run:
+        assert run.wait() == 0, run.stdout + run.stderr
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Dataset:
+    rng = np.random.default_rng(0)
+    X = sp.csr_matrix(rng.random((240, 30)).astype(np.float32))
+    Y = sp.csr_matrix(np.eye(6, dtype=np.float32)[np.arange(240) % 6])
+    return xs.convert(X, tmp_path / "d.xmc", labels=Y, memory_limit=LIMIT)
+
+
+CHUNK = "X/rows/data/c/0"
+
+
+def made_of(data: Dataset, tmp_path: Path, **check: bool) -> list[tuple[str, Any]]:
+    """What reads X for a product."""
+    model = xs.PPDSparse(memory_limit=LIMIT).fit(xs.convert(
+        sp.csr_matrix(np.eye(30, dtype=np.float32)), tmp_path / "other.xmc",
+        labels=sp.csr_matrix(np.eye(6, dtype=np.float32)[np.arange(30) % 6]), memory_limit=LIMIT,
+    ), model=tmp_path / "m").model_  # fmt: skip
+    out = tmp_path / "out"
+    return [
+        ("split", lambda: xs.split(data, out, tmp_path / "out2", memory_limit=LIMIT, **check)),
+        ("select", lambda: xs.select_features(data, out, [1, 2], memory_limit=LIMIT, **check)),
+        ("export", lambda: xs.export(data, tmp_path / "out.npz", memory_limit=LIMIT, **check)),
+        ("predict", lambda: xs.predict(model, data, out, memory_limit=LIMIT, **check)),
+        ("evaluate", lambda: xs.evaluate(model, data, memory_limit=LIMIT, **check)),
+        ("calibrate", lambda: xs.calibrate(model, data, memory_limit=LIMIT, **check)),
+        (
+            "tune",
+            lambda: xs.tune(
+                data,
+                "ppdsparse",
+                {"lam": [0.1, 0.01]},
+                held_out=0.5,
+                out=tmp_path / "t.json",
+                memory_limit=LIMIT,
+                **check,
+            ),
+        ),
+        *([] if check else [("predict_topk", lambda: model.predict_topk(data, 3))]),
+    ]
+
+
+def test_a_flipped_bit_of_the_data_is_named(data: Dataset, tmp_path: Path) -> None:
+    attempts = made_of(data, tmp_path)
+    flip(data.path / CHUNK)
+    for name, attempt in attempts:
+        with pytest.raises(StoreError, match=f"{CHUNK} fails its checksum"):
+            attempt()
+        assert not (tmp_path / "out").exists(), name
+
+
+def test_who_leaves_the_check_out_gets_what_the_damage_makes(data: Dataset, tmp_path: Path) -> None:
+    attempts = made_of(data, tmp_path, check=False)
+    flip(data.path / CHUNK)
+    for _, attempt in attempts:
+        attempt()
+        for made in tmp_path.glob("out*"):
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+
+
+def test_a_chunk_is_compared_once_a_run_and_only_where_it_is_read(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from xmc_stream.store.chunks import ChunkedArray
+
+    compared: list[str] = []
+    compare = ChunkedArray._compare
+    monkeypatch.setattr(
+        ChunkedArray, "_compare", lambda self, k: (compared.append(str(self.chunk_file(k))), compare(self, k))[1]
+    )
+    for _ in range(2):  # the second run compares again
+        with checked_reading(data.path):
+            for _ in range(3):
+                X = data.X_rows()
+                X.block(0, 100)
+                X.gather(np.array([3, 50]))
+        assert sorted(compared) == sorted(
+            str(data.path / f"X/rows/{name}/c/0") for name in ("data", "indices", "indptr")
+        )
+        compared.clear()
+    data.X_rows().block(0, 100)
+    with checked_reading(data.path, check=False):
+        data.X_rows().block(0, 100)
+    assert not compared
+
+
+def test_a_calibration_does_not_make_a_damaged_model_sound(data: Dataset, tmp_path: Path) -> None:
+    model = xs.PPDSparse(memory_limit=LIMIT).fit(data, model=tmp_path / "m").model_
+    file = tmp_path / "m" / "units/00000/zarr.json"
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(StoreError, match="metadata_sha256"):
+        xs.uncalibrate(model)
+    assert not xs.verify(tmp_path / "m", memory_limit=LIMIT)["sound"]

@@ -1,0 +1,144 @@
+"""What is read is a file: a pipe, a device, or a description that is none of a store, ends every command in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from helpers.forked import forked_command
+
+import xmc_stream as xs
+from xmc_stream.cli import main
+from xmc_stream.cli.options import PATH
+
+LIMIT = "1GB"
+SECONDS = 60
+# what a command takes where nothing else is said of a path
+BASE = {
+    "convert": {"sources": "d.txt", "target": "new"},
+    "append": {"data": "d.xmc", "news": "e.xmc", "out": "new"},
+    "info": {"path": "d.xmc"},
+    "verify": {"path": "d.xmc"},
+    "split": {"data": "d.xmc", "train": "new", "valid": "newer"},
+    "select-features": {"data": "d.xmc", "out": "new", "features": "features.txt"},
+    "compact": {"model": "rows.model", "out": "new"},
+    "export": {"data": "d.xmc", "out": "new.npz"},
+    "copy": {"source": "d.xmc", "target": "new"},
+    "train": {"data": "d.xmc", "model": "new"},
+    "tune": {"data": "d.xmc", "out": "new.json"},
+    "calibrate": {"model": "d.model", "data": "e.xmc"},
+    "predict": {"model": "d.model", "data": "e.xmc", "out": "new"},
+    "evaluate": {"predictions": "d.model", "data": "e.xmc"},
+    "demo": {"folder": "new"},
+}
+# where another path must be said, or none
+ALSO: dict[tuple[str, str], dict[str, Any]] = {
+    ("select-features", "model"): {"features": None},
+    ("convert", "labels"): {"sources": "d.npz"},
+    ("convert", "beside"): {"sources": "d.npz", "labels": "d-labels.npz"},
+    ("convert", "label_names"): {"sources": "d.npz", "labels": "d-labels.npz"},
+    ("convert", "feature_names"): {"sources": "d.npz", "labels": "d-labels.npz"},
+    ("predict", "beside"): {"data": "d.npz"},
+}
+MORE = {"tune": ["--grid", "lam=0.1", "--held-out", "0.6"], "info": ["--json"], "demo": ["--json"]}
+PIPES = {("convert", "sources"), ("predict", "data")}  # a text may come through one
+UNSEEN = {("predict", "beside")}  # this model learned from nothing beside, and says so first
+UNLIMITED = ("info", "copy", "demo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Stores and files that commands take, and a pipe that nobody writes to."""
+    folder = tmp_path_factory.mktemp("files")
+    X = sp.random(200, 20, 0.3, "csr", np.float32, random_state=0)
+    Y = sp.csr_matrix((np.ones(200, np.float32), np.arange(200) % 5, np.arange(201)), (200, 5))
+    for name, rows in (("d.xmc", slice(0, 200)), ("e.xmc", slice(0, 150))):
+        xs.convert(X[rows], folder / name, labels=Y[rows], memory_limit="4GB")
+    xs.export(folder / "d.xmc", folder / "d.txt")
+    xs.export(folder / "d.xmc", folder / "d.npz")
+    xs.PPDSparse(memory_limit="4GB").fit(xs.open_dataset(folder / "d.xmc"), model=folder / "d.model")
+    xs.GroupLasso(memory_limit="4GB").fit(xs.open_dataset(folder / "d.xmc"), model=folder / "rows.model")
+    xs.predict(folder / "d.model", folder / "e.xmc", folder / "p.zarr", k=3)
+    (folder / "features.txt").write_text("1\n2\n")
+    os.mkfifo(folder / "pipe")
+    before = os.getcwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+def words(name: str, values: dict[str, Any]) -> list[str]:
+    command, found = main.commands[name], [name]
+    for parameter in command.params:
+        value = values.get(parameter.name or "")
+        if value is not None:
+            found += [str(value)] if isinstance(parameter, click.Argument) else [parameter.opts[-1], str(value)]
+    return found + MORE.get(name, []) + ([] if name in UNLIMITED else ["--memory-limit", LIMIT])
+
+
+def refused(arguments: list[str]) -> str:
+    with forked_command(*arguments) as run:
+        assert run.wait(SECONDS) == 1, (arguments, run.poll(), run.stdout, run.stderr)
+        lines = [line for line in run.stderr.splitlines() if line.startswith("xmc-stream: ")]
+        assert len(lines) == 1, (arguments, run.stderr)
+        assert "Traceback" not in run.stderr
+    return lines[0]
+
+
+PLACES = [
+    (name, parameter.name)
+    for name, command in main.commands.items()
+    for parameter in command.params
+    if isinstance(parameter.type, type(PATH))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("special", ["pipe", "/dev/zero", "/dev/full"])
+@pytest.mark.parametrize(("command", "parameter"), PLACES)
+def test_a_path_that_is_no_file(folder: Path, command: str, parameter: str, special: str) -> None:
+    if special == "pipe" and (command, parameter) in PIPES:
+        pytest.skip("a text may come through a pipe")
+    values = {**BASE[command], **ALSO.get((command, parameter), {}), parameter: special}
+    try:
+        line = refused(words(command, values))
+        assert special in line or (command, parameter) in UNSEEN
+        assert command == "demo" or not (folder / "new").exists()
+    finally:
+        shutil.rmtree(folder / "new", ignore_errors=True)
+
+
+DESCRIPTIONS = ["/dev/zero", "pipe", "deep", "long"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+@pytest.mark.parametrize("inner", ["zarr.json", "deeper"])
+@pytest.mark.parametrize("store", ["d.xmc", "d.model", "rows.model", "p.zarr"])
+def test_a_description_that_is_none(folder: Path, store: str, inner: str, kind: str) -> None:
+    below = {"d.xmc": "X/rows/data", "d.model": "units/00000", "rows.model": "units/rows", "p.zarr": "scores"}[store]
+    file = folder / store / (inner if inner == "zarr.json" else f"{below}/zarr.json")
+    kept = file.read_bytes()
+    file.unlink()
+    try:
+        if kind in ("deep", "long"):
+            file.write_bytes(b"[" * 100_000 if kind == "deep" else json.dumps(["x" * 2**25]).encode())
+        else:
+            file.symlink_to(folder / kind)
+        for command, base in BASE.items():
+            for name, value in base.items():
+                of_kind = {"d.xmc": "d.xmc", "rows.model": "rows.model", "p.zarr": "d.xmc", "d.model": "d.model"}[store]
+                fits = value == of_kind and (store != "p.zarr" or command in ("info", "verify", "copy"))
+                if fits:
+                    assert store in refused(words(command, {**base, name: store}))
+    finally:
+        file.unlink()
+        file.write_bytes(kept)
