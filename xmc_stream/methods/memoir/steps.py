@@ -160,7 +160,7 @@ class DecisionJob:
             with one_blas_thread():
                 for low, vectors in self._vectors(dataset):
                     stop_if_unwanted()
-                    tile = x @ vectors.T
+                    tile: Any = x @ vectors.T
                     tile = tile.toarray() if scipy.sparse.issparse(tile) else tile
                     fold_top_k(np.ascontiguousarray(tile, np.float32), low, filter_pairs([]), labels, scores)
             scores[unseen[labels]] = UNSEEN  # as the model has them
@@ -174,7 +174,7 @@ class DecisionJob:
         x = scipy.sparse.csr_matrix((block.values, block.indices, block.indptr), (len(some), X.shape[1]))
         if not self.data.parameters.bias:
             return x
-        return scipy.sparse.hstack([x, np.ones((len(some), 1), np.float32)], format="csr")
+        return scipy.sparse.hstack([x, scipy.sparse.csr_matrix(np.ones((len(some), 1), np.float32))], format="csr")
 
     def _vectors(self, dataset: Dataset) -> Iterator[tuple[int, Any]]:
         """The vectors of a few classes after the other: the first class, a matrix."""
@@ -195,7 +195,7 @@ class DecisionJob:
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model from a state. A class without positives scores -inf: it is not predicted."""
+    """Write a unit of the model from a state. The bias of a class without positives is -inf: it comes last."""
 
     data: Data
     state: str

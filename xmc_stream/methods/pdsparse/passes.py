@@ -449,7 +449,7 @@ class WeightsJob:
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model from the weights by class. A class without positives scores -inf: it is not predicted."""
+    """Write a unit of the model from the weights by class. The bias of a class without positives is -inf: it comes last."""
 
     data: Data
     weights: str
