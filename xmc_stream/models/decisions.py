@@ -13,7 +13,7 @@ from xmc_stream.store.dataset import Dataset
 
 LEARNED_BYTES = 6 * 2**20  # that learning takes
 _PAIRS = 2**17  # of a row and a label that it looks at, at most
-_LEAST_K, _TIMES, MOST_K = 20, 4, 200  # labels of a row that it looks at: so many times those of a row on average
+_LEAST_K, _TIMES, _MOST_K = 20, 4, 200  # labels of a row that it looks at: so many times those of a row on average
 LEAST_ROWS = 20  # of fewer rows it says nothing
 
 
@@ -75,6 +75,12 @@ def learn(scores: NDArray[np.float32], true: NDArray[np.bool_], n_true: int) -> 
     return {"threshold": cut, "best": with_best, "rows": n, "micro_F1": round(100 * highest, 4)}
 
 
+def labels_ranked(dataset: Dataset) -> int:
+    """How many of the best labels of a row are looked at."""
+    mean = dataset.Y_rows().nnz / max(dataset.n_samples, 1)
+    return min(dataset.n_labels, max(_LEAST_K, min(math.ceil(_TIMES * mean), _MOST_K)))
+
+
 class HeldOut:
     """Rows that no model has seen, as they come: what `learn` needs of evenly spaced ones.
 
@@ -82,8 +88,7 @@ class HeldOut:
     """
 
     def __init__(self, n_rows: int, dataset: Dataset) -> None:
-        mean = dataset.Y_rows().nnz / max(dataset.n_samples, 1)
-        self.k = min(dataset.n_labels, max(_LEAST_K, min(math.ceil(_TIMES * mean), MOST_K)))
+        self.k = labels_ranked(dataset)
         self._every = -(-n_rows * self.k // _PAIRS) or 1
         self._seen = self._n_true = 0
         self._parts: list[tuple[NDArray[np.float32], NDArray[np.bool_]]] = []

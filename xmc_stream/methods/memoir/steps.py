@@ -161,7 +161,7 @@ class DecisionJob:
                 for low, vectors in self._vectors(dataset):
                     stop_if_unwanted()
                     tile: Any = x @ vectors.T
-                    tile = tile.toarray() if scipy.sparse.issparse(tile) else tile
+                    tile = tile if isinstance(tile, np.ndarray) else tile.toarray()
                     fold_top_k(np.ascontiguousarray(tile, np.float32), low, filter_pairs([]), labels, scores)
             scores[unseen[labels]] = UNSEEN  # as the model has them
             right = among(np.arange(len(some))[:, None], labels, y.indptr, y.indices)
