@@ -17,14 +17,14 @@ from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_in
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
-from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.memory import MemoryLimit, available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
+from xmc_stream.models.decisions import JUST_THE_BEST, LEARNED_BYTES, LEAST_ROWS, HeldOut
 from xmc_stream.models.prediction import predict_to
 from xmc_stream.planning import plan_line, with_process
 from xmc_stream.progress import LOG, Progress, working
@@ -51,13 +51,14 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
-from xmc_stream.store.predictions import Predictions
+from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see
 _TRUE_BYTES = 2**20  # of true labels that are compared at a time
+_RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _CHECKING = 0.02  # of a training, that comparing checksums takes
 RUN_FORMAT = 5  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
@@ -143,7 +144,8 @@ def _train(
         guesses = not (one_label or method.has_zero(parameters) or method.decides(parameters))
         if decide and guesses and ledger.get(DECISION) is None:
             with progress.part(0.0, _DECIDED):
-                ledger.add(DECISION, _decided(dataset, work / DECISION, parameters, seed, execution, force, check))
+                decided = _decided(dataset, work / DECISION, parameters, seed, execution, limit, force, check)
+                ledger.add(DECISION, decided)
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events) as engine:
@@ -219,8 +221,9 @@ def _train(
 
 
 def _decided(
-    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, force: bool, check: bool
-) -> dict[str, Any]:
+    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, limit: MemoryLimit, force: bool,
+    check: bool,
+) -> dict[str, Any]:  # fmt: skip
     """What a model of the same parameters says of a fifth of the rows, which it has not seen: see `models.decisions`.
 
     In the folder lie, until it is done, both parts of the rows and the model; a run that was killed goes on from there.
@@ -238,6 +241,8 @@ def _decided(
     rows, out = open_dataset(others), folder / "predictions"
     held_out, Y = HeldOut(rows.n_samples, rows), rows.Y_rows()
     predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
+    needs = {"predictions": _RANK_BYTES * held_out.k * CHUNK_ROWS, "true labels": 16 * _TRUE_BYTES}
+    limit.check({**needs, "candidates": LEARNED_BYTES}, "learning which labels to predict")
     for start, labels, scores in Predictions(out).blocks():
         for y in Y.blocks(_TRUE_BYTES, start, start + len(labels)):
             mine = slice(y.start - start, y.start - start + y.n)

@@ -73,8 +73,8 @@ class Fitted:
         Returns
         -------
         labels : int64 array (n, k)
-            Numbers of labels, best first; ties go to the lower one. `classes_[labels]` are the classes. -1 where a row
-            has fewer.
+            Numbers of labels, best first; ties go to the lower one. `classes_[labels]` are the classes. Labels without
+            training rows come last.
         scores : float32 array (n, k)
             Their scores.
 
