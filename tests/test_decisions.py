@@ -89,6 +89,22 @@ def test_rows_of_one_label_get_their_best(clf: Any, tmp_path: Path) -> None:
     assert np.array_equal(clf.predict(test), np.eye(K)[clf.decision_function(test).argmax(axis=1)])
 
 
+@pytest.mark.parametrize("clf", [xs.PPDSparse(), xs.LEML(rank=8), xs.GroupLasso()], ids=words)
+def test_the_best_label_is_none_that_the_filter_takes_out(clf: Any, tmp_path: Path) -> None:
+    X, Y = rows(0, 200, 1)
+    clf.fit(X, Y)
+    data, scores = xs.convert(X, tmp_path / "d.xmc", labels=sp.csr_matrix(Y)), clf.decision_function(X)
+    out = [(row, int(scores[row].argmax())) for row in range(0, 200, 3)] + [(1, label) for label in range(K)]
+    (tmp_path / "pairs.txt").write_text("".join(f"{row} {label}\n" for row, label in out))
+    left, truth = scores.copy(), Y.copy()
+    left[tuple(zip(*out, strict=True))] = -np.inf
+    truth[tuple(zip(*out, strict=True))] = 0
+    best = np.eye(K)[left.argmax(axis=1)]
+    best[1] = 0  # of this row nothing is left
+    found = xs.evaluate(clf.model_.path, data, ks=(1,), filter=tmp_path / "pairs.txt", memory_limit=LIMIT)
+    assert only(found) == pytest.approx(figures_of(truth, best), rel=1e-9)
+
+
 def test_a_row_of_none_or_two_labels_makes_it_several() -> None:
     X, Y = rows(0, 200, 1)
     Y[7] = 0
