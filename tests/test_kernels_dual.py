@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reference import frank_wolfe as twin
 
-from xmc_stream.kernels.dual import count_hits, group_rows, held_out, pack, spread, sum_losses, sum_negatives
+from xmc_stream.kernels.dual import group_rows, held_out, pack, rank_rows, spread, sum_losses, sum_negatives
 from xmc_stream.kernels.frank_wolfe import ActiveLabels
 from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.kernels.tables import Tables, bytes_used, dense_tables, enter, find, hash_tables, list_entries, norms
@@ -71,7 +71,7 @@ def test_tables_that_do_not_fit_are_told() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, 3))
-def test_hits_and_losses_are_those_of_dense_scores(seed: int, dense: bool, n_parts: int) -> None:
+def test_rankings_and_losses_are_those_of_dense_scores(seed: int, dense: bool, n_parts: int) -> None:
     rng = np.random.default_rng(seed)
     n, d, k = 7, 6, int(rng.integers(2, 40))
     V = values(rng, d, k)
@@ -81,15 +81,15 @@ def test_hits_and_losses_are_those_of_dense_scores(seed: int, dense: bool, n_par
     csr = np.searchsorted(rows, np.arange(n + 1)), features.astype(np.int32), X[rows, features].astype(np.float32)
     y_rows, y_labels = np.nonzero(Y)
     y = np.searchsorted(y_rows, np.arange(n + 1)), y_labels.astype(np.int32)
-    tables, z, hits = tables_of(V, n_parts, dense), np.zeros(k, np.float32), np.zeros(3, np.int64)
+    tables, z = tables_of(V, n_parts, dense), np.zeros(k, np.float32)
     label_of = rng.permutation(k)  # by number
-    count_hits(*csr, *y, np.argsort(label_of).astype(np.int32), tables, z, hits)
+    labels, best_scores = np.empty((n, 3), np.int64), np.empty((n, 3), np.float32)
+    rank_rows(*csr, np.argsort(label_of).astype(np.int32), tables, z, labels, best_scores)
     scores = X @ soft(V)  # multiples of 1/16: exact in float32, so ties are ties
-    expected = np.zeros(3, int)
     for i in range(n):
         best = np.lexsort((label_of, -scores[i]))[:3]  # all labels, also those that score 0 and less
-        expected[: len(best)] += Y[i, best]
-    assert hits.tolist() == expected.tolist()
+        assert labels[i].tolist() == [*label_of[best], *[-1] * (3 - len(best))]
+        assert best_scores[i].tolist() == [*scores[i, best], *[-np.inf] * (3 - len(best))]
     assert np.isclose(sum_losses(*csr, *y, tables, z), twin.losses(scores, Y).sum())
     assert not z.any()
 

@@ -25,6 +25,7 @@ from xmc_stream.errors import InputError, MemoryLimitError, StoreError
 from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.models import Execution
+from xmc_stream.models.decisions import Decision
 from xmc_stream.models.rowsparse.predict import plan_rows
 from xmc_stream.models.rowsparse.rows import Rows, new_rows
 from xmc_stream.planning import plan_prediction
@@ -345,7 +346,7 @@ def test_tiles_that_do_not_stay_give_the_same_bits(tmp_path: Path) -> None:
         plan, folder = MemoryPlan(2**40, budget, 1), tmp_path / str(budget)
         folder.mkdir()
         out = begin_predictions(folder / "p", n, k, 5)
-        figures = run_here(model.evaluating(data, 5, out, plan, "", 0.0, folder).loop(), Notes())
+        figures = run_here(model.evaluating(data, 5, out, plan, "", Decision(0.0), folder).loop(), Notes())
         begin_predictions(folder / "q", n, k, 5)
         done = run_here(model.predicting(data, 5, folder / "q.partial", plan).loop(), Notes())
         finish_predictions(folder / "q.partial", folder / "q", {}, False)

@@ -300,7 +300,7 @@ def use(path: Path, kind: str) -> None:
         predictions.rows(0, predictions.n_samples)
     else:
         model = load_model(path)
-        model.threshold  # noqa: B018
+        model.decision  # noqa: B018
         if isinstance(model, LinearModel):
             model.tiles, model.unit_array(model.units[0])
             model.classes(*model.units[0])

@@ -70,7 +70,7 @@ def train_calibrated(
                 raise
         with bar.part(_SPLIT, _HALF):
             other, before = train(
-                open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check
+                open_dataset(part), work / "model", parameters, seed, execution, force=force, check=check, decide=False
             )
         with bar.part(_HALF, _TRAINED):
             model, report = train(

@@ -220,9 +220,9 @@ def _candidates(stored: Predictions, dataset: Dataset, model: Model) -> Candidat
             truth = scipy.sparse.csr_matrix(
                 (np.ones(len(y.indices), np.bool_), y.indices, y.indptr), (y.n, dataset.n_labels)
             )
-            picked: Any = truth[chosen[:, None], np.maximum(best, 0)]
-            true = np.asarray(picked.toarray(), np.bool_) & (best >= 0)
-            parts.append((best, scores[mine], counts[np.maximum(best, 0)], true))
+            picked: Any = truth[chosen[:, None], best]
+            true = np.asarray(picked.toarray(), np.bool_) & (counts[best] > 0)
+            parts.append((best, scores[mine], counts[best], true))
     return Candidates(*(np.concatenate([part[i] for part in parts]) for i in range(4)))
 
 

@@ -22,6 +22,7 @@ from xmc_stream.metrics import (
     leave_out_predictions,
 )
 from xmc_stream.models import Execution, Model, checked, load_model, planned, stored_filter
+from xmc_stream.models.decisions import Decision
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
@@ -80,8 +81,8 @@ def evaluate(
         A file of lines `row label`, counted from zero. These pairs are taken out of the predictions, where the
         following ones move up, and out of the true labels.
     threshold : float or None, default None
-        Of a model: a label counts as predicted where its score is higher. None: the model's own, which is 0.5 for
-        LEML's squared loss and for CPLST, else 0. It is 0 for calibrated scores too.
+        Of a model: a label counts as predicted where its score is higher. None: the model decides, as `predict` of the
+        estimators does (`Model.decision`): by the best label where every training row has one, else by a threshold.
     check : bool, default True
         Compare a model with its checksums first, and the data as they are read.
     memory_limit : str, int or None, default None
@@ -144,6 +145,8 @@ def evaluate_with(
     check: bool = True,
 ) -> dict[str, Any]:
     """Compare what lies at a path with the true labels: see `evaluate`."""
+    if threshold is not None and not np.isfinite(threshold):
+        raise InputError(f"threshold must be a finite number. Got {threshold}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
     limit = execution.limit([path, dataset.path], [shared] if shared else [])
     weights = None if train is None else _weights(train, dataset, propensity, limit)
@@ -243,8 +246,8 @@ def _predict(
     with planned(execution, limit, ToDisk(model.warm_up(evaluate=True))) as (engine, plan):
         plan.refuse_unless(comparing_needs(k), "evaluating predictions")
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
-        threshold = model.threshold if threshold is None else threshold
-        run = model.evaluating(dataset, k, work, plan, filtered, threshold, folder)
+        decision = model.decision if threshold is None else Decision(threshold)
+        run = model.evaluating(dataset, k, work, plan, filtered, decision, folder)
         of_labels = engine.run(checked(model, run.loop(), check), Notes())
     finish_predictions(work, store, {}, False)
     return store, of_labels

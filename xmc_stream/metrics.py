@@ -271,7 +271,7 @@ def leave_out_labels(
     """True labels (indptr, indices) without those that are barred; both sorted and unique in each row."""
     sizes = np.diff(y_indptr)
     rows = np.repeat(np.arange(len(sizes)), sizes)
-    kept = ~_among(rows, y_indices, barred_indptr, barred_indices)
+    kept = ~among(rows, y_indices, barred_indptr, barred_indices)
     ends = np.zeros(len(y_indices) + 1, np.int64)
     np.cumsum(kept, out=ends[1:])
     return np.asarray(ends[y_indptr]), y_indices[kept]
@@ -282,7 +282,7 @@ def leave_out_predictions(labels: _Integers, barred_indptr: _Integers, barred_in
 
     -1 fills up.
     """
-    barred = _among(np.arange(len(labels))[:, None], labels, barred_indptr, barred_indices)
+    barred = among(np.arange(len(labels))[:, None], labels, barred_indptr, barred_indices)
     order = np.argsort(barred, axis=1, kind="stable")
     moved = np.take_along_axis(labels, order, axis=1)
     moved[np.take_along_axis(barred, order, axis=1)] = -1
@@ -326,7 +326,7 @@ def _hits(top: _Integers, sizes: _Integers, indices: _Integers, n_ids: int) -> n
     return np.asarray((truth[np.searchsorted(truth, keys)] == keys) & (top >= 0))
 
 
-def _among(rows: _Integers, labels: _Integers, indptr: _Integers, indices: _Integers) -> npt.NDArray[np.bool_]:
+def among(rows: _Integers, labels: _Integers, indptr: _Integers, indices: _Integers) -> npt.NDArray[np.bool_]:
     """bool, in the shape of labels: is (row, label) one of the pairs, sorted and unique in each row."""
     n_ids = max(int(labels.max(initial=-1)), int(indices.max(initial=-1))) + 1
     pairs = _keys(np.diff(indptr), indices, n_ids)

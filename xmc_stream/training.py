@@ -9,23 +9,30 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.errors import InputError, StoreError, XmcStreamError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
-from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.memory import MemoryLimit, available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
+from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, load_model, memory_plan
+from xmc_stream.models.decisions import JUST_THE_BEST, LEARNED_BYTES, LEAST_ROWS, HeldOut
+from xmc_stream.models.prediction import predict_to
 from xmc_stream.planning import plan_line, with_process
 from xmc_stream.progress import LOG, Progress, working
-from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import (
     CALIBRATION,
+    DECISION,
     FRACTION,
     KIND,
     begin_model,
@@ -44,9 +51,14 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
+from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
+_DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
+_HELD_OUT = 0.2  # of the rows, that it does not see
+_TRUE_BYTES = 2**20  # of true labels that are compared at a time
+_RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _CHECKING = 0.02  # of a training, that comparing checksums takes
 RUN_FORMAT = 5  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
@@ -64,25 +76,29 @@ def train(
     trial: bool = False,
     given: Given | None = None,
     calibrate: float | None = None,
+    decide: bool = True,
 ) -> tuple[Model, dict[str, Any]]:
     """Train, or go on training, a model at `path`; returns it, opened, and the report of the run.
 
     trial, given: see `Task`. calibrate: the share of the rows that is held out to calibrate the model. One that stands there
     may be calibrated by this share, or not yet.
+    decide: where neither the method nor its run says which labels of a row are to be predicted, train another model before,
+    on four fifths of the rows, and learn it from the others. Else it is the best label.
     """
     with (
         working("train", execution.progress) as progress,
         writing(work_folder(target_path(path)), "give the same command again, it goes on"),
     ):
         return _train(
-            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, calibrate, progress
+            dataset, path, parameters, seed, execution, overwrite, force, check, warm_start, trial, given, calibrate, decide,
+            progress,
         )  # fmt: skip
 
 
 def _train(
     dataset: Dataset, path: Path, parameters: Parameters, seed: int, execution: Execution, overwrite: bool,
     force: bool, check: bool, warm_start: Model | None, trial: bool, given: Given | None, calibrate: float | None,
-    progress: Progress,
+    decide: bool, progress: Progress,
 ) -> tuple[Model, dict[str, Any]]:  # fmt: skip
     began = time.perf_counter()
     if dataset.n_samples == 0 or dataset.n_labels == 0 or dataset.n_features == 0:
@@ -124,6 +140,12 @@ def _train(
             remove(state_of_trial(path))
         if given is not None:
             given.write(work / WEIGHTS)
+        one_label = dataset.one_label
+        guesses = not (one_label or method.has_zero(parameters) or method.decides(parameters))
+        if decide and guesses and ledger.get(DECISION) is None:
+            with progress.part(0.0, _DECIDED):
+                decided = _decided(dataset, work / DECISION, parameters, seed, execution, limit, force, check)
+                ledger.add(DECISION, decided)
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
         with Engine(limit, threads, execution.scheduler, events) as engine:
@@ -172,7 +194,7 @@ def _train(
         }
         if trial and (work / "state").exists() and not state_of_trial(path).exists():
             (work / "state").rename(state_of_trial(path))
-        for folder in ("state", "scratch"):
+        for folder in ("state", "scratch", DECISION):
             remove_tree(work / folder)
         (work / WEIGHTS).unlink(missing_ok=True)
         taken: dict[str, Any] = {
@@ -180,6 +202,10 @@ def _train(
             for name in ("normalize", "base", "beside", SELECTED)
             if name in dataset.attributes
         }
+        if one_label:
+            taken[DECISION] = {"one_label": True}
+        elif not method.has_zero(parameters):
+            taken[DECISION] = result.get(DECISION) or ledger.get(DECISION) or JUST_THE_BEST
         attributes = {
             **model_attributes(dataset, parameters.solver, parameters.to_dict(), seed, result),
             **start,
@@ -192,6 +218,37 @@ def _train(
         resumed = ledger.resumed
     model = load_model(path)
     return model, _report(method, model, limit.limit, began, totals, resumed)
+
+
+def _decided(
+    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, limit: MemoryLimit, force: bool,
+    check: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """What a model of the same parameters says of a fifth of the rows, which it has not seen: see `models.decisions`.
+
+    In the folder lie, until it is done, both parts of the rows and the model; a run that was killed goes on from there.
+    """
+    part, others = folder / "train.xmc", folder / "held.xmc"
+    if dataset.n_samples * _HELD_OUT < LEAST_ROWS:
+        return JUST_THE_BEST
+    LOG.info("first another training, on four fifths of the rows: the others say which labels are to be predicted")
+    if split_once(dataset, part, others, _HELD_OUT, seed, execution.memory_limit, check):
+        remove(folder / "model")  # of other parts
+        remove(folder / "model.partial")
+    model, _ = train(
+        open_dataset(part), folder / "model", parameters, seed, execution, force=force, check=check, decide=False
+    )
+    rows, out = open_dataset(others), folder / "predictions"
+    held_out, Y = HeldOut(rows.n_samples, rows), rows.Y_rows()
+    predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
+    needs = {"predictions": _RANK_BYTES * held_out.k * CHUNK_ROWS, "true labels": 16 * _TRUE_BYTES}
+    limit.check({**needs, "candidates": LEARNED_BYTES}, "learning which labels to predict")
+    for start, labels, scores in Predictions(out).blocks():
+        for y in Y.blocks(_TRUE_BYTES, start, start + len(labels)):
+            mine = slice(y.start - start, y.start - start + y.n)
+            true = among(np.arange(y.n)[:, None], labels[mine].astype(np.int64), y.indptr, y.indices)
+            held_out.add(scores[mine], true, np.diff(y.indptr))
+    return held_out.decision()
 
 
 @contextmanager
@@ -266,7 +323,7 @@ def _report(
         "objective": a["objective"],
         "duality_gap": a["duality_gap"],
         "resumed": resumed,
-        **{name: a[name] for name in method.reported if name in a},
+        **{name: a[name] for name in (*method.reported, DECISION) if name in a},
         **totals,
         "warm_start": a.get("warm_start"),
     }

@@ -22,8 +22,10 @@ def calibrated(scores: NDArray[np.float32], by: NDArray[np.float32]) -> NDArray[
 
 def score(about: dict[str, Any], n: int, raw: float) -> float:
     """The formula of `solvers.calibration` for a label with n training rows."""
+    if not n:
+        return float(np.finfo(np.float32).min)
     log = math.log(max(n, about["fewest"]) + 1)
     z = max(about["slope"][0] + about["slope"][1] * log, about["least"]) * raw
-    z += about["shift"][0] + about["shift"][1] * log - (0 if n else 1e6)
+    z += about["shift"][0] + about["shift"][1] * log
     cap = math.inf if about["cap"] is None else about["cap"]
     return z if z <= cap else cap + math.log(n + 1) + (z - cap) / 100

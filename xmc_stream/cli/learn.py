@@ -268,7 +268,7 @@ def _of_rows(values: dict[str, Any]) -> dict[str, Any]:
 @click.option("--filter", "pairs", type=PATH, help="A file of lines `row label`: pairs that are left out.")
 @click.option(
     "--threshold", type=float,
-    help="Of a model: a label is predicted if it scores more. [default: 0.5 for leml with the squared loss, else 0]",
+    help="Of a model: a label is predicted if it scores more. [default: the model decides, see below]",
 )  # fmt: skip
 @checked("a model, DATA and the training set")
 @executed
@@ -284,7 +284,9 @@ def evaluate(
     ranked by their scores; one that DATA does not have, or that stands twice in a row, is refused.
 
     A model also gives what needs every score: average_auc and hamming_loss, as fractions, macro_F1 over all labels and
-    macro_F1_present over those that occur in DATA, in per cent.
+    macro_F1_present over those that occur in DATA, in per cent. The last three count the labels that are predicted: the best
+    one, where every training row had one label; else those above a threshold, which is 0, or 0.5 (leml with the squared loss,
+    cplst), or was learned from rows held out (pdsparse, memoir, group-lasso with loss=label-ranking).
 
     Pairs of --filter (filter_labels_test.txt of the Extreme Classification Repository) are taken out of the predictions
     and out of the true labels. Of stored predictions those behind move up: predict more than are compared, or predict

@@ -17,6 +17,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
 from xmc_stream.estimators.targets import Target
 from xmc_stream.evaluation import evaluate
+from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.memory import FEW_BYTES, MemoryLimit, format_size
 from xmc_stream.models import Model, load_model
 from xmc_stream.models.calibration import SHARPNESS, Calibration
@@ -72,8 +73,8 @@ class Fitted:
         Returns
         -------
         labels : int64 array (n, k)
-            Numbers of labels, best first; ties go to the lower one. `classes_[labels]` are the classes. -1 where a row
-            has fewer.
+            Numbers of labels, best first; ties go to the lower one. `classes_[labels]` are the classes. Labels without
+            training rows come last.
         scores : float32 array (n, k)
             Their scores.
 
@@ -100,10 +101,11 @@ class Fitted:
         Returns
         -------
         array (n,), list of lists, CSR matrix or array (n x K)
-            Of classes: the best class of each row. Else the labels whose score is above 0, or above 0.5 for the squared
-            loss of LEML and CPLST: lists, best first, where y was lists; an indicator array where y was an array; else
-            an indicator matrix. Where a method's scores compare labels of one row alone (PDSparse, MEMOIR, GroupLasso
-            but for loss="multitask"), a row without any such label has its best one.
+            Of classes: the best class of each row. Else what `model_.decision` says: the best label of each row, where
+            every training row has one label, or the labels whose score is above a threshold. That is 0, or 0.5 for the
+            squared loss of LEML and CPLST, or learned from rows held out where a method's scores compare labels of one
+            row alone (PDSparse, MEMOIR, GroupLasso but for loss="multitask"). Lists, best first, where y was lists; an
+            indicator array where y was an array; else an indicator matrix.
 
         Raises
         ------
@@ -134,7 +136,8 @@ class Fitted:
         Returns
         -------
         float32 array (n, K), or (n,) for two classes
-            Of two classes: the score of the second less that of the first. -inf for labels without training rows.
+            Of two classes: the score of the second less that of the first. The least finite float32, about -3.4e38,
+            for labels without training rows.
 
         Raises
         ------
@@ -179,10 +182,11 @@ class Fitted:
         calibration = Calibration.learned(model.path, model.attributes)
         if calibration is None:  # it was dropped meanwhile
             raise InputError(f"{model.path} has no calibration any more: fit again with calibrate=0.1")
-        z = calibration.logits(scores, model.label_counts(0, model.n_labels), model.calibrated)
-        if not self._target.one:
-            return np.asarray(expit(z, out=z))
-        z *= np.float32(model.attributes["calibration"].get(SHARPNESS, 1.0))
+        with np.errstate(over="ignore"):  # of labels without training rows
+            z = calibration.logits(scores, model.label_counts(0, model.n_labels), model.calibrated)
+            if not self._target.one:
+                return np.asarray(expit(z, out=z))
+            z *= np.float32(model.attributes["calibration"].get(SHARPNESS, 1.0))
         return np.asarray(softmax(z, axis=1))
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -242,9 +246,9 @@ class Fitted:
 
     @property
     def intercept_(self) -> NDArray[np.float32]:
-        """The bias of each label: (K,); of two classes (1,). -inf for a label without training rows."""
+        """The bias of each label: (K,); of two classes (1,). The least finite float32 for a label without training rows."""
         self._refuse_unfitted("intercept_")
-        bias = self.model_.bias()
+        bias = np.maximum(self.model_.bias(), UNSEEN)
         return bias[1:2] - bias[:1] if self._binary() else bias
 
     def save(self, path: str | Path, overwrite: bool = False) -> Model:
@@ -290,10 +294,6 @@ class Fitted:
     def _binary(self) -> bool:
         return self._target.one and self.model_.n_labels == 2
 
-    def _has_zero(self) -> bool:
-        """Whether a score by itself says that a label is right, not only how it compares with the row's others."""
-        return True
-
     def _refuse_unfitted(self, name: str) -> None:
         if not hasattr(self, "model_"):
             raise AttributeError(f"this {type(self).__name__} is not fitted yet, it has no {name}")
@@ -334,9 +334,9 @@ class Fitted:
         self._check_room(n, self.model_.n_labels, "a score for each", "take predict_topk for the best labels")
         n_labels = self.model_.n_labels
         labels, scores = self.model_.predict_topk(data, n_labels, **self._how())
-        found = np.full((n, n_labels + 1), -np.inf, np.float32)  # -1 goes to the last column
+        found = np.empty((n, n_labels), np.float32)
         np.put_along_axis(found, labels, scores, axis=1)
-        return found[:, :n_labels]
+        return found
 
     def _parts(self, data: Any, n: int) -> Iterator[Any]:
         """Rows of a matrix, some at a time; what is on disk, or text, as a whole."""
@@ -351,13 +351,12 @@ class Fitted:
 
     def _above(self, data: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The labels that count as predicted, best first, row after row; and how many each row has. k: asked for at first."""
-        n_labels, calibrated = self.model_.n_labels, self.model_.calibrated
-        threshold = 0.0 if calibrated else self.model_.threshold
+        n_labels, decision = self.model_.n_labels, self.model_.decision
         labels, scores = self.model_.predict_topk(data, k, **self._how())
-        chosen = (labels >= 0) & (scores > threshold)
-        if not (calibrated or self._has_zero()):
-            chosen[:, 0] = labels[:, 0] >= 0
-        whole, counts = ~chosen[:, -1] | (k == n_labels), chosen.sum(axis=1)
+        chosen = scores > decision.above
+        whole = ~chosen[:, -1] | (k == n_labels)
+        chosen[:, 0] |= decision.best
+        counts = chosen.sum(axis=1)
         if whole.all():
             return labels[chosen], counts
         more = min(2 * k, n_labels)

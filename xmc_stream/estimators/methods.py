@@ -172,9 +172,6 @@ class PDSparse(Estimator, parameters=PDSparseParameters):
     [[0], [1], [2]]
     """
 
-    def _has_zero(self) -> bool:
-        return False
-
 
 class LEML(Estimator, parameters=LEMLParameters):
     """Low-rank learning of all labels at once, of which some may never have been observed.
@@ -267,9 +264,6 @@ class GroupLasso(Estimator, parameters=GroupLassoParameters):
     def _takes_several(self) -> bool:
         return self.loss in ("multitask", "label-ranking")
 
-    def _has_zero(self) -> bool:
-        return bool(self.loss == "multitask")
-
 
 class MEMOIR(Estimator, parameters=MEMOIRParameters):
     """MEMOIR: a multi-class SVM whose best wrong class is found by an index and not by scoring all classes.
@@ -293,6 +287,3 @@ class MEMOIR(Estimator, parameters=MEMOIRParameters):
     >>> labels.tolist()
     [[0], [1], [2]]
     """
-
-    def _has_zero(self) -> bool:
-        return False

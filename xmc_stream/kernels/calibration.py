@@ -11,6 +11,7 @@ SLOPE, SHIFT, CAP, TOP = range(
     4
 )  # rows of what scores are calibrated by: float32 (4, classes), or (4, 0) for not at all
 NOT_CALIBRATED: NDArray[np.float32] = np.empty((4, 0), np.float32)
+UNSEEN = np.finfo(np.float32).min  # the score of a label without training rows, whatever the row: below every other
 BEYOND = np.float32(0.01)  # slope beyond the cap: enough to order the scores of one class
 
 

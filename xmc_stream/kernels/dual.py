@@ -137,26 +137,21 @@ def _rank_labels(
 
 
 @kernel
-def count_hits(
-    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], y_indptr: NDArray[np.int64],
-    y_labels: NDArray[np.int32], numbers: NDArray[np.int32], tables: Tables, z: NDArray[np.float32],
-    hits: NDArray[np.int64],
+def rank_rows(
+    indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[np.float32], numbers: NDArray[np.int32], tables: Tables,
+    z: NDArray[np.float32], best: NDArray[np.int64], best_z: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """hits[r] += over rows: whether the label that scores r-th highest is among the row's labels, as predictions have it.
+    """The labels that score highest for each row and their scores (n, k), as predictions have them: see `_rank_labels`.
 
-    y_labels: by number; numbers (K,): of each label. A label that no weight touches scores 0; ties go to the lower label.
+    numbers (K,): of each label. A label that no weight touches scores 0; ties go to the lower label.
     """
-    wanted, n_labels = len(hits), tables.n_labels
-    best, best_z = np.empty(wanted, np.int64), np.empty(wanted, np.float32)
+    n_labels = tables.n_labels
     label_of, marks = np.empty(n_labels, np.int32), np.full(n_labels, -1, np.int32)
     for label in range(n_labels):
         label_of[numbers[label]] = label
     for r in range(len(indptr) - 1):
         features, x = indices[indptr[r] : indptr[r + 1]], data[indptr[r] : indptr[r + 1]]
-        _rank_labels(features, x, numbers, label_of, tables, z, marks, r, best, best_z)
-        for q in range(wanted):
-            for k in range(y_indptr[r], y_indptr[r + 1]):
-                hits[q] += 1 if best[q] >= 0 and y_labels[k] == numbers[best[q]] else 0
+        _rank_labels(features, x, numbers, label_of, tables, z, marks, r, best[r], best_z[r])
 
 
 @kernel

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.denserows import chunks, in_fours, score_fours
 from xmc_stream.kernels.jit import inner_kernel, kernel
 from xmc_stream.kernels.scores import Tile, score_all
@@ -38,7 +39,7 @@ def sureness(z: np.float32) -> np.float32:
     if z >= one:
         return np.float32(one + BEYOND * (z - one))
     doubt = one - z
-    return np.float32(one - doubt * doubt * doubt)
+    return np.float32(max(one - doubt * doubt * doubt, UNSEEN))
 
 
 @inner_kernel

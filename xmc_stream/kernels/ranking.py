@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.kernels.blocks import CSR, Labels
-from xmc_stream.kernels.calibration import calibrate_row, calibrated
+from xmc_stream.kernels.calibration import UNSEEN, calibrate_row, calibrated
 from xmc_stream.kernels.denserows import TOGETHER, chunks, in_fours, score_fours
 from xmc_stream.kernels.guide import guide_row, guided, least_score, sureness
 from xmc_stream.kernels.jit import inner_kernel, kernel
@@ -143,6 +143,8 @@ def _must_exceed(worst: np.float32, i: int, terms: NDArray[np.float32], n_cluste
     """A number that z exceeds for every class whose score for row i is `worst` or more, also where scores were rounded."""
     if worst == np.inf:
         return np.float32(_HIGHEST)
+    if worst <= UNSEEN:  # where labels that are not seen are ranked, all are looked at: they are equal
+        return np.float32(-np.inf)
     if n_clusterings == 0:
         return np.float32(worst - np.float32(1e-6) * abs(worst) - _TINY)
     return np.float32(least_score(worst, i, terms, n_clusterings) - _SURELY)

@@ -109,6 +109,20 @@ class Method(ABC):
         """The kind of model that a training makes, where that depends on its parameters."""
         return self.kind
 
+    def has_zero(self, parameters: Any) -> bool:
+        """Whether a score says by itself that a label is right, by 0 or another threshold that the model's attributes name.
+
+        Else it only says how the labels of one row compare.
+        """
+        return True
+
+    def decides(self, parameters: Any) -> bool:
+        """Of a method without a zero: whether a training holds rows out, and its result says what they say of decisions.
+
+        That is what `models.decisions.learn` returns, as DECISION, where rows have several labels.
+        """
+        return False
+
     def reads_mask(self, parameters: Any) -> bool:
         """Whether a training reads the mask of known pairs."""
         return False

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.kernels.calibration import BEYOND, CAP, SHIFT, SLOPE, TOP
+from xmc_stream.kernels.calibration import BEYOND, CAP, SHIFT, SLOPE, TOP, UNSEEN
 
 CANDIDATES = 20  # labels of a row that are ranked anew
 _FITTED = 10  # of these, the best, whose truth the logit is fitted to
@@ -33,12 +33,12 @@ _KS = (1, 3, 5)
 _CAPS = (4.0, 3.0, 2.0, 1.5, 1.0, 0.5, 0.0)  # or none
 _LEAST = 0.1  # of the slope of a label of mean frequency: what the slope of any label is at least
 _RARE = 0.01  # of the candidates: those of labels so rare say too little of their frequency
+_NO_SLOPE = 1e-10  # of labels without training rows: what it makes of a score is lost in UNSEEN, -inf stays that
 _RIDGE = 1.0
 _MOST_STEPS = 100
 _NOISE = 2.0  # standard errors that a gain must exceed
 SHARPNESS = "sharpness"  # of what is learned: t of softmax(t z), where rows have one label
 _LOG_SHARPNESS = (-3.0, 3.0)  # where ln t is looked for
-_UNSEEN = 1e6  # what labels without training rows score less
 
 Floats = NDArray[np.float64]
 
@@ -100,17 +100,21 @@ class Calibration:
         logs = np.log(np.maximum(counts, self.fewest) + 1.0)
         cap = np.inf if self.cap is None else self.cap
         by = np.empty((4, len(logs)), np.float32)
-        by[SLOPE] = np.maximum(self.slope[0] + self.slope[1] * logs, self.least)
-        by[SHIFT] = self.shift[0] + self.shift[1] * logs - np.where(counts > 0, 0.0, _UNSEEN)
+        seen = counts > 0
+        by[SLOPE] = np.where(seen, np.maximum(self.slope[0] + self.slope[1] * logs, self.least), _NO_SLOPE)
+        by[SHIFT] = np.where(seen, self.shift[0] + self.shift[1] * logs, UNSEEN)
         by[CAP], by[TOP] = cap, cap + np.log(counts + 1.0)
         return by
+
+
+UNCHANGED = Calibration((1.0, 0.0), 1.0, (0.0, 0.0), 0, None)
 
 
 @dataclass(frozen=True)
 class Candidates:
     """The best labels of some rows by raw score, best first: their scores, training rows and truth (n x k each).
 
-    Where there are fewer, labels are -1 and scores -inf.
+    Those without training rows come last, and none of them counts as right.
     """
 
     labels: NDArray[np.int64]
@@ -158,7 +162,7 @@ def calibrate(candidates: Candidates) -> dict[str, Any]:
 def fit(candidates: Candidates) -> Calibration:
     """The calibration that these rows call for."""
     scores, counts, true = (a[:, :_FITTED].ravel() for a in (candidates.scores, candidates.counts, candidates.true))
-    used = np.isfinite(scores) & (counts > 0)
+    used = counts > 0
     hit: NDArray[np.bool_] = true[used] > 0
     s, logs = scores[used].astype(np.float64), np.log(counts[used] + 1.0)
     mean, spread = float(logs.mean()), float(logs.std()) or 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
 from xmc_stream.kernels.metrics import sort_rows
-from xmc_stream.metrics import LabelMetrics, auc_units, average_auc, leave_out_labels
+from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leave_out_labels
+from xmc_stream.models.decisions import Decision
 from xmc_stream.stop import work_name
 from xmc_stream.store.matrix import Block
 
@@ -23,7 +25,7 @@ HITS, PREDICTED, TRUE = range(3)  # rows of a job's counts over labels
 
 
 def fold_metrics(
-    tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, threshold: float,
+    tiles: Callable[[], Iterable[tuple[int, NDArray[np.float32]]]], y: Block, pairs: Labels, decision: Decision,
     labels: NDArray[np.int64], best: NDArray[np.float32], counts: NDArray[np.int32],
 ) -> int:  # fmt: skip
     """Fold the scores of a row block into predictions and counts; returns the sum of its rows' AUC.
@@ -37,15 +39,27 @@ def fold_metrics(
     positives = np.empty(len(y_indices), np.float32)
     for low, tile in tiles():
         take_positives(tile, low, y_indptr, y_indices, positives)
-    least = float32_below(threshold)
     count_indices(y_indices, counts[TRUE])
-    count_indices(y_indices[positives > least], counts[HITS])
+    count_indices(y_indices[positives > decision.above], counts[HITS])
     sort_rows(y_indptr, positives)
     above = np.zeros(y.n, np.int64)
     for low, tile in tiles():
         fold_top_k(tile, low, pairs, labels, best)  # which bars pairs in the tile
-        fold_counts(tile, low, y_indptr, positives, least, counts[PREDICTED], above)
+        fold_counts(tile, low, y_indptr, positives, decision.above, counts[PREDICTED], above)
+    count_best(decision, labels, best, (y_indptr, y_indices), counts)
     return auc_units(above, np.diff(y_indptr), counts.shape[1])
+
+
+def count_best(
+    decision: Decision, labels: NDArray[np.int64], best: NDArray[np.float32], y: tuple[NDArray[np.int64], NDArray[Any]],
+    counts: NDArray[np.int32],
+) -> None:  # fmt: skip
+    """Count the best label of each row where it is predicted though it does not exceed the threshold."""
+    if decision.best:
+        low = (labels[:, 0] >= 0) & (best[:, 0] <= decision.above)
+        count_indices(labels[low, 0], counts[PREDICTED])
+        right = among(np.arange(len(labels)), labels[:, 0], *y)
+        count_indices(labels[low & right, 0], counts[HITS])
 
 
 def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
@@ -68,8 +82,8 @@ def write_counts(path: Path, counts: NDArray[np.int32]) -> None:
 def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
     """Add what a job wrote of labels first, first + 1, ... to total (3, n).
 
-    Row HITS counts the rows in which a label is predicted and true, PREDICTED those in which it scores above the threshold,
-    TRUE those that have it.
+    Row HITS counts the rows in which a label is predicted and true, PREDICTED those in which it is predicted, TRUE those that
+    have it.
     """
     if not path.stat().st_size:  # no file of nothing can be mapped
         return
@@ -79,13 +93,6 @@ def read_counts(path: Path, first: int, total: NDArray[np.int64]) -> None:
     item = 3 * 4
     numbers = np.fromfile(f"{path}.n", np.int32, 3 * (high - low), offset=item * low).reshape(-1, 3)
     total[:, mine] += numbers.T
-
-
-def float32_below(threshold: float) -> np.float32:
-    """The largest float32 up to the threshold: the same scores exceed both."""
-    with np.errstate(over="ignore"):
-        nearest = np.float32(threshold)
-    return nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-np.inf))
 
 
 def metrics_of(receipts: list[Receipt], counts: list[Path], n_samples: int, n_labels: int) -> Receipt:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.folders import kept_folder, removed_with
+from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.files import files_of, write_files
 from xmc_stream.store.encoding import writing
-from xmc_stream.store.model import KIND, StoredModel
-from xmc_stream.store.nodes import from_here
+from xmc_stream.store.model import DECISION, KIND, StoredModel
+from xmc_stream.store.nodes import from_here, understood
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -182,10 +183,11 @@ class Model(StoredModel, ABC):
         Returns
         -------
         labels : int64 array (n, k)
-            Best first; ties go to the lower label. -1 where a sample has fewer.
+            Best first; ties go to the lower label. Labels without training rows come last.
         scores : float32 array (n, k)
             With weights by class w_0 + sum_j w_j x_j, added in the order of the features; with factors x W H^T. Where
-            the model is calibrated, these are calibrated.
+            the model is calibrated, these are calibrated. The least finite float32, about -3.4e38, for labels without
+            training rows.
 
         Raises
         ------
@@ -204,6 +206,25 @@ class Model(StoredModel, ABC):
         from xmc_stream.models.prediction import predict_topk
 
         return predict_topk(self, data, k, Execution(memory_limit, threads, scheduler, progress))
+
+    @property
+    def decision(self) -> Decision:
+        """Which labels of a row are predicted.
+
+        The best one, where every training row has one label. Else those that score above a threshold: 0, even odds, where
+        scores are calibrated; what was learned from rows held out, by methods whose scores compare the labels of one row
+        alone; or 0, or what the loss says. Models of earlier versions know the last of these only.
+        """
+        with understood(self.path / "zarr.json"):
+            about = self.attributes.get(DECISION, {})
+            if about.get("one_label"):
+                return BEST_LABEL
+            if self.calibrated:
+                return Decision(0.0)
+            if "best" in about:
+                cut = about["threshold"]
+                return Decision(BEST_LABEL.threshold if cut is None else float(cut), bool(about["best"]))
+            return Decision(float(self.attributes.get("threshold", 0.0)))
 
     def digest(self) -> str:
         """What "the same model" means: a hash of all that its scores depend on, and how it was made.
@@ -232,8 +253,8 @@ class Model(StoredModel, ABC):
         Returns
         -------
         float32 array (K,)
-            -inf for a class that had no training rows: it is never predicted. Zeros for a low-rank model, whose bias is
-            the last row of W.
+            -inf for a class that had no training rows: it is ranked last, see `predict_topk`. Zeros for a low-rank model,
+            whose bias is the last row of W.
 
         Raises
         ------
@@ -465,7 +486,7 @@ class Model(StoredModel, ABC):
 
     @abstractmethod
     def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
     ) -> Run:
         """The jobs of an evaluation, which predicts too, for an engine.
 
@@ -481,8 +502,8 @@ class Model(StoredModel, ABC):
             What jobs may hold.
         filtered : str
             The path of a stored matrix of pairs that are not predicted. "": none.
-        threshold : float
-            A label counts as predicted where its score is higher.
+        decision : Decision
+            Which labels count as predicted.
         folder : Path
             Where jobs put what they count.
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
-from xmc_stream.models.calibration import Calibration
+from xmc_stream.models.calibration import UNCHANGED, Calibration
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.model import COMPACTED, StoredModel
@@ -38,12 +38,10 @@ def check_features(model: StoredModel, dataset: Dataset) -> None:
         raise InputError(_mismatch(model, dataset, "features", dataset.n_features, model.n_features))
 
 
-def check_labels(model: StoredModel, dataset: Dataset, threshold: float) -> None:
+def check_labels(model: StoredModel, dataset: Dataset) -> None:
     """Raise InputError where an evaluation cannot compare the labels of a dataset with the model's."""
     if dataset.n_labels != model.n_labels:
         raise InputError(_mismatch(model, dataset, "labels", dataset.n_labels, model.n_labels))
-    if not np.isfinite(threshold):
-        raise InputError(f"threshold must be a finite number. Got {threshold}.")
 
 
 def _mismatch(model: StoredModel, dataset: Dataset, what: str, of_data: int, of_model: int) -> str:
@@ -57,6 +55,15 @@ def calibration_of(model: StoredModel, first: int, last: int, raw: bool = False)
     """What scores of classes [first, last) are calibrated by; raw: not at all."""
     calibration = None if raw else Calibration.of(model.path, model.attributes)
     return NOT_CALIBRATED if calibration is None else calibration.by(model.label_counts(first, last))
+
+
+def rescaling_of(model: StoredModel, first: int, last: int, raw: bool = False) -> NDArray[np.float32]:
+    """The same for models without a bias of each class: labels without training rows score UNSEEN by it too."""
+    by = calibration_of(model, first, last, raw)
+    if by.shape[1] or not model.has_label_counts:
+        return by
+    counts = model.label_counts(first, last)
+    return by if counts.all() else UNCHANGED.by(counts)
 
 
 def no_predictions(n: int, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -10,6 +10,7 @@ from typing import Any
 from xmc_stream.jobs.job import Job, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.counts import COUNT_BYTES
+from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.ranking import check_features, check_labels
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
@@ -75,7 +76,7 @@ class RankingJob:
 class CountingJob(RankingJob):
     """As a RankingJob, and counts for metrics, see `counts.read_counts`. A pair of `filtered` is not true."""
 
-    threshold: float = field(default=0.0, kw_only=True)
+    decision: Decision = field(kw_only=True)
     counts: str = field(default="", kw_only=True)
 
     @property
@@ -94,14 +95,14 @@ class RankingRun:
     out: Path
     plan: MemoryPlan
     filtered: str = ""
-    threshold: float = 0.0
+    decision: Decision = BEST_LABEL
     folder: Path | None = None
     raw: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_features(self.model, self.dataset)
         if self.folder:
-            check_labels(self.model, self.dataset, self.threshold)
+            check_labels(self.model, self.dataset)
 
     @property
     def of_labels(self) -> int:

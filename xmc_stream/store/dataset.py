@@ -357,6 +357,13 @@ class Dataset:
             f"{self.path / 'statistics' / name} has counts that cannot be: the store is damaged; make it again"
         )
 
+    @property
+    def one_label(self) -> bool:
+        """Whether every row has one label."""
+        Y = self.Y_rows()
+        parts = range(0, Y.n_lines, _COUNTS)
+        return Y.nnz == Y.n_lines and all((np.diff(Y.ends(n, min(n + _COUNTS, Y.n_lines))) == 1).all() for n in parts)
+
     def most_positives(self) -> int:
         """Positives of the label that has most. It takes little memory, however many labels there are.
 

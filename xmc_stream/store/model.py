@@ -15,7 +15,7 @@ from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
 from xmc_stream.store.names import Names, open_names
-from xmc_stream.store.nodes import Group, attributes_of, read_json, understood, whole_of
+from xmc_stream.store.nodes import Group, attributes_of, read_json, whole_of
 from xmc_stream.store.places import make_folder
 from xmc_stream.store.remote import as_path
 from xmc_stream.store.selection import SELECTED
@@ -29,11 +29,12 @@ KIND = "kind_of_model"  # the attribute that says which; models of earlier versi
 LABEL_COUNTS = "label_counts"  # where a model has how many training rows each label had
 HALVES = "float16_weights"  # the attribute of a model that may have weights of two bytes: how many have
 COMPACTED = "compacted"  # the attribute of a model that has the selected features of another one alone: of which
+DECISION = "decision"  # the attribute that says which labels of a row are predicted, see `models.decisions`
 CALIBRATION = "calibration"  # the attribute that says how scores are calibrated, see `models.calibration`
 FRACTION = "fraction"  # in it: the share of the rows that a training held out for it
 _KINDS: dict[str, type] = {
     "solver": str, "params": dict, "seed": int, "data": dict, "identity": dict, "run": dict, "history": list, LOGS: dict,
-    CALIBRATION: dict,
+    CALIBRATION: dict, DECISION: dict,
 }  # fmt: skip
 CHUNK_BYTES = 4 * 2**20  # of a model's arrays: smaller than a dataset's, as every thread writes a unit of its own
 
@@ -144,10 +145,9 @@ class StoredModel:
         return open_names(self.path, "labels")
 
     @property
-    def threshold(self) -> float:
-        """The score above which a label counts as predicted. It is 0, even odds, where scores are calibrated."""
-        with understood(self.path / "zarr.json"):
-            return 0.0 if self.calibrated else float(self.attributes.get("threshold", 0.0))
+    def has_label_counts(self) -> bool:
+        """Whether it knows the training rows of labels, as all but models of early versions do."""
+        return (self.path / LABEL_COUNTS).exists()
 
     def label_counts(self, first: int, last: int) -> NDArray[np.int64]:
         """Training rows of some labels.
@@ -167,7 +167,7 @@ class StoredModel:
             The model does not have them, or they are damaged.
         """
         path = self.path / LABEL_COUNTS
-        if not path.exists():
+        if not self.has_label_counts:
             raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
         array = open_array(path)
         if array.size != self.n_labels or array.dtype != np.int64:
@@ -187,7 +187,7 @@ class StoredModel:
         StoreError
             They are damaged.
         """
-        if not (self.path / LABEL_COUNTS).exists():
+        if not self.has_label_counts:
             return 0
         array = open_array(self.path / LABEL_COUNTS)
         for k in range(array.n_chunks):

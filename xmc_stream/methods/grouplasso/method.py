@@ -77,6 +77,10 @@ class GroupLassoMethod(Method):
     kind = "row-sparse"
     reported = ("lam", "n_selected", "path", "history")
 
+    def has_zero(self, parameters: Any) -> bool:
+        """Of the loss of each label by itself."""
+        return bool(parameters.loss == "multitask")
+
     def check(self, task: Task) -> None:
         """Rows have one label where the loss needs that."""
         super().check(task)

@@ -34,7 +34,8 @@ class GroupLassoParameters(Parameters):
         "multiclass",
         Choice(
             "Loss. multiclass (squared hinge) and logistic (multinomial) need rows of one label; multitask (squared hinge of "
-            "each class against all others) and label-ranking (squared hinge of pairs of labels) take rows of several.",
+            "each class against all others) and label-ranking (squared hinge of pairs of labels) take rows of several. Of "
+            "label-ranking, which labels are predicted is learned from a fifth of the rows by another training, on the others.",
             options=LOSSES,
         ),
     )

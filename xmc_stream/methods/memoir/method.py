@@ -84,6 +84,14 @@ class MEMOIRMethod(Method):
     reported = ("steps", "best_step", "held_out_accuracy", "held_out_macro_F1", "held_out_n_held_out", "history")
     one_by_one = True
 
+    def has_zero(self, parameters: Any) -> bool:
+        """No: losses compare the labels of a row."""
+        return False
+
+    def decides(self, parameters: Any) -> bool:
+        """By the rows that say when to stop."""
+        return bool(parameters.held_out > 0)
+
     def kind_of(self, parameters: Any) -> str:
         """Low-rank for lsh."""
         return "low-rank" if parameters.variant == "lsh" else "linear"

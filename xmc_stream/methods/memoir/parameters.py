@@ -109,7 +109,9 @@ class MEMOIRParameters(Parameters):
     held_out: float = parameter(
         0.1,
         Number(
-            "Share of the rows that are held out, 5,000 at most. 0: all steps are made, and W of the last is the model.",
+            "Share of the rows that are held out, 5,000 at most. Where rows have several labels, they also say which are "
+            "predicted. 0: all steps are made, W of the last is the model, and which labels are predicted is learned from a "
+            "fifth of the rows by another training, on the others.",
             most=1.0,
         ),
     )

@@ -16,6 +16,7 @@ from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import CLASS_BYTES
+from xmc_stream.models.decisions import LEARNED_BYTES
 from xmc_stream.store.dataset import Dataset
 
 HELD_OUT = 5000  # rows that are held out, at most
@@ -72,7 +73,7 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
         "copies of rows": item * dataset.Y_rows().nnz + 32 * k,
         "draws": draws * _DRAW_BYTES + 8 * (AHEAD + 2) * labels,
         "rows of batches": (AHEAD + 1) * _ROW_ENTRY * entries + _ENTRY_BYTES * entries + 2 * _ROW_ENTRY * taken,
-        "held-out rows": 16 * HELD_OUT + 9 * min(RANGE, n),
+        "held-out rows": 16 * HELD_OUT + 9 * min(RANGE, n) + LEARNED_BYTES,
         "numbers of classes": 40 * k,
         "windows": _FIXED + 2 * _MODEL_ENTRY * ENTRIES * threads,
     }

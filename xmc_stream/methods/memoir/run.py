@@ -16,12 +16,13 @@ from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares
 from xmc_stream.methods.memoir.reduction import REDUCED, Reduction
 from xmc_stream.methods.memoir.state import state_path
-from xmc_stream.methods.memoir.steps import Data, FactorsJob, StepsJob, UnitJob
+from xmc_stream.methods.memoir.steps import Data, DecisionJob, FactorsJob, StepsJob, UnitJob
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.models.lowrank.factors import FACTORS
 from xmc_stream.models.lowrank.products import Learned
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import make_folder
 
 _STEPPED = 0.95  # of a run: where the steps end
@@ -54,11 +55,15 @@ class MEMOIRRun:
         make_folder(self.work / "state" / "steps")
         history, best = yield from self._steps(data)
         state = str(state_path(self.work, history[best]["segment"]))
+        decided: dict[str, Any] = {}
+        if data.share and not d.one_label:
+            words = "learning from the rows held out which labels to predict"
+            decided = (yield Phase("decision", [DecisionJob(data, state)], words, (_STEPPED, _STEPPED)))[0]
         rows = {name: history[best][name] for name in ("accuracy", "macro_F1", "n_held_out") if name in history[best]}
         common = {
             "objective": history[-1]["loss"], "duality_gap": None, "best_step": history[best]["steps"],
             "steps": history[-1]["steps"], **{f"held_out_{name}": value for name, value in rows.items()},
-            "history": history,
+            "history": history, **({DECISION: decided[DECISION]} if decided else {}),
         }  # fmt: skip
         if p.variant == "lsh":
             job = FactorsJob(data, state, reduction.vectors(), str(self.work / FACTORS))

@@ -60,6 +60,14 @@ class PDSparseMethod(Method):
     )  # fmt: skip
     one_by_one = True
 
+    def has_zero(self, parameters: Any) -> bool:
+        """No: losses compare the labels of a row."""
+        return False
+
+    def decides(self, parameters: Any) -> bool:
+        """By the rows that say when to stop."""
+        return bool(parameters.held_out > 0)
+
     def warm_up(self, task: Task) -> Job:
         """Train on a few rows."""
         return PDSparseWarmUp()

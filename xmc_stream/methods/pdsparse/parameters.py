@@ -56,7 +56,8 @@ class PDSparseParameters(Parameters):
         Number(
             "Share of the rows (about 50,000 at most) that are not learned from: their precision tells when to stop, see "
             "`patience`. It is P@1, or the mean of P@1, P@3 and P@5 where rows have more than one label on average. The "
-            "pass with the best precision is kept. 0: no rows are held out.",
+            "pass with the best precision is kept. Where rows have several labels, they also say which are predicted. 0: no "
+            "rows are held out, and that is learned from a fifth of the rows by another training, on the others.",
             most=0.5,
             open_most=False,
         ),

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from xmc_stream.errors import MemoryLimitError, StoreError
 from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
-from xmc_stream.kernels.dual import count_hits, group_rows, pack, sum_losses
+from xmc_stream.kernels.calibration import UNSEEN
+from xmc_stream.kernels.dual import group_rows, pack, rank_rows, sum_losses
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.tables import bytes_used, clear, enter, list_entries, norms, purge
 from xmc_stream.memory import format_size
@@ -30,12 +31,15 @@ from xmc_stream.methods.pdsparse.plan import ENTRIES, STRETCH, PassPlan
 from xmc_stream.methods.pdsparse.rows import Data, Rows, Which
 from xmc_stream.methods.pdsparse.solver import Stepper, TablesFullError, label_numbers, pass_key
 from xmc_stream.methods.pdsparse.state import DualRows, PassState, begin_with, new_segment, new_tables, stored_tables
+from xmc_stream.metrics import among
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove
 from xmc_stream.store.matrix import SparseMatrix
+from xmc_stream.store.model import DECISION
 from xmc_stream.store.transpose import transpose
 
 PLACES = 5  # of the ranking of a held-out row that are looked at
@@ -257,13 +261,25 @@ class SegmentJob:
         )
 
     def _held_out(self, rows: Rows, stepper: Stepper) -> Receipt:
-        hits, n = np.zeros(PLACES, np.int64), 0
-        for block, indptr, labels in rows.blocks(True):
-            count_hits(
-                block.indptr, block.indices, block.values, indptr, labels, rows.numbers, stepper.tables, stepper.z, hits
-            )  # fmt: skip
+        """What rows that are held out say of the tables: hits, and where rows have several labels, which to predict."""
+        dataset, hits, n = rows.dataset, np.zeros(PLACES, np.int64), 0
+        several, unseen = not dataset.one_label, dataset.label_counts() == 0
+        label_of = np.empty(rows.n_labels, np.int32)
+        label_of[rows.numbers] = np.arange(rows.n_labels, dtype=np.int32)
+        held_out = HeldOut(rows.n_held_out, dataset)
+        k = held_out.k if several else min(PLACES, rows.n_labels)
+        for block, indptr, numbers in rows.blocks(True):
+            labels, scores = np.empty((block.n, k), np.int64), np.empty((block.n, k), np.float32)
+            csr = block.indptr, block.indices, block.values
+            rank_rows(*csr, rows.numbers, stepper.tables, stepper.z, labels, scores)
+            right = among(np.arange(block.n)[:, None], labels, indptr, label_of[numbers])
+            hits[:k] += right[:, :PLACES].sum(axis=0)
             n += block.n
-        return {"hits": hits.tolist(), "n_held_out": n}
+            if several:
+                scores[unseen[labels]] = UNSEEN  # as the model has them
+                held_out.add(scores, right, np.diff(indptr))
+        decision = {DECISION: held_out.decision()} if several and n else {}
+        return {"hits": hits.tolist(), "n_held_out": n, **decision}
 
 
 def write_tables(path: Path, stepper: Stepper, n_features: int) -> None:
@@ -433,7 +449,7 @@ class WeightsJob:
 
 @dataclass(frozen=True)
 class UnitJob:
-    """Write a unit of the model from the weights by class. A class without positives scores -inf: it is not predicted."""
+    """Write a unit of the model from the weights by class. The bias of a class without positives is -inf: it comes last."""
 
     data: Data
     weights: str

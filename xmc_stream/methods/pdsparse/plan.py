@@ -10,6 +10,7 @@ from xmc_stream.kernels.tables import most_bytes_of
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.solver import PLACES, strip_bits
 from xmc_stream.methods.pdsparse.state import SEGMENT_BYTES
+from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 
@@ -51,11 +52,12 @@ def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, in
     longest, most = min(d, X.nnz, _X_BYTES // 8), min(parameters.most, k)
     return {
         "features": 28 * d * parts + 24 * d,
-        "labels": 24 * k,
+        "labels": 36 * k,
         "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
         "a row": 8 * min(PLACES, longest * k),
         "labels that searches bring in": (12 * min(rows, STRETCH) + 48) * most,
         "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> strip_bits(n, X.nnz)),
+        "held-out rows": (LEARNED_BYTES + 32 * labels_ranked(dataset) * min(n, STRETCH)) * (parameters.held_out > 0),
         "writers and windows": SEGMENT_BYTES + 24 * ENTRIES + 4 * MIB,
     }
 

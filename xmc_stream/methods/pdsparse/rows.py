@@ -51,6 +51,11 @@ class Rows:
         self._buffer = Buffer(self.X, data.plan.nnz)
 
     @property
+    def n_held_out(self) -> int:
+        """Rows that are held out, about."""
+        return round(self._share * self.n_samples)
+
+    @property
     def bytes_read(self) -> int:
         """Bytes of the ranges read so far."""
         return self.X.bytes_read + self.Y.bytes_read

@@ -24,12 +24,14 @@ from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
+from xmc_stream.store.model import DECISION
 
 _HELD_OUT_PASSES = 2  # over the rows that were held out, before those over all
 _REFIT_VISITS = 25_000  # of rows in passes over all, at least: of a small set held-out rows say little of when to stop
 _SEGMENT_SECONDS = 30.0  # of a segment, about: what a kill loses
 _PASSES = 0.95  # of a run, that passes take
 _POST_PASSES = 10  # of the post-solve, at most
+_LAST = ("square", "l1", "nnz", "hits", "n_held_out")  # of the last segment of a pass
 _SUMS = ("rows", "negatives", "active", "used", "searched", "stepped")
 
 
@@ -157,6 +159,7 @@ class PDSparseRun:
         objective = 0.5 * losses["square"] + lam * losses["l1"] + p.C * losses["losses"]
         gap = objective + primal.dual_objective
         said = best.to_dict()
+        decided = next((done.sums[DECISION] for done in (final, best) if DECISION in done.sums), None)
         return {
             "rounds": len(self._passes),
             "nnz": sum(receipt["nnz"] for receipt in receipts),
@@ -167,6 +170,7 @@ class PDSparseRun:
             "lam": lam,
             "best_pass": best.number + 1,
             **{name: value for name, value in said.items() if name.startswith("held_out")},
+            **({DECISION: decided} if decided else {}),
             "n_learned": final.sums["rows"],
             "n_held_out": best.sums["n_held_out"],
             "n_skipped": d.n_samples - best.sums["rows"] - best.sums["n_held_out"],
@@ -238,7 +242,7 @@ class PDSparseRun:
             for name in (*_SUMS, "seconds"):
                 sums[name] += known[name]
             sums["largest"] = max(sums["largest"], known["largest"])
-            sums |= {what: known[what] for what in ("square", "l1", "nnz", "hits", "n_held_out") if what in known}
+            sums |= {what: known[what] for what in (*_LAST, DECISION) if what in known}
         done = Pass(stage, number, most, tuple(str(segment.folder("dual")) for segment in segments), tables, sums)
         if stage.rows != "held out":
             self._passes.append(done)

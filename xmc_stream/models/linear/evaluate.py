@@ -19,7 +19,8 @@ from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives,
 from xmc_stream.kernels.ranking import Ranking
 from xmc_stream.metrics import auc_units, leave_out_labels
 from xmc_stream.models.cache import drop_tiles
-from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, float32_below, metrics_of, write_counts
+from xmc_stream.models.counts import COUNT_BYTES, HITS, PREDICTED, TRUE, count_best, metrics_of, write_counts
+from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.linear.guide import Guide, terms_of
 from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
@@ -43,7 +44,7 @@ class EvaluateJob:
     start: int
     stop: int
     k: int
-    threshold: float
+    decision: Decision
     out: str
     counts: str
     sizes: PredictPlan
@@ -90,7 +91,7 @@ class EvaluateJob:
                     rows, Labels(y_indptr, y_indices), classes_of(model, run, tile, guide), terms, positives
                 )
             del tile  # or it would stay beside the next one, uncounted
-        threshold = float32_below(self.threshold)
+        threshold = self.decision.above
         count_indices(y_indices, counts[TRUE])
         count_indices(y_indices[positives > threshold], counts[HITS])
         sort_rows(y_indptr, positives)
@@ -102,6 +103,7 @@ class EvaluateJob:
                     TrueScores(y_indptr, positives), threshold, counts[PREDICTED], above,
                 )  # fmt: skip
             del tile
+        count_best(self.decision, labels, scores, (y_indptr, y_indices), counts)
         best, pairs = Ranking(labels, scores), filter_pairs(filters)
         lift_implied(ImpliedLabels.of(model), best, pairs, self.sizes.cache_bytes)
         return auc_units(above, np.diff(y_indptr), counts.shape[1])
@@ -111,12 +113,12 @@ class EvaluateJob:
 class EvaluateRun(PredictRun):
     """The jobs of one evaluation; counts go to files in `folder`."""
 
-    threshold: float = 0.0
+    decision: Decision = BEST_LABEL
     folder: Path = Path()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_labels(self.model, self.dataset, self.threshold)
+        check_labels(self.model, self.dataset)
 
     def loop(self) -> Loop:
         """One phase; returns the metrics."""
@@ -126,7 +128,7 @@ class EvaluateRun(PredictRun):
         jobs = [
             EvaluateJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k,
-                self.threshold, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
+                self.decision, str(self.out), str(self.folder / f"counts-{start}"), sizes, self.plan.cuts.rows,
                 self.filtered,
             )
             for start, stop in sizes.ranges(n)

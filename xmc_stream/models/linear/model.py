@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
+from xmc_stream.models.decisions import Decision
 from xmc_stream.models.linear.guide import GUIDE, Guide
 from xmc_stream.models.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
@@ -125,12 +126,12 @@ class LinearModel(LinearWeights, Model):
         return HeldTiles(self)
 
     def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
     ) -> EvaluateRun:
         """Tile by tile, twice."""
         from xmc_stream.models.linear.evaluate import EvaluateRun
 
-        return EvaluateRun(self, dataset, k, out, plan, filtered, threshold, folder)
+        return EvaluateRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

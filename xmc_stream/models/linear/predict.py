@@ -16,6 +16,7 @@ from xmc_stream.errors import StoreError
 from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
+from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.denserows import chunk_bytes
 from xmc_stream.kernels.guide import no_terms
 from xmc_stream.kernels.implied import lift
@@ -254,7 +255,8 @@ def _make_tile(model: LinearWeights, span: TileRange, bounded: bool) -> BoundedT
             "it is damaged; train it again"
         )
     block = weights.block(mine.start, mine.stop)
-    csc = block.indptr, block.indices, block.values, model.unit_array(unit)[mine], model.n_features
+    bias = np.maximum(model.unit_array(unit)[mine], UNSEEN)  # it is -inf for labels without training rows
+    csc = block.indptr, block.indices, block.values, bias, model.n_features
     return make_bounded(span, *csc) if bounded else BoundedTile(make_tile(*csc), NO_BOUNDS)
 
 

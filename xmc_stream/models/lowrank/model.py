@@ -14,6 +14,7 @@ from xmc_stream.errors import InputError
 from xmc_stream.jobs.check import common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.decisions import Decision
 from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors
 from xmc_stream.models.lowrank.forecast import ScoreForecaster
 from xmc_stream.models.lowrank.predict import HeldFactors, ScoreRun, held_needs
@@ -80,10 +81,10 @@ class LowRankModel(LowRankFactors, Model):
         return HeldFactors(self)
 
     def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
     ) -> ScoreRun:
         """X W, then scores twice."""
-        return ScoreRun(self, dataset, k, out, plan, filtered, threshold, folder)
+        return ScoreRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

@@ -23,7 +23,7 @@ from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import LINES, Cut, Factor, LowRankFactors, Panels
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
-from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
@@ -96,7 +96,7 @@ class ScoreJob(RankingJob):
     def _tiles(self, model: LowRankFactors, lines: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Final scores by tiles of classes, see `models.lowrank.products.tiles`."""
         for low, tile in tiles(lines, model.factor("H")):
-            calibrate_rows(tile, calibration_of(model, low, low + tile.shape[1], self.raw))
+            calibrate_rows(tile, rescaling_of(model, low, low + tile.shape[1], self.raw))
             yield low, tile
 
     def _filtered(self, first: int, last: int) -> Labels:
@@ -127,7 +127,7 @@ class EvaluateScoresJob(CountingJob, ScoreJob):
     ) -> int:  # fmt: skip
         """Fold a row block into predictions and counts; returns the sum of its rows' AUC."""
         y, pairs, a = Y.block(first, last), self._filtered(first, last), self.scores.read(first, last)
-        return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.threshold, labels, best, counts)
+        return fold_metrics(lambda: self._tiles(model, a), y, pairs, self.decision, labels, best, counts)
 
 
 def held_needs(model: LowRankFactors) -> dict[str, int]:
@@ -158,7 +158,7 @@ class HeldFactors:
         self._rank, self._learned = model.rank, Learned("", 0, 0.0, model.bias_row)
         self._w, self._h = model.factor("W").take((0, model.rank)), _HeldLines(model.factor("H"))
         starts = range(0, model.n_labels, BLOCK)
-        self._by = {low: calibration_of(model, low, min(low + BLOCK, model.n_labels)) for low in starts}
+        self._by = {low: rescaling_of(model, low, min(low + BLOCK, model.n_labels)) for low in starts}
 
     def rank(self, x: Block, labels: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """See `Held`."""
@@ -194,7 +194,7 @@ class ScoreRun(RankingRun):
                 common = (*about, start, stop, self.k, str(self.out), self.filtered, scores)
                 if self.folder:
                     counts = str(self.folder / f"counts-{start}")
-                    jobs.append(EvaluateScoresJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
+                    jobs.append(EvaluateScoresJob(*common, decision=self.decision, counts=counts, raw=self.raw))
                 else:
                     jobs.append(ScoreJob(*common, raw=self.raw))
             name = "evaluate" if self.folder else "predict"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xmc_stream.jobs.check import array_jobs, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.models.decisions import Decision
 from xmc_stream.models.model import Checker, Model, WeightArrays, compare
 from xmc_stream.models.rowsparse.compact import compact
 from xmc_stream.models.rowsparse.forecast import RowsForecaster
@@ -83,10 +84,10 @@ class RowSparseModel(RowSparseWeights, Model):
         return HeldRows(self)
 
     def evaluating(
-        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, threshold: float, folder: Path
+        self, dataset: Dataset, k: int, out: Path, plan: MemoryPlan, filtered: str, decision: Decision, folder: Path
     ) -> RowsRun:
         """Row block by row block, tile by tile, twice."""
-        return RowsRun(self, dataset, k, out, plan, filtered, threshold, folder)
+        return RowsRun(self, dataset, k, out, plan, filtered, decision, folder)
 
     def forecaster(
         self, dataset: Dataset, k: int, filtered: bool, evaluate: bool, once: Callable[[Job], Receipt]

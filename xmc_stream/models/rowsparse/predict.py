@@ -22,7 +22,7 @@ from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.kernels.rowsparse import add_products, keep_selected
 from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
-from xmc_stream.models.ranking import RESULT_BYTES, calibration_of, filter_matrix, filter_pairs, no_predictions
+from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
 from xmc_stream.models.runs import PAIRS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
@@ -151,7 +151,7 @@ class Scorer:
             at = rows.indptr[:-1].copy()
             for first in range(0, rows_of_w, self._sizes.height):
                 self._add(rows, first, min(first + self._sizes.height, rows_of_w), low, high, at, scores)
-            calibrate_rows(scores, calibration_of(self._model, low, high, self._raw))
+            calibrate_rows(scores, rescaling_of(self._model, low, high, self._raw))
             yield low, scores
 
     def _add(
@@ -200,7 +200,7 @@ class EvaluateRowsJob(CountingJob, RowsJob):
         for x, y, *filters in stream(matrices, most, self.start, self.stop, self.sizes.rows):
             mine = slice(x.start - self.start, x.start - self.start + x.n)
             tiles = partial(scorer.tiles, scorer.kept(x))
-            auc += fold_metrics(tiles, y, filter_pairs(filters), self.threshold, labels[mine], best[mine], counts)
+            auc += fold_metrics(tiles, y, filter_pairs(filters), self.decision, labels[mine], best[mine], counts)
             n_blocks += 1
         write_predictions(Path(self.out), self.start, labels, best)
         write_counts(Path(self.counts), counts)
@@ -223,7 +223,7 @@ class HeldRows:
     def __init__(self, model: RowSparseWeights) -> None:
         self._features = model.rows.features()
         self._tiles = [
-            (low, model.rows.block(0, model.n_selected, low, high), calibration_of(model, low, high))
+            (low, model.rows.block(0, model.n_selected, low, high), rescaling_of(model, low, high))
             for low, high in class_blocks(model.n_labels, _WIDTH)
         ]
 
@@ -256,7 +256,7 @@ class RowsRun(RankingRun):
             common = (*about, start, stop, self.k, str(self.out), self.filtered, sizes)
             if folder:
                 counts = str(folder / f"counts-{start}")
-                jobs.append(EvaluateRowsJob(*common, threshold=self.threshold, counts=counts, raw=self.raw))
+                jobs.append(EvaluateRowsJob(*common, decision=self.decision, counts=counts, raw=self.raw))
             else:
                 jobs.append(RowsJob(*common, raw=self.raw))
         receipts = yield Phase("evaluate" if folder else "predict", jobs, PREDICTING, (0.0, 1.0), twice=True)
