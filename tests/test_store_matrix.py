@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 
-from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.errors import StoreError
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix, stream, stream_bytes
 
@@ -502,10 +502,14 @@ def test_any_flipped_bit_of_a_chunk_fails_its_checksum_and_only_that_chunk(
     assert str(file) in failed[0]
 
 
-def test_a_line_larger_than_a_block_may_be_is_refused_and_named(tmp_path: Path) -> None:
-    matrix = write(tmp_path / "m", make_lines([2, 3, 1000, 2]))
-    with pytest.raises(MemoryLimitError, match=r"^line 2 of .*8\.01 kB.*1 kB.*memory_limit"):
-        list(matrix.blocks(1000))
+def test_blocks_are_as_large_as_the_longest_line(tmp_path: Path) -> None:
+    lines = make_lines([2, 3, 1000, 2])
+    matrix = write(tmp_path / "m", lines)
+    assert matrix.block_bytes(1000) == 8 + 8 * 1000
+    assert matrix.beyond(10_000) == 0
+    blocks = [(block.start, block.n, block.indices.copy()) for block in matrix.blocks(1000)]
+    assert [block[:2] for block in blocks] == [(0, 2), (2, 1), (3, 1)]
+    assert np.array_equal(np.concatenate([indices for *_, indices in blocks]), lines.indices)
 
 
 def test_what_is_not_a_matrix_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import csr as reference
 
-from xmc_stream.errors import MemoryLimitError, StoreError
+from xmc_stream.errors import StoreError
 from xmc_stream.kernels import csr as kernels
 from xmc_stream.store import transpose as module
 from xmc_stream.store.encoding import new_matrix, new_store
@@ -159,12 +159,19 @@ def test_counts_and_rows_that_disagree_are_refused_and_leave_nothing(tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 
 
-def test_a_row_larger_than_the_buffer_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    X = sp.csr_matrix(np.ones((3, 2000), np.float32))
+def test_rows_larger_than_the_buffer_become_columns(tmp_path: Path) -> None:
+    X = sp.csr_matrix(np.arange(1, 6001, dtype=np.float32).reshape(3, 2000))
     rows = write(tmp_path / "rows", X)
-    with pytest.raises(MemoryLimitError, match="memory_limit"), new_store(tmp_path / "columns", {}) as group:
+    with new_store(tmp_path / "columns", {}) as group:
         transpose(rows, column_counts(X), group, 20_000)
-    assert [p.name for p in tmp_path.iterdir()] == ["rows"]
+    found = SparseMatrix(tmp_path / "columns").block(0, 2000)
+    columns = X.tocsc()
+    for mine, theirs in (
+        (found.indptr, columns.indptr),
+        (found.indices, columns.indices),
+        (found.values, columns.data),
+    ):
+        assert np.array_equal(mine, theirs)
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,10 +9,11 @@ from typing import Any
 from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
+from xmc_stream.planning import plan_training
 from xmc_stream.progress import working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
@@ -54,6 +55,9 @@ def train_calibrated(
             remove_left(work / LOCK)
             return model, {**report, CALIBRATION: done}
     execution.limit([dataset.path], [path.parent])
+    foreseen = plan_training(dataset, parameters, seed, execution, calibrate=fraction)
+    if not foreseen["fits"]:
+        raise MemoryLimitError(foreseen["why"])
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
         remove_work(work / LOCK)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.check import checked_reading
+from xmc_stream.jobs.plan import refuse_unless_it_fits
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
@@ -22,6 +24,7 @@ from xmc_stream.store.model import FRACTION
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions
 from xmc_stream.store.remote import local_path
 
+CALIBRATING = "calibrating"
 _LEAST_ROWS = 100
 _MOST_ROWS = 1 << 15  # that are learned from: of more, evenly spaced ones
 _CANDIDATE_BYTES = 160  # of a row's candidate: what is known of it, and what is made of that
@@ -118,6 +121,7 @@ def calibrate_with(
     _refuse_unfit(model, seen, dataset)
     model.label_counts(0, 0)  # or there is no point in going on
     k = min(CANDIDATES, model.n_labels)
+    limit.check(calibrating_needs(dataset, dataset.n_samples), CALIBRATING)
     with (
         working("calibrate", execution.progress),
         checked_reading(dataset.path, check=check),
@@ -125,14 +129,21 @@ def calibrate_with(
     ):
         predictions = folder / "predictions"
         _predict_raw(seen, dataset, k, predictions, limit, execution, check)
-        rows = min(dataset.n_samples, _MOST_ROWS)
-        needs = {"candidates": _CANDIDATE_BYTES * rows * k, "label counts": 16 * model.n_labels}
-        limit.check({**needs, "true labels": _PAIR_WORK * _BLOCK_BYTES}, "calibrating")
         about = learn(_candidates(Predictions(predictions), dataset, seen))
     if fraction is not None:
         about[FRACTION] = fraction
     model.set_calibration(about)
     return about
+
+
+def calibrating_needs(dataset: Dataset, n_rows: int) -> dict[str, int]:
+    """Bytes by component that calibrating by so many of a dataset's rows takes, once these are predicted."""
+    k, n_labels = min(CANDIDATES, dataset.n_labels), dataset.n_labels
+    return {
+        "candidates": _CANDIDATE_BYTES * min(n_rows, _MOST_ROWS) * k,
+        "label counts": 16 * n_labels,
+        "true labels": _PAIR_WORK * dataset.Y_rows().block_bytes(_BLOCK_BYTES),
+    }
 
 
 def uncalibrate(model: Model | str | Path) -> None:
@@ -196,14 +207,22 @@ def refuse_few(dataset: Dataset) -> None:
 def _predict_raw(
     model: Model, dataset: Dataset, k: int, out: Path, limit: MemoryLimit, execution: Execution, check: bool
 ) -> None:
-    """The best k labels of all rows, by the scores before calibration."""
+    """The best k labels of all rows, by the scores before calibration; on one thread where there is no room for more."""
     from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
 
-    with planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan):
-        work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
-        run = model.predicting(dataset, k, work, plan, raw=True)
-        engine.run(checked(model, run.loop(), check), Notes())
+    for threads in dict.fromkeys((execution.threads, 1)):
+        with planned(replace(execution, threads=threads), limit, ToDisk(model.warm_up())) as (engine, plan):
+            try:
+                refuse_unless_it_fits(model.forecaster(dataset, k, False, False, engine.once), plan)
+            except MemoryLimitError:
+                if threads == 1 or not engine.in_process:
+                    raise
+                continue
+            work = begin_predictions(out, dataset.n_samples, model.n_labels, k)
+            run = model.predicting(dataset, k, work, plan, raw=True)
+            engine.run(checked(model, run.loop(), check), Notes())
+            break
     finish_predictions(work, out, {}, False)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
-from xmc_stream.errors import InputError
+from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.check import checked_reading
-from xmc_stream.memory import MemoryLimit, format_size, resident
+from xmc_stream.jobs.plan import Forecaster, Together, refuse_unless_it_fits
+from xmc_stream.memory import MemoryLimit, grown, least_limit, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
     RankingMetrics,
@@ -30,6 +31,7 @@ from xmc_stream.store.model import is_model
 from xmc_stream.store.predictions import CHUNK_ROWS, Predictions, begin_predictions, finish_predictions
 from xmc_stream.store.remote import as_path
 
+COMPARING = "evaluating predictions"
 _PREDICTED = 0.8  # of evaluating a model, that predicting takes
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
 _PAIR_WORK = 16  # times as much is what is made of them
@@ -149,8 +151,8 @@ def evaluate_with(
         raise InputError(f"threshold must be a finite number. Got {threshold}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
     limit = execution.limit([path, dataset.path], [shared] if shared else [])
-    weights = None if train is None else _weights(train, dataset, propensity, limit)
-    metrics = RankingMetrics(ks, weights)
+    pair = None if train is None else _propensity(train, dataset, propensity)
+    RankingMetrics(ks)  # refuses what cannot be
     with (
         working("evaluate", execution.progress) as bar,
         checked_reading(*(of.path for of in (dataset, train) if of is not None), check=check),
@@ -161,16 +163,20 @@ def evaluate_with(
         if is_model(path):
             with bar.part(0.0, _PREDICTED):
                 path, of_labels = _predict(
-                    path, dataset, max(ks), execution, limit, filtered, threshold, scratch, check
+                    path, dataset, train, max(ks), execution, limit, filtered, threshold, scratch, check
                 )
             stored: Rankings = Predictions(path)
         else:
             stored = ranked = open_predictions(path, dataset.n_labels, dataset.label_names())
-            limit.check(comparing_needs(stored.k) | ranked.needs, "evaluating predictions")
+            limit.check(comparing_needs(stored.k, dataset, train) | ranked.needs, COMPARING)
         if stored.n_samples != dataset.n_samples:
             raise InputError(
                 f"{path} has {stored.n_samples} rows and {dataset.path} has {dataset.n_samples}: they do not match"
             )
+        weights = None
+        if train is not None and pair is not None:
+            weights = inverse_propensity(train.label_counts(), train.n_samples, *pair)
+        metrics = RankingMetrics(ks, weights)
         pairs = SparseMatrix(filtered) if filtered else None
         with bar.part(_PREDICTED if of_labels else 0.0, 1.0):
             for labels, y_indptr, y_indices in _blocks(stored, dataset, pairs, max(ks)):
@@ -178,10 +184,8 @@ def evaluate_with(
     return {"n_samples": dataset.n_samples, **metrics.result(), **of_labels}
 
 
-def _weights(
-    train: Dataset, dataset: Dataset, propensity: tuple[float, float] | str, limit: MemoryLimit
-) -> NDArray[np.float64]:
-    """The inverse propensity of each label."""
+def _propensity(train: Dataset, dataset: Dataset, propensity: tuple[float, float] | str) -> tuple[float, float]:
+    """A and B. Raises InputError where there are none."""
     if train.n_labels != dataset.n_labels:
         raise InputError(
             f"{train.path} has {train.n_labels} labels and {dataset.path} has {dataset.n_labels}: "
@@ -193,8 +197,7 @@ def _weights(
                 f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}"
             )
         propensity = PROPENSITY_PRESETS[propensity]
-    limit.check({f"propensities of {train.n_labels} labels": _LABEL_BYTES * train.n_labels}, "evaluating predictions")
-    return inverse_propensity(train.label_counts(), train.n_samples, *propensity)
+    return propensity
 
 
 def plan_comparison(
@@ -204,15 +207,19 @@ def plan_comparison(
     limit = execution.limit()
     stored = open_predictions(Path(predictions), dataset.n_labels, dataset.label_names())
     n_bytes = stream_bytes([dataset.Y_rows()], [(0, dataset.n_samples)])
-    parts = {"process": resident() + 8 * 2**20, **comparing_needs(stored.k), **stored.needs}
+    needs = comparing_needs(stored.k, dataset, train) | stored.needs
+    process = grown(resident())
+    least = least_limit(lambda size: sum(needs.values()) <= MemoryLimit(size).budget(process))
+    fits: dict[str, Any] = {"fits": True}
+    try:
+        limit.check(needs, COMPARING)
+    except MemoryLimitError as error:
+        fits = {"fits": False, "why": error.in_shell}
+    parts = {"process": resident() + 8 * 2**20, **needs}
     parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
-    if train is not None:
-        parts[f"propensities of {train.n_labels} labels"] = _LABEL_BYTES * train.n_labels
-    least = sum(parts.values()) + MemoryLimit(sum(parts.values())).reserve
     return {
         "command": "evaluate",
-        "fits": least <= limit.limit,
-        "why": f"comparing takes {format_size(sum(parts.values()))}: set --memory-limit to {format_size(least)} or more",
+        **fits,
         "memory_limit": limit.limit,
         "passes": 1,
         "row_blocks": -(-stored.n_samples // CHUNK_ROWS),
@@ -227,14 +234,23 @@ def plan_comparison(
     }
 
 
-def comparing_needs(k: int) -> dict[str, int]:
-    """Bytes by component that comparing predictions with true labels takes."""
-    return {"predictions": _RANK_BYTES * k * CHUNK_ROWS, "true labels": 2 * _PAIR_WORK * _PAIR_BYTES}
+def comparing_needs(k: int, dataset: Dataset, train: Dataset | None) -> dict[str, int]:
+    """Bytes by component that comparing predictions with true labels takes. train: for propensities."""
+    of_labels = 2 * _PAIR_WORK * dataset.Y_rows().block_bytes(_PAIR_BYTES)
+    needs = {"predictions": _RANK_BYTES * k * CHUNK_ROWS, "true labels": of_labels}
+    if train is None:
+        return needs
+    return {**needs, f"propensities of {train.n_labels} labels": _LABEL_BYTES * train.n_labels}
+
+
+def evaluating(forecaster: Forecaster, k: int, dataset: Dataset, train: Dataset | None) -> Forecaster:
+    """A prediction by a model, and what follows in an evaluation."""
+    return Together(forecaster, {COMPARING: lambda _: comparing_needs(k, dataset, train)})
 
 
 def _predict(
-    path: Path, dataset: Dataset, k: int, execution: Execution, limit: MemoryLimit, filtered: str, threshold: float | None,
-    folder: Path, check: bool,
+    path: Path, dataset: Dataset, train: Dataset | None, k: int, execution: Execution, limit: MemoryLimit, filtered: str,
+    threshold: float | None, folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the metrics that need every score."""
     from xmc_stream.jobs.job import Notes
@@ -244,7 +260,8 @@ def _predict(
     if not 1 <= k <= model.n_labels:
         raise InputError(f"k must be between 1 and the model's {model.n_labels} labels. Got {k}.")
     with planned(execution, limit, ToDisk(model.warm_up(evaluate=True))) as (engine, plan):
-        plan.refuse_unless(comparing_needs(k), "evaluating predictions")
+        forecaster = model.forecaster(dataset, k, bool(filtered), True, engine.once)
+        refuse_unless_it_fits(evaluating(forecaster, k, dataset, train), plan)
         work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
         decision = model.decision if threshold is None else Decision(threshold)
         run = model.evaluating(dataset, k, work, plan, filtered, decision, folder)

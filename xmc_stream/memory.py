@@ -27,6 +27,12 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 # so few are taken from the reserve of a limit: to ask the system what is free takes longer than what is done with them
 FEW_BYTES = 2**20
 _RESERVED = 32  # a limit's share that no plan uses
+# What a process counts as before it works, at least. It is more than Python, libraries and kernels take, also those that are
+# loaded later, so that commands which hold a little more or less of them (`plan` and `train`) have the same least limit.
+_PROCESS = 160 * 2**20
+_GROWTH = 16 * 2**20  # by which a process that has more may have grown when it is given the limit that was named
+_MEGABYTE = 10**6  # limits are named in whole ones
+_MOST = 2**62  # bytes of a limit
 # Freed buffers below this share of a limit may stay resident: eight of them take the share that no plan uses.
 _KEPT, _LEAST_KEPT, _MOST_KEPT = 256, 256 * 2**10, 16 * 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's mallopt parameters
@@ -262,29 +268,79 @@ class MemoryLimit:
 
         resident_bytes: held once libraries and kernels are loaded. None: what this process holds now.
         """
-        return self.limit - (resident() if resident_bytes is None else resident_bytes) - self.reserve
+        return self.limit - max(resident() if resident_bytes is None else resident_bytes, _PROCESS) - self.reserve
 
     @property
     def reserve(self) -> int:
         """Bytes kept out of every plan."""
         return 24 * 2**20 + self.limit // _RESERVED
 
-    def check(self, needs: Mapping[str, int], what: str, budget: int | None = None) -> None:
+    def check(
+        self, needs: Mapping[str, int] | Callable[[int], Mapping[str, int]], what: str, budget: int | None = None
+    ) -> None:
         """Refuse a plan that does not fit.
 
-        needs: bytes by component. Raises MemoryLimitError naming the need, what there is, and the knob.
+        needs: bytes by component, or what gives them for a budget. Raises MemoryLimitError naming the need, what there is,
+        and the least limit that works.
         """
         budget = self.budget() if budget is None else budget
-        need = sum(needs.values())
+        here = needs(budget) if callable(needs) else needs
+        need = sum(here.values())
         if need > budget:
-            parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs.items() if size)
-            # the reserve grows with the limit
-            short = (self.limit + need - budget - self.limit // _RESERVED) * _RESERVED / (_RESERVED - 1)
+            process = max(self.limit - budget - self.reserve, grown(resident()))
+
+            def works(size: int) -> bool:
+                there = MemoryLimit(size).budget(process)
+                return sum((needs(there) if callable(needs) else needs).values()) <= there
+
+            parts = ", ".join(f"{name} {format_size(size)}" for name, size in here.items() if size)
             raise MemoryLimitError(
                 f"{what} needs {format_size(need)} ({parts}) beside the process itself, and the memory limit of "
-                f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}: "
-                f"set --memory-limit to {format_size(short * 1.03)} or more"
+                f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}{proposed(least_limit(works))}"
             )
+
+
+def grown(resident_bytes: int) -> int:
+    """What a process that holds so many bytes may hold when it, or another one like it, is given the limit that was named."""
+    return resident_bytes + _GROWTH
+
+
+def least_limit(works: Callable[[int], bool], too_small: int = 0) -> int | None:
+    """The smallest limit that works, in whole megabytes; None where none does. too_small: one that does not."""
+    low = too_small // _MEGABYTE
+    high = max(64, 2 * low)
+    while not works(high * _MEGABYTE):
+        low, high = high, 2 * high
+        if high * _MEGABYTE > _MOST:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle * _MEGABYTE) else (middle, high)
+    return high * _MEGABYTE
+
+
+_PROPOSED = ": set --memory-limit"
+
+
+def in_megabytes(limit: int) -> str:
+    """A limit as `--memory-limit` takes it; not rounded down."""
+    return f"{-(-limit // _MEGABYTE)}MB"
+
+
+def proposed(limit: int | None) -> str:
+    """The end of a refusal, which names the least limit that works; nothing where none does."""
+    return "" if limit is None else f"{_PROPOSED} to {in_megabytes(limit)} or more"
+
+
+def proposed_in(error: MemoryLimitError) -> int | None:
+    """The limit that a refusal names, if it does."""
+    _, found, words = error.in_shell.partition(f"{_PROPOSED} to ")
+    return parse_size(words.removesuffix(" or more")) if found else None
+
+
+def refusal(error: MemoryLimitError, least: int | None) -> str:
+    """Why a limit cannot work, with the least one that does in the place of what the error proposes."""
+    return f"{error.in_shell.partition(_PROPOSED)[0]}{proposed(least)}"
 
 
 class Guard:

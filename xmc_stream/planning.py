@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert import opened_source, taken_over, without_labels
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
-from xmc_stream.memory import MemoryLimit, available_threads, format_size, resident
+from xmc_stream.jobs.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
+from xmc_stream.memory import (
+    MemoryLimit,
+    available_threads,
+    format_size,
+    in_megabytes,
+    least_limit,
+    proposed_in,
+    refusal,
+    resident,
+)
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, memory_plan
+from xmc_stream.models.written import file_needs
 from xmc_stream.progress import current, duration
 from xmc_stream.store.dataset import Dataset
 
@@ -32,9 +44,6 @@ _EDGES = 16 * MIB  # what no component names: ledger, events, the scheduler's ow
 _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
-_FINEST = 10**6  # limits are proposed to a megabyte
-
-_PROPOSED = ": set --memory-limit"
 
 Forecast = dict[str, Any]
 
@@ -59,11 +68,12 @@ def plan_training(
     warm_start: Model | None = None,
     workers: int | None = None,
     given: Given | None = None,
+    calibrate: float | None = None,
 ) -> Forecast:
     """What `train` would do. A limit that cannot work gives fits=False and why, instead of an error.
 
     workers: of a cluster that is not there yet, each with the threads and the limit of `execution`, and as fast as this
-    machine. None: who would do it now. given: see `Task`.
+    machine. None: who would do it now. given: see `Task`. calibrate: the share of the rows that a second training leaves out.
     """
     if not dataset.n_samples or not dataset.n_labels or not dataset.n_features:
         raise InputError(f"{dataset.path} has no samples, features or labels: there is nothing to learn from")
@@ -71,21 +81,59 @@ def plan_training(
     method.check(task)
     limit = execution.limit([dataset.path, *([] if warm_start is None else [warm_start.path])])
     with _engine(execution, limit) as engine:
-        resident_bytes = engine.warm(method.warm_up(task))
-
-        def at(size: int, processes: int | None = workers) -> MemoryPlan:
-            plan = memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
-            return plan if processes is None else replace(plan, processes=processes)
-
-        room = limit.limit
+        plan = _plan(engine, limit, engine.warm(method.warm_up(task)), execution, workers)
         current().phase("looking at the data", (0.0, 0.0))
-        while True:  # a probe gets what it needs, also where the limit asked for is too small
-            try:
-                forecaster = method.forecaster(task, at(room), engine.once)
-                break
-            except MemoryLimitError:
-                room *= 2
-        return {"command": "train", **_advised(forecaster, at, limit.limit, resident_bytes, engine, workers)}
+
+        def forecasters(plan: MemoryPlan) -> Forecaster:
+            forecaster = method.forecaster(task, plan, engine.once)
+            return (
+                forecaster
+                if calibrate is None
+                else _Calibrated(forecaster, _calibrating(dataset, calibrate), calibrate)
+            )
+
+        return {"command": "train", **_advised(forecasters, plan, engine, workers)}
+
+
+@contextmanager
+def least_of_trainings(
+    dataset: Dataset, settings: Sequence[Parameters], seed: int, execution: Execution
+) -> Iterator[None]:
+    """A block that trains several settings on most rows of a dataset: a refusal names the least limit for all of them."""
+    try:
+        yield
+    except MemoryLimitError as error:
+        named = proposed_in(error)
+        if named is None:
+            raise
+        leasts = [plan_training(dataset, setting, seed, execution)["least_limit"] or 0 for setting in settings]
+        raise MemoryLimitError(refusal(error, max(named, *leasts))) from None
+
+
+@dataclass(frozen=True)
+class _Calibrated(Together):
+    """A training, and the one that calibrates it: without a share of the rows, which are split off before."""
+
+    share: float
+
+    def forecast(self, plan: MemoryPlan) -> Forecast:
+        """Of both."""
+        foreseen = super().forecast(plan)
+        for name in ("passes", "bytes_read", "bytes_streamed", "bytes_gathered", "seconds"):
+            foreseen[name] = type(foreseen[name])(foreseen[name] * (2 - (name != "passes") * self.share))
+        return foreseen
+
+
+def _calibrating(dataset: Dataset, share: float) -> dict[str, Needs]:
+    """What calibrating needs beside two trainings. What it predicts with one thread takes less than these."""
+    from xmc_stream.calibration import CALIBRATING, calibrating_needs  # `train` starts in less time without
+    from xmc_stream.datasets.split import split_needs
+
+    rows = int(share * dataset.n_samples) + dataset.n_labels  # a row of each label more, at most
+    return {
+        "split": lambda plan: split_needs(dataset, plan.budget),
+        CALIBRATING: lambda _: calibrating_needs(dataset, rows),
+    }
 
 
 def plan_prediction(
@@ -96,71 +144,80 @@ def plan_prediction(
     filtered: bool = False,
     evaluate: bool = False,
     workers: int | None = None,
+    out: Path | None = None,
+    train: Dataset | None = None,
 ) -> Forecast:
     """What `predict` would do, or `evaluate` with a model. A limit that cannot work gives fits=False and why.
 
-    filtered: whether a filter file is given; it is not read. workers: as of `plan_training`.
+    filtered: whether a filter file is given; it is not read. workers: as of `plan_training`. out: of `predict`; train: of
+    `evaluate`.
     """
     from xmc_stream.models.runs import ToDisk  # `train` starts in less time without
 
     limit, name = execution.limit([model.path, dataset.path]), "evaluate" if evaluate else "predict"
     with _engine(execution, limit) as engine:
-        resident_bytes = engine.warm(ToDisk(model.warm_up(evaluate)))
-
-        def at(size: int, processes: int | None = workers) -> MemoryPlan:
-            plan = memory_plan(engine, MemoryLimit(size), resident_bytes, execution.cuts)
-            return plan if processes is None else replace(plan, processes=processes)
-
+        plan = _plan(engine, limit, engine.warm(ToDisk(model.warm_up(evaluate))), execution, workers)
         current().phase("looking at the data", (0.0, 0.0))
         forecaster = model.forecaster(dataset, k, filtered, evaluate, engine.once)
-        forecast = _advised(forecaster, at, limit.limit, resident_bytes, engine, workers)
-    if evaluate and forecast["fits"]:
-        from xmc_stream.evaluation import comparing_needs  # `train` starts in less time without
+        if evaluate:
+            from xmc_stream.evaluation import evaluating  # as above
 
-        forecast["peak_parts"] |= {"comparing": sum(comparing_needs(k).values())}
-        forecast["peak_rss"] = min(sum(forecast["peak_parts"].values()), limit.limit)
+            forecaster = evaluating(forecaster, k, dataset, train)
+        elif out is not None:
+            forecaster = Together(forecaster, file_needs(out, dataset, k))
+        forecast = _advised(lambda _: forecaster, plan, engine, workers)
     return {"command": name, "peak_phase": name, **forecast}
 
 
-def _advised(
-    forecaster: Forecaster,
-    at: Callable[..., MemoryPlan],
-    limit: int,
-    resident_bytes: int,
-    engine: Engine,
-    workers: int | None,
-) -> Forecast:
-    """What a forecaster says for a limit, or why that cannot work, and the limits that would do."""
+def _plan(
+    engine: Engine, limit: MemoryLimit, resident_bytes: int, execution: Execution, workers: int | None
+) -> MemoryPlan:
+    """The plan of a command; with the workers that there will be."""
+    plan = memory_plan(engine, limit, resident_bytes, execution.cuts)
+    return plan if workers is None else replace(plan, processes=workers)
 
-    def works(size: int) -> bool:
-        try:
-            forecaster.check(at(size))
-        except MemoryLimitError:
-            return False
-        return True
 
-    least = _least(works, limit)
-    advice = {
+def _advised(forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers: int | None) -> Forecast:
+    """What is foreseen under a plan, or why that cannot work, and the limits that would do."""
+    forecaster, refused = None, None
+    try:
+        forecaster = forecasters(plan)
+        foreseen = with_process(forecaster.forecast(plan), plan, plan.process)
+    except MemoryLimitError as error:
+        refused = error
+    least = least_that_works(forecasters, plan, forecaster)
+    advice: Forecast = {
         "least_limit": least,
-        "limit_for_fewest_passes": _least(
-            lambda size: works(size) and forecaster.reads_least(at(size)), limit, (least or _FINEST) - _FINEST
-        ),
+        "limit_for_fewest_passes": None if least is None else _fewest_passes(forecaster, forecasters, plan, least),
     }
     common: Forecast = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
-    try:
-        foreseen = with_process(forecaster.forecast(at(limit)), at(limit), resident_bytes)
-    except MemoryLimitError as error:
-        why = _refused(error, advice["least_limit"])
-        return {"fits": False, "memory_limit": limit, "why": why, **common, **advice}
+    if refused is not None or forecaster is None:
+        why = "" if refused is None else refusal(refused, least)
+        return {"fits": False, "memory_limit": plan.limit, "why": why, **common, **advice}
     if workers is not None:
         common["workers"] = workers
         common["seconds_by_workers"] = {
             n: round(seconds + engine.loading, 1)
             for n in _others(workers)
-            if (seconds := _seconds(forecaster, at(limit, n))) is not None
+            if (seconds := _seconds(forecaster, replace(plan, processes=n))) is not None
         }
     # the command loads the kernels too
     return {**common, **foreseen, "seconds": round(foreseen["seconds"] + engine.loading, 1), **advice}
+
+
+def _fewest_passes(forecaster: Forecaster | None, forecasters: Forecasters, plan: MemoryPlan, least: int) -> int | None:
+    """The limit from which on more memory saves no pass."""
+    foreseen = forecaster or forecasters(plan.under(least))
+
+    def saves_none(size: int) -> bool:
+        there = plan.under(size)
+        try:
+            foreseen.check(there)
+            return foreseen.reads_least(there)
+        except MemoryLimitError:
+            return False
+
+    return least if saves_none(least) else least_limit(saves_none, least)
 
 
 def _seconds(forecaster: Forecaster, plan: MemoryPlan) -> float | None:
@@ -176,18 +233,13 @@ def _others(workers: int) -> list[int]:
     return sorted({1, max(1, workers // 4), max(1, workers // 2), workers, 2 * workers, 4 * workers})
 
 
-def _refused(error: MemoryLimitError, least: int | None) -> str:
-    """Why a limit cannot work, with the least one that does in the place of what the error proposes."""
-    return f"{error.in_shell.partition(_PROPOSED)[0]}{_PROPOSED} to {_megabytes(least)} or more"
-
-
 def plan_conversion(
     source: Any, memory_limit: str | int | None, threads: int | None = None, like: Any = None, labels: Any = None,
     format: str | None = None, new_labels: bool = False, **options: Any,
 ) -> Forecast:  # fmt: skip
     """What `convert` would do: the beginning of the input is read to foresee sizes and time."""
     from xmc_stream.convert.jobs import LoadJob  # as above
-    from xmc_stream.convert.plan import plan_memory
+    from xmc_stream.convert.plan import least_of_conversion, plan_memory, refuse_unless_it_fits
     from xmc_stream.convert.run import threads_for
 
     limit = Execution(memory_limit).limit()
@@ -203,17 +255,13 @@ def plan_conversion(
         def plan(size: int) -> ConversionPlan:
             return plan_memory(opened, MemoryLimit(size).budget(resident_bytes), threads)
 
-        def works(size: int) -> bool:
-            return plan(size).need <= MemoryLimit(size).budget(resident_bytes)
-
-        forecast: Forecast = {"command": "convert", "fits": works(limit.limit), "memory_limit": limit.limit}
-        least = _least(works, limit.limit)
         chosen = plan(limit.limit)
-        if not forecast["fits"]:
-            try:
-                limit.check(chosen.needs, "convert", limit.budget(resident_bytes))
-            except MemoryLimitError as error:
-                forecast["why"] = _refused(error, least)
+        least = least_of_conversion(opened, limit, chosen)
+        forecast: Forecast = {"command": "convert", "fits": True, "memory_limit": limit.limit}
+        try:
+            refuse_unless_it_fits(opened, limit, chosen)
+        except MemoryLimitError as error:
+            forecast |= {"fits": False, "why": error.in_shell}
         plan(max(limit.limit, resident_bytes + _PROBE_ROOM))
         seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
         part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in - getattr(opened, "bytes_beside", 0), 1)) or 1.0
@@ -278,9 +326,9 @@ def plan_lines(forecast: Mapping[str, Any]) -> list[str]:
         *(f"  {format_size(size):>10}   {name}" for name, size in parts),
     ]
     least, fewest = forecast["least_limit"], forecast["limit_for_fewest_passes"]
-    lines += [f"least limit    --memory-limit {_megabytes(least)}"]
+    lines += [f"least limit    --memory-limit {in_megabytes(least)}"]
     if fewest != least:
-        lines += [f"fewest passes  from --memory-limit {_megabytes(fewest)} on"]
+        lines += [f"fewest passes  from --memory-limit {in_megabytes(fewest)} on"]
     return lines
 
 
@@ -300,10 +348,6 @@ def _compiling(forecast: Mapping[str, Any]) -> list[str]:
         if seconds
         else []
     )
-
-
-def _megabytes(size: int | None) -> str:
-    return "unknown" if size is None else f"{size // 10**6}MB"
 
 
 def _passes(forecast: Mapping[str, Any], brief: bool = False) -> str:
@@ -329,19 +373,3 @@ def passes_in_words(passes: float) -> str:
 
 def _engine(execution: Execution, limit: MemoryLimit) -> Engine:
     return Engine(limit, execution.threads or available_threads(), execution.scheduler)
-
-
-def _least(works: Callable[[int], bool], start: int, low: int = 0) -> int | None:
-    """The smallest limit that works, to a megabyte; None where none up to a thousand times the start does.
-
-    low: a limit that is too small.
-    """
-    high = start
-    while not works(high):
-        high *= 2
-        if high > 1000 * start:
-            return None
-    while high - low > _FINEST:
-        middle = (low + high) // 2
-        low, high = (low, middle) if works(middle) else (middle, high)
-    return -(-high // _FINEST) * _FINEST

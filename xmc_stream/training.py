@@ -17,6 +17,7 @@ from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_in
 from xmc_stream.errors import InputError, StoreError, XmcStreamError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
+from xmc_stream.jobs.plan import Forecaster, MemoryPlan, least_named
 from xmc_stream.memory import MemoryLimit, available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
@@ -152,9 +153,13 @@ def _train(
             of, resident_bytes = execution.part or (1, engine.warm(method.warm_up(task)))
             plan = memory_plan(engine, limit, resident_bytes, execution.cuts, of)
             progress.phase("looking at the data", (0.0, 0.0))
-            forecaster = method.forecaster(task, plan, engine.once)
-            foreseen = forecaster.forecast(plan)
-            run = method.run(task, work, plan, ledger, foreseen)
+
+            def forecasters(plan: MemoryPlan) -> Forecaster:
+                return method.forecaster(task, plan, engine.once)
+
+            with least_named(forecasters, plan) if of == 1 else nullcontext():  # one of several goes on by itself
+                foreseen = forecasters(plan).forecast(plan)
+                run = method.run(task, work, plan, ledger, foreseen)
             LOG.info(
                 "%splan: %s",
                 progress.about,

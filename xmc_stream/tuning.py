@@ -20,7 +20,7 @@ from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
-from xmc_stream.evaluation import evaluate_with
+from xmc_stream.evaluation import COMPARING, comparing_needs, evaluate_with
 from xmc_stream.files import regular
 from xmc_stream.folders import temporary_folder
 from xmc_stream.memory import available_threads, peak_resident
@@ -29,6 +29,7 @@ from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model, memory_plan
 from xmc_stream.models.execution import Part, shared
+from xmc_stream.planning import least_of_trainings
 from xmc_stream.progress import LOG, current, working
 from xmc_stream.stop import wanted_while
 from xmc_stream.store.dataset import Dataset, open_dataset
@@ -172,7 +173,11 @@ def tune(
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
         else:
-            with bar.part(0.0, 1.0 if model is None else _COMPARED):
+            with (
+                least_of_trainings(dataset, tried.settings, seed, execution),
+                bar.part(0.0, 1.0 if model is None else _COMPARED),
+            ):
+                limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
                 found, resumed = asked.run(folder, overwrite)
         found["settings"] = [{**one, "parameters": v} for one, v in zip(found["settings"], tried.values, strict=True)]
         best, said = _best(found, metric), found.pop("metric", None)
@@ -401,13 +406,18 @@ class _Tuning:
         threads = execution.threads or available_threads()
         with Engine(limit, threads, execution.scheduler) as engine:
             resident = max(engine.warm(method.warm_up(task)) for task in tasks)
+            whole = memory_plan(engine, limit, resident, execution.cuts)
+            try:
+                forecasters = [method.forecaster(task, whole, engine.once) for task in tasks]
+            except MemoryLimitError:  # not even one does
+                return 1, execution
             for at_once in range(min(len(tasks), engine.threads * engine.processes), 1, -1):
                 of = min(at_once, engine.threads)  # a worker may get the jobs of so many
                 mine = threads // at_once if engine.in_process else engine.threads
                 plan = replace(memory_plan(engine, limit, resident, execution.cuts, of), threads=mine)
                 try:
-                    for task in tasks:
-                        method.forecaster(task, plan, engine.once).check(plan)
+                    for forecaster in forecasters:
+                        forecaster.check(plan)
                 except MemoryLimitError:
                     continue
                 return at_once, replace(execution, memory_limit=limit.limit, threads=mine, part=Part(of, resident))

@@ -32,6 +32,7 @@ from xmc_stream.progress import LOG
 if TYPE_CHECKING:
     from xmc_stream.methods.parameters import Parameters
     from xmc_stream.methods.weights import Given
+    from xmc_stream.models import Model
 
 
 _NOT_PLANNED = (
@@ -137,12 +138,9 @@ def train(
     execution = Execution(memory_limit, threads, scheduler, True)
     start = load_model(warm_start) if warm_start else None
     path = model.absolute()
+    _refuse_together(calibrate, given, start)
     if calibrate is None:
         _, report = train_model(dataset, path, parameters, seed, execution, overwrite, force, check, start, given=given)
-    elif given is not None:
-        raise InputError("--calibrate does not go together with --sample-weight and --class-weight: leave out one")
-    elif start is not None:
-        raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
     else:
         from xmc_stream.calibrated_training import train_calibrated
 
@@ -157,6 +155,14 @@ def train(
             f"read, peak memory {format_size(report['peak_rss'])} of {format_size(report['memory_limit'])}",
             *([_of_calibration(report["calibration"])] if "calibration" in report else []),
         ])  # fmt: skip
+
+
+def _refuse_together(calibrate: float | None, given: Given | None, start: Model | None) -> None:
+    """Raise InputError for options of `train` that contradict each other."""
+    if calibrate is not None and given is not None:
+        raise InputError("--calibrate does not go together with --sample-weight and --class-weight: leave out one")
+    if calibrate is not None and start is not None:
+        raise InputError("--calibrate and --warm-start do not go together: the start has seen the rows held out")
 
 
 def _of_calibration(about: dict[str, Any]) -> str:
@@ -368,7 +374,8 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
         start = None if o["warm_start"] is None else load_model(_sealed(o["warm_start"]))
         parameters = _parameters(o["solver"], o["settings"], o["class_weight"])
         given = _given(o["sample_weight"], o["class_weight"])
-        return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given)
+        _refuse_together(o["calibrate"], given, start)
+        return planning.plan_training(data, parameters, o["seed"], execution, start, workers, given, o["calibrate"])
     if command == "evaluate" and not is_model(o["predictions"]):
         from xmc_stream.evaluation import plan_comparison
 
@@ -377,7 +384,10 @@ def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, 
     model = load_model(_sealed(o["model"] if command == "predict" else o["predictions"]))
     k = o["k"] if command == "predict" else max(o["ks"])
     filtered = o["pairs"] is not None
-    return planning.plan_prediction(model, data, k, execution, filtered, command == "evaluate", workers)
+    train_set = None if o.get("train_data") is None else open_dataset(_sealed(o["train_data"]))
+    return planning.plan_prediction(
+        model, data, k, execution, filtered, command == "evaluate", workers, o.get("out"), train_set
+    )
 
 
 def _sealed(store: Path) -> Path:

@@ -240,6 +240,7 @@ def _convert(
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
     from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
     from xmc_stream.convert.matrices.arrays import reading
+    from xmc_stream.convert.plan import refuse_unless_it_fits
     from xmc_stream.convert.run import run_conversion, running
     from xmc_stream.engine.making import MARK, digest_of, made_before
     from xmc_stream.engine.runner import limit_of
@@ -282,7 +283,7 @@ def _convert(
             check_target(target, overwrite)
             before = {**stamps(opened.files), **before}  # some were found beside others
             with running(opened, limit, threads, scheduler) as (engine, plan):
-                limit.check(plan.needs, "convert", plan.budget)
+                refuse_unless_it_fits(opened, limit, plan, fewer=scheduler is None)
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: digest_of(identity)}
                 done = run_conversion(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xmc_stream.convert.pieces import WINDOW
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.memory import MemoryLimit, grown, least_limit, refusal, resident
 
 if TYPE_CHECKING:
     from xmc_stream.convert.source import Source
@@ -43,6 +45,25 @@ def plan_memory(source: Source, budget: int, threads: int, fewer: bool = True) -
         if threads == 1 or not fewer or plan.need <= budget:
             return plan
         threads -= 1
+
+
+def least_of_conversion(source: Source, limit: MemoryLimit, plan: ConversionPlan, fewer: bool = True) -> int | None:
+    """The least limit that works. plan: that of `limit`."""
+    process = max(limit.limit - limit.reserve - plan.budget, grown(resident()))
+
+    def works(size: int) -> bool:
+        budget = MemoryLimit(size).budget(process)
+        return plan_memory(source, budget, plan.threads, fewer).need <= budget
+
+    return least_limit(works)
+
+
+def refuse_unless_it_fits(source: Source, limit: MemoryLimit, plan: ConversionPlan, fewer: bool = True) -> None:
+    """Raise MemoryLimitError, which names the least limit that works."""
+    try:
+        limit.check(plan.needs, "convert", plan.budget)
+    except MemoryLimitError as error:
+        raise MemoryLimitError(refusal(error, least_of_conversion(source, limit, plan, fewer))) from None
 
 
 def _plan(source: Source, budget: int, threads: int) -> ConversionPlan:

@@ -192,11 +192,18 @@ def _text(dataset: Dataset, out: Path, compressed: bool, format: str, base: int,
     none = np.zeros(1, np.int64), np.empty(0, X.indices.dtype), np.empty(0, np.float32)
     write_rows(*none, none[0], np.empty(0, Y.indices.dtype), 0, np.empty(0, np.uint8))  # loaded before the plan
     budget = limit.budget()
-    x_bytes = max(MIB, min(_BLOCK, budget // 16))
-    y_bytes = x_bytes // 4
-    values, positives = x_bytes // X.entry_bytes, y_bytes // Y.entry_bytes
-    text = text_bytes(y_bytes // 8, values, positives, X.shape[1], Y.shape[1])
-    limit.check({"rows": 2 * (x_bytes + y_bytes) + 8 * MIB, "text": text}, "export", budget)
+
+    def sizes(budget: int) -> tuple[int, int]:
+        most = max(MIB, min(_BLOCK, budget // 16))
+        return X.block_bytes(most), Y.block_bytes(most // 4)
+
+    def needs(budget: int) -> dict[str, int]:
+        x, y = sizes(budget)
+        text = text_bytes(y // 8, x // X.entry_bytes, y // Y.entry_bytes, X.shape[1], Y.shape[1])
+        return {"rows": 2 * (x + y) + 8 * MIB, "text": text}
+
+    limit.check(needs, "export", budget)
+    x_bytes, y_bytes = sizes(budget)
     blank, bar = 0, current()
     with text_writer(out, compressed, dataset.n_samples, X.shape[1], Y.shape[1], format == "xmlrepo", base) as append:
         for x, y in stream((X, Y), (x_bytes, y_bytes), 0, dataset.n_samples):

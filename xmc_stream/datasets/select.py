@@ -107,10 +107,16 @@ def select_features(
     if out.absolute() == dataset.path.absolute():
         raise InputError(f"{out} is the dataset itself: give another name")
     _load_kernels(dataset)
-    budget = limit.budget()
-    x_bytes = max(MIB, min(_BLOCK, budget // 16))
+    budget, X = limit.budget(), dataset.X_rows()
+
+    def block_bytes(budget: int) -> int:
+        return X.block_bytes(max(MIB, min(_BLOCK, budget // 16)))
+
     held = {"features": 8 * 8 * dataset.n_features, "writers": _WRITERS}
-    limit.check({**held, "blocks of rows": 2 * x_bytes + 8 * MIB}, "selecting features", budget)
+    limit.check(
+        lambda budget: {**held, "blocks of rows": 2 * block_bytes(budget) + 8 * MIB}, "selecting features", budget
+    )
+    x_bytes = block_bytes(budget)
     if check and isinstance(features, Model):
         compare(features)
     ids = _ids(features, dataset)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,20 +122,8 @@ def split(
         raise InputError(f"{dataset.path} is split into two other datasets: give three different names")
     _load_kernels(dataset)
     budget = limit.budget()
-    x_bytes = max(MIB, min(_BLOCK, budget // 32))
-    max_bytes = max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4))
-    # counts of each writer, and of what is chosen
-    counts = 2 * 8 * (dataset.n_features + dataset.n_labels) + (
-        dataset.n_samples if rows is not None else 5 * 8 * dataset.n_labels
-    )
-    ids = dataset.row_ids()
-    needs = {
-        "blocks of rows": 5 * x_bytes + 8 * MIB,
-        "writers": _WRITERS,
-        "counts": counts,
-        "ids of rows": 2 * WRITER_BYTES if ids else 0,
-    }
-    limit.check({**needs, "labels by columns": max_bytes + 4 * 8 * dataset.n_labels}, "split", budget)
+    limit.check(lambda budget: split_needs(dataset, budget, rows is not None), "split", budget)
+    sizes = _sizes(dataset, budget)
     provenance: dict[str, Any] = {"of": dataset.path.name, "fingerprint": dataset.fingerprint}
     if rows is None:
         provenance |= {"fraction": fraction, "seed": seed}
@@ -148,7 +136,7 @@ def split(
             return chosen_rows[y.start : y.start + y.n]
 
     handed_on = {name: value for name, value in dataset.attributes.items() if name not in _OWN}
-    sizes = handed_on.pop("n_features"), handed_on.pop("n_labels")
+    shape, ids = (handed_on.pop("n_features"), handed_on.pop("n_labels")), dataset.row_ids()
 
     def write(work: Path, ledger: Ledger) -> Receipt:
         n_valid = 0
@@ -156,7 +144,7 @@ def split(
             writers = []
             for path, part in ((train, "train"), (valid, "valid")):
                 attributes = {**handed_on, "split": {**provenance, "part": part}}
-                of_part = new_dataset(work_folder(path) / STORE, *sizes, attributes, max_bytes)
+                of_part = new_dataset(work_folder(path) / STORE, *shape, attributes, sizes.transposition)
                 writers.append(opened.enter_context(of_part))
             bar.phase("splitting")
             ids_of = []
@@ -165,7 +153,7 @@ def split(
                 if ids:
                     ids_of.append((ids, opened.enter_context(new_names(writer.folder / ROW_IDS))))
             matrices = dataset.X_rows(), dataset.Y_rows()
-            for x, y in stream(matrices, (x_bytes, x_bytes // 4), 0, dataset.n_samples):
+            for x, y in stream(matrices, (sizes.x, sizes.y), 0, dataset.n_samples):
                 chosen = choose(y)
                 for writer, kept in zip(writers, (~chosen, chosen), strict=True):
                     _append(writer, x, y, kept)
@@ -192,6 +180,33 @@ def split(
         "labels_in_data": int((dataset.label_counts() > 0).sum()),
         "seconds": round(time.perf_counter() - began, 3),
         "peak_rss": peak_resident(),
+    }
+
+
+class _Sizes(NamedTuple):
+    """Bytes: of X and of Y in a block of rows, and of what puts labels by columns."""
+
+    x: int
+    y: int
+    transposition: int
+
+
+def _sizes(dataset: Dataset, budget: int) -> _Sizes:
+    most = max(MIB, min(_BLOCK, budget // 32))
+    x, y = dataset.X_rows().block_bytes(most), dataset.Y_rows().block_bytes(most // 4)
+    return _Sizes(x, y, max(4 * MIB, min(_MAX_TRANSPOSITION, budget // 4)))
+
+
+def split_needs(dataset: Dataset, budget: int, chosen: bool = False) -> dict[str, int]:
+    """Bytes by component that a split takes where there is such a budget. chosen: whether rows are given by number."""
+    sizes, n_labels = _sizes(dataset, budget), dataset.n_labels
+    return {
+        "blocks of rows": 4 * (sizes.x + sizes.y) + 8 * MIB,
+        "writers": _WRITERS,
+        # of each writer, and of what is chosen
+        "counts": 2 * 8 * (dataset.n_features + n_labels) + (dataset.n_samples if chosen else 5 * 8 * n_labels),
+        "ids of rows": 2 * WRITER_BYTES if dataset.row_ids() else 0,
+        "labels by columns": sizes.transposition + 4 * 8 * n_labels,
     }
 
 

@@ -6,10 +6,13 @@ Plans decide where work is cut and never what comes out of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from xmc_stream.memory import MemoryLimit
+from xmc_stream.errors import MemoryLimitError
+from xmc_stream.memory import MemoryLimit, grown, least_limit, refusal
 
 MIB = 2**20
 
@@ -35,6 +38,7 @@ class MemoryPlan:
 
     limit: the memory limit, for messages. budget: bytes for all threads of the process together. processes: how many
     work beside each other. cuts: see Cuts. parts: trainings beside each other that share a process; budget is of one of them.
+    process: bytes that a process held before it was planned. longest: bytes of a line of X or Y that has most.
     """
 
     limit: int
@@ -43,6 +47,13 @@ class MemoryPlan:
     processes: int = 1
     cuts: Cuts = Cuts()
     parts: int = 1
+    process: int = 0
+    longest: int = 0
+
+    def under(self, limit: int) -> MemoryPlan:
+        """The plan that another limit would give, when it is given to this process or another one like it."""
+        budget = MemoryLimit(limit).budget(grown(self.process)) // self.parts
+        return replace(self, limit=limit, budget=budget)
 
     @property
     def per_thread(self) -> int:
@@ -51,8 +62,8 @@ class MemoryPlan:
 
     @property
     def row_block_bytes(self) -> int:
-        """Of X in a row block of a search or a prediction, Y or the results apart."""
-        return min(32 * MIB, max(MIB // 2, self.per_thread // 16))
+        """Of X in a row block, Y or the results apart."""
+        return max(self.longest, min(32 * MIB, max(MIB // 2, self.per_thread // 16)))
 
     def refuse_unless(self, needs: dict[str, int], what: str) -> None:
         """Raise MemoryLimitError when the components do not fit the budget."""
@@ -76,6 +87,82 @@ class Forecaster(ABC):
 
         Keys are those of `plan --json`. Raises MemoryLimitError.
         """
+
+
+Needs = Callable[[MemoryPlan], dict[str, int]]  # bytes by component
+
+
+@dataclass(frozen=True)
+class Together(Forecaster):
+    """Some work, and steps before or after it. steps: what each needs, by what it is called."""
+
+    work: Forecaster
+    steps: Mapping[str, Needs]
+
+    def check(self, plan: MemoryPlan) -> None:
+        """Whether all of it fits."""
+        self.work.check(plan)
+        for what, needs in self.steps.items():
+            plan.refuse_unless(needs(plan), what)
+
+    def reads_least(self, plan: MemoryPlan) -> bool:
+        """As the work."""
+        return self.work.reads_least(plan)
+
+    def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
+        """As the work, with the step that needs most where that is more."""
+        self.check(plan)
+        foreseen = self.work.forecast(plan)
+        for what, needs in self.steps.items():
+            parts = needs(plan)
+            if sum(parts.values()) > sum(foreseen["peak_parts"].values()):
+                foreseen |= {"peak_phase": what, "peak_parts": parts}
+        return foreseen
+
+
+Forecasters = Callable[
+    [MemoryPlan], Forecaster
+]  # foresees, by what a probe within the plan says. Raises MemoryLimitError
+
+
+def least_that_works(forecasters: Forecasters, plan: MemoryPlan, forecaster: Forecaster | None = None) -> int | None:
+    """The least limit under which some work fits, by what is foreseen under that very limit; None where none does.
+
+    forecaster: one for some other limit, if there is one.
+    """
+
+    def fits(size: int) -> bool:
+        nonlocal forecaster
+        there = plan.under(size)
+        try:
+            forecaster = forecaster or forecasters(there)
+            forecaster.check(there)
+        except MemoryLimitError:
+            return False
+        return True
+
+    least = least_limit(fits)
+    while least is not None:
+        forecaster = None
+        if fits(least):
+            break
+        least = least_limit(fits, least)
+    return least
+
+
+@contextmanager
+def least_named(forecasters: Forecasters, plan: MemoryPlan) -> Iterator[None]:
+    """A block whose refusals name the least limit that works."""
+    try:
+        yield
+    except MemoryLimitError as error:
+        raise MemoryLimitError(refusal(error, least_that_works(forecasters, plan))) from None
+
+
+def refuse_unless_it_fits(forecaster: Forecaster, plan: MemoryPlan) -> None:
+    """Raise MemoryLimitError, which names the least limit that works."""
+    with least_named(lambda _: forecaster, plan):
+        forecaster.check(plan)
 
 
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:

@@ -123,7 +123,7 @@ def memory_plan(
     from xmc_stream.jobs.plan import Cuts, MemoryPlan
 
     budget = limit.budget(resident_bytes) // parts
-    return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts(), parts)
+    return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts(), parts, resident_bytes)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from xmc_stream.models.execution import Execution, advising, planned
 from xmc_stream.models.held import check_k, rank, refuse_other_rows
 from xmc_stream.models.normalisation import normalised
 from xmc_stream.models.samples import are_texts, converted
-from xmc_stream.models.written import STANDARD_OUTPUT, is_file, write_file, write_standard_output
+from xmc_stream.models.written import STANDARD_OUTPUT, file_needs, is_file, write_file, write_standard_output
 from xmc_stream.progress import current, working
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import folder_bytes
@@ -79,6 +79,7 @@ def predict_to(
     from xmc_stream.engine.making import COMMAND, STORE, make
     from xmc_stream.jobs.check import checked_reading
     from xmc_stream.jobs.job import Notes
+    from xmc_stream.jobs.plan import Together, refuse_unless_it_fits
     from xmc_stream.models.runs import ToDisk
 
     began = time.perf_counter()
@@ -100,6 +101,8 @@ def predict_to(
             stored_filter(filter, folder, dataset.n_samples, model.n_labels, limit) as filtered,
             planned(execution, limit, ToDisk(model.warm_up())) as (engine, plan),
         ):
+            forecaster = model.forecaster(dataset, k, filter is not None, False, engine.once)
+            refuse_unless_it_fits(Together(forecaster, file_needs(out, dataset, k)), plan)
             work = begin_predictions(store, dataset.n_samples, model.n_labels, k)
             run = model.predicting(dataset, k, work, plan, filtered)
             result: Receipt = engine.run(checked(model, run.loop(), check), Notes())
@@ -111,7 +114,7 @@ def predict_to(
             copy_row_ids(dataset.path, work)
         finish_predictions(work, store, attributes, False)
         if as_file:
-            write_file(Predictions(store), folder / STORE, out.suffix.lower(), limit, model.label_names())
+            write_file(Predictions(store), folder / STORE, out.suffix.lower(), model.label_names())
         return result
 
     identity = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.jobs.job import Job, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.ranking import check_features, check_labels
@@ -18,7 +18,14 @@ from xmc_stream.store.predictions import load_library
 
 PREDICTING = "ranking labels"  # in words, for those who watch
 HELD_ROWS = 4096  # that are ranked at a time by a model in memory
+LEAST_BLOCK = MIB // 2  # bytes of X in a row block, at least
 PAIRS = 24  # a block's pairs (of Y, of a filter) get such a part of what its X gets: what is made of them is many times larger
+
+
+def least_block(dataset: Dataset, labels: bool) -> int:
+    """Bytes of X in a row block, at least: of the longest row. labels: those of a row have their part of it."""
+    least = dataset.X_rows().block_bytes(LEAST_BLOCK)
+    return max(least, PAIRS * dataset.Y_rows().block_bytes(LEAST_BLOCK // PAIRS)) if labels else least
 
 
 @dataclass(frozen=True)

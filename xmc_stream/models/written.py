@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xmc_stream.errors import InputError
-from xmc_stream.memory import MemoryLimit
 from xmc_stream.store.names import WINDOW, Names
 from xmc_stream.store.predictions import Predictions
+
+if TYPE_CHECKING:
+    from xmc_stream.jobs.plan import Needs
+    from xmc_stream.store.dataset import Dataset
 
 STANDARD_OUTPUT = Path("-")
 FILES = (".npz", ".txt", ".jsonl")
@@ -41,10 +44,22 @@ def refuse_other_files(out: Path, advice: str) -> None:
         raise InputError(f"{out}: no {out.suffix} is written: {advice}")
 
 
-def write_file(predictions: Predictions, out: Path, kind: str, limit: MemoryLimit, names: Names | None) -> None:
+def file_needs(out: Path, dataset: Dataset, k: int) -> dict[str, Needs]:
+    """What writing predictions of some samples as a file of that name needs, see `Together`."""
+    if out.suffix.lower() != ".npz":
+        return {}
+    n, longest = dataset.n_samples, _longest(dataset.row_ids())
+    return {f"writing {out.name}": lambda _: {"labels and scores": 24 * n * k, "ids of rows": 4 * n * longest}}
+
+
+def _longest(ids: Names | None) -> int:
+    return max((len(name) for window in ids.windows() for name in window), default=0) if ids else 0
+
+
+def write_file(predictions: Predictions, out: Path, kind: str, names: Names | None) -> None:
     """Write predictions to a file. kind: one of FILES; names: of labels."""
     if kind == ".npz":
-        _write_arrays(predictions, out, limit)
+        _write_arrays(predictions, out)
     else:
         with open(out, "wb") as file:
             file.writelines(_objects(predictions, names) if kind == ".jsonl" else _lines(predictions))
@@ -56,16 +71,12 @@ def write_standard_output(predictions: Predictions, names: Names | None) -> None
     sys.stdout.buffer.flush()
 
 
-def _write_arrays(predictions: Predictions, out: Path, limit: MemoryLimit) -> None:
-    n = predictions.n_samples
-    ids = predictions.row_ids()
-    longest = max((len(name) for window in ids.windows() for name in window), default=0) if ids else 0
-    needs = {"labels and scores": 24 * n * predictions.k, "ids of rows": 4 * n * longest}
-    limit.check(needs, "writing predictions as arrays")
+def _write_arrays(predictions: Predictions, out: Path) -> None:
+    n, ids = predictions.n_samples, predictions.row_ids()
     labels, scores = predictions.rows(0, n)
     arrays: dict[str, Any] = {"labels": labels, "scores": scores}
     if ids is not None:
-        arrays["ids"] = np.empty(n, f"U{max(longest, 1)}")
+        arrays["ids"] = np.empty(n, f"U{max(_longest(ids), 1)}")
         for start in range(0, n, WINDOW):
             arrays["ids"][start : start + WINDOW] = ids.read(start, min(start + WINDOW, n))
     with open(out, "wb") as file:

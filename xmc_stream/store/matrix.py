@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from xmc_stream.errors import MemoryLimitError, StoreError
-from xmc_stream.memory import format_size
+from xmc_stream.errors import StoreError
 from xmc_stream.store.chunks import ChunkedArray, are_apart, described, open_array
 from xmc_stream.store.nodes import PlainArray, attributes_of, is_whole
 from xmc_stream.store.widened import widened
@@ -259,22 +259,29 @@ class SparseMatrix:
         return self._checked(Block(first, indptr - a, self.indices.map()[a:b], data))
 
     def blocks(self, max_bytes: int, start: int = 0, stop: int | None = None) -> Iterator[Block]:
-        """Consecutive blocks of at most max_bytes (entries and 8 bytes a line) over lines [start, stop): see `stream`."""
+        """Consecutive blocks of max_bytes (entries and 8 bytes a line) over lines [start, stop): see `stream`."""
         for (block,) in stream((self,), max_bytes, start, self.n_lines if stop is None else stop):
             yield block
 
-    def _fitting(self, ends: NDArray[np.int64], at: int, max_bytes: int, line: int) -> int:
-        """How many lines behind place `at` of a window of indptr fit into max_bytes. line: number of that line."""
+    def block_bytes(self, max_bytes: int) -> int:
+        """Bytes of a block that should have at most max_bytes: of the longest line, where that has more."""
+        most = min(self.nnz, self.bound) if self._ordered else self.nnz
+        if 8 + most * self.entry_bytes <= max_bytes:
+            return max_bytes
+        return max(
+            max_bytes, 8 + _longest(self.path, str(self.attributes.get("fingerprint")), self.nnz) * self.entry_bytes
+        )
+
+    def beyond(self, max_bytes: int) -> int:
+        """Bytes by which the longest line makes a block larger."""
+        return self.block_bytes(max_bytes) - max_bytes
+
+    def _fitting(self, ends: NDArray[np.int64], at: int, max_bytes: int) -> int:
+        """How many lines behind place `at` of a window of indptr fit into max_bytes."""
         window = ends[at:]
         cost = window * self.entry_bytes
         cost += 8 * np.arange(len(window)) - cost[0]
-        n = int(np.searchsorted(cost, max_bytes, side="right")) - 1
-        if n == 0:
-            raise MemoryLimitError(
-                f"line {line} of {self.path} takes {format_size(int(cost[1]))}, over the {format_size(max_bytes)} "
-                "planned for a block: raise --memory-limit or lower --threads"
-            )
-        return n
+        return int(np.searchsorted(cost, max_bytes, side="right")) - 1
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First entry and number of entries of each of the lines (sorted ascending, unique); only their own ends are read."""
@@ -329,16 +336,26 @@ class SparseMatrix:
         return self._checked(Block(0, indptr, indices, data))
 
 
+@lru_cache(64)  # a plan is made for many limits, and each job streams
+def _longest(path: Path, fingerprint: str, nnz: int) -> int:
+    """Entries of the line of a matrix that has most."""
+    matrix = SparseMatrix(path)
+    starts = range(0, matrix.n_lines, _WINDOW)
+    windows = (matrix.ends(start, min(start + _WINDOW, matrix.n_lines)) for start in starts)
+    return max((int(np.diff(ends).max()) for ends in windows), default=0)
+
+
 def stream(
     matrices: Sequence[SparseMatrix], max_bytes: int | Sequence[int], start: int, stop: int, max_lines: int = 0
 ) -> Iterator[tuple[Block, ...]]:
     """Blocks of the same lines of some matrices, at most max_bytes of each (or so many of each), over [start, stop).
 
-    All share one buffer a matrix: a block is gone when the next one comes. Every entry is read once. max_lines: of a
-    block, 0 for any number. While a block is worked on, the kernel reads the next one into the page cache. Raises
-    MemoryLimitError for a line that is larger than max_bytes.
+    They are larger where a line is: see `SparseMatrix.block_bytes`, by which they are planned. All share one buffer a matrix:
+    a block is gone when the next one comes. Every entry is read once. max_lines: of a block, 0 for any number. While a block
+    is worked on, the kernel reads the next one into the page cache.
     """
-    most = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else list(max_bytes)
+    bounds = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else max_bytes
+    most = [matrix.block_bytes(bound) for matrix, bound in zip(matrices, bounds, strict=True)]
     buffers = [
         Buffer(matrix, min(matrix.nnz, m // matrix.entry_bytes)) for matrix, m in zip(matrices, most, strict=True)
     ]
@@ -368,7 +385,7 @@ def _cuts(
         while at < high - low:
             n = max_lines or high - low
             for matrix, ends, m in zip(matrices, windows, most, strict=True):
-                n = min(n, matrix._fitting(ends, at, m, low + at))
+                n = min(n, matrix._fitting(ends, at, m))
             yield low + at, [ends[at : at + n + 1] for ends in windows]
             at += n
 

@@ -30,8 +30,8 @@ def transpose(rows: SparseMatrix, counts: NDArray[np.int64], group: Group, max_b
 
     counts (n_columns,): entries of each column. max_bytes: of the buffers; beside them stand the writer's own chunks
     and three int64 arrays of n_columns. Two passes need disk under the group, given back at the end: an entry's value
-    and four bytes (X 8, Y 4). Raises StoreError where counts and rows disagree, MemoryLimitError for a row
-    larger than a quarter of max_bytes.
+    and four bytes (X 8, Y 4). A row that is longer than a quarter of max_bytes is read beyond them. Raises StoreError where
+    counts and rows disagree.
     """
     ends = np.zeros(len(counts) + 1, np.int64)  # where each column begins, and the end of the last
     np.cumsum(counts, out=ends[1:])
@@ -138,7 +138,7 @@ class _Spill:
         self._n_buckets = len(buckets) - 1
         bucket_of = np.repeat(np.arange(self._n_buckets, dtype=np.int32), np.diff(buckets))
         # a block is sorted from one buffer into another, while what the last one was sorted into is being written
-        block_bytes = max_bytes * rows.entry_bytes // (rows.entry_bytes + 2 * self.entry_bytes)
+        block_bytes = rows.block_bytes(max_bytes * rows.entry_bytes // (rows.entry_bytes + 2 * self.entry_bytes))
         room = min(rows.nnz, block_bytes // rows.entry_bytes)
         pair = [{name: np.empty(room, dtype) for name, dtype in self.dtypes.items()} for _ in range(2)]
         starts = np.zeros(len(buckets), np.int64)

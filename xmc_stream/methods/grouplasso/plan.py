@@ -16,6 +16,7 @@ _FEATURE_BYTES = 64  # flags, counts, orders and their sums
 _RUN_BYTES = MIB  # of a matrix's lines whose sums are made by themselves
 _MOST_RUNS = 1024
 _WINDOW = 3 * MIB // 4  # float32 of rows of W: of a batch, what it is made of, and staging
+_SIGMA_BLOCKS = 6  # times a row block, that measuring the singular value makes of it
 _FIXED = 16 * MIB  # windows, buffers of writers
 _ENTRY_BYTES = 4 + 12  # beside the entry: checks, numbers of rows where the array is in a file
 _LINE_BYTES, _LABEL_BYTES = 80, 32  # beside a line of the array in a window: its row and labels, and how they are found
@@ -133,6 +134,7 @@ def gradient_parts(dataset: Dataset, sizes: GradientPlan, threads: int) -> dict[
         "rows of W": threads * (24 * width * sizes.columns + 56 * width * feature_run(dataset)),
         "entries of X": threads * 28 * sizes.entries,
         "windows": threads * _FIXED,
+        "long rows": _SIGMA_BLOCKS * dataset.X_rows().beyond(MIB // 2),
     }
 
 

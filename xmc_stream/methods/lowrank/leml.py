@@ -104,7 +104,8 @@ def lowrank_needs(
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
     wide = lanes(by_rows) if by_rows else 0
     needs = {
-        "row blocks": t * (ROW_BYTES + _row_block(dataset, max(width, wide), row_bytes) + 2 * MIB),
+        "row blocks": t
+        * (dataset.Y_rows().block_bytes(ROW_BYTES) + _row_block(dataset, max(width, wide), row_bytes) + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
         "writers": t * 8 * MIB,
     }
@@ -126,14 +127,16 @@ def lowrank_needs(
         "vectors of W": 4 * VECTORS * d * r,
         "columns of W": t * 4 * d * width,
         "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
-        "pairs": t * (8 * ROW_BYTES if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
+        "pairs": t
+        * (8 * dataset.observed_rows().block_bytes(ROW_BYTES) if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
     }
 
 
 def _row_block(dataset: Dataset, width: int, row_bytes: int) -> int:
     """Bytes of a row block of X, of the same by ranges of features, and of lines of a dense matrix for it."""
-    sorted_bytes = 8 * row_bytes // dataset.X_rows().entry_bytes
-    return row_bytes + sorted_bytes + 3 * 4 * lines_of(row_bytes) * width
+    X = dataset.X_rows()
+    block_bytes = X.block_bytes(row_bytes)
+    return block_bytes + 8 * block_bytes // X.entry_bytes + 3 * 4 * lines_of(row_bytes) * width
 
 
 def _row_bytes(plan: MemoryPlan, dataset: Dataset, width: int, needs: dict[str, int]) -> int:
@@ -216,11 +219,15 @@ def most_passes(p: LEMLParameters) -> int:
 
 @dataclass(frozen=True)
 class LEMLProbe:
-    """Multiply the first rows with a few columns and back: seconds of a pass over X with all columns (`seconds`)."""
+    """Multiply the first rows with a few columns and back: seconds of a pass over X with all columns (`seconds`).
+
+    columns: that a plan has room for.
+    """
 
     data: str
     parameters: LEMLParameters
     seed: int
+    columns: int
 
     @property
     def key(self) -> str:
@@ -232,7 +239,7 @@ class LEMLProbe:
         dataset = Dataset(self.data)
         X = dataset.X_rows()
         (x,) = next(stream((X,), ROW_BYTES, 0, X.n_lines, ROW_LINES))
-        width = min(self.parameters.rank, _PROBED)
+        width = min(self.columns, _PROBED)
         dense = aligned_zeros((dataset.n_features, lanes(width)))
         taken = []
         for _ in range(3):  # kernels are loaded in the first

@@ -34,7 +34,7 @@ class AlternationForecaster(Forecaster):
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """By a probe of the first rows."""
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
-        probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed))
+        probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed, sizes.widest[0]))
         passes, ranges = most_passes(self.steps), len(sizes.products or sizes.cuts)
         n_bytes = passes * dataset.X_rows().nnz * 8 * ranges
         return {

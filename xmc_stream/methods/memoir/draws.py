@@ -30,7 +30,7 @@ class Copies:
         Y = dataset.Y_columns()
         self.indptr = np.zeros(dataset.n_labels + 1, np.int64)
         rows, n = np.empty(Y.nnz, row_type(dataset)), 0
-        for block in Y.blocks(_BLOCK):
+        for block in Y.blocks(BLOCK):
             keep = ~held_out_of(block.indices.astype(np.int64), seed, share)
             ends = np.concatenate([[0], np.cumsum(keep)])[block.indptr]
             self.indptr[block.start + 1 : block.start + block.n + 1] = n + ends[1:]
@@ -52,7 +52,7 @@ class Copies:
         return self.rows[at].astype(np.int64), np.searchsorted(self.indptr, at, side="right") - 1
 
 
-_BLOCK = 1 << 20  # bytes of Y that are read at a time
+BLOCK = 1 << 20  # bytes of Y that are read at a time
 
 
 def row_type(dataset: Dataset) -> type[np.signedinteger[Any]]:

@@ -13,12 +13,11 @@ from xmc_stream.jobs.job import Job, Ledger, Notes, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
-from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares, steps_needs
+from xmc_stream.methods.memoir.plan import most_vectors, plan_steps, resolved, shares, steps_needs
 from xmc_stream.methods.memoir.reduction import Reduction, vectors_path
 from xmc_stream.methods.memoir.run import SEGMENTS, MEMOIRRun
 from xmc_stream.methods.memoir.state import state_path
 from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
-from xmc_stream.mips.vectors import ENTRY_BYTES
 from xmc_stream.models.linear.weights import finalise_key
 from xmc_stream.models.lowrank.factors import FACTORS
 from xmc_stream.models.lowrank.products import Learned
@@ -53,9 +52,7 @@ class MEMOIRForecaster(Forecaster):
         sizes = plan_steps(plan, dataset, p)
         passes = steps * draws / max(dataset.n_samples, 1)
         needs = steps_needs(dataset, p, plan.threads)
-        # a draw adds its row to two vectors at most, and no vector has more entries than features
-        entries = min(2 * passes * X.nnz, dataset.n_labels * (dataset.n_features + 1))
-        grown = min(sizes.vectors, int(ENTRY_BYTES * entries)) if p.variant != "lsh" else 0
+        grown = min(sizes.vectors, most_vectors(dataset, p)) if p.variant != "lsh" else 0
         draw, each = _DENSE_NS if (p.variant, p.oracle) == ("lsh", "exact") else _SEARCH_NS[p.oracle]
         held_out = SEGMENTS * shares(dataset, p) * dataset.n_samples * dataset.n_labels * _SCORE_NS
         parts = {**needs, **({"vectors of classes, at most": grown} if grown else {})}

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.methods.memoir.draws import AHEAD, row_type
+from xmc_stream.methods.memoir.draws import AHEAD, BLOCK, row_type
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.state import ENTRIES
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
-from xmc_stream.mips.vectors import CLASS_BYTES
+from xmc_stream.mips.vectors import CLASS_BYTES, ENTRY_BYTES
 from xmc_stream.models.decisions import LEARNED_BYTES
 from xmc_stream.store.dataset import Dataset
 
 HELD_OUT = 5000  # rows that are held out, at most
 _LEAST_SCORED, _MOST_SCORED = 64, 512  # of these, at a time
-_LEAST_VECTORS = 4 * MIB
+_FORESEEN = 128 * MIB  # of sparse vectors that a plan asks for: the most that they come to says too much of a large set
 _DRAW_BYTES = 64  # of a draw: its row, label, place, own score, best class and score
 _ROW_ENTRY, _ENTRY_BYTES = 12, 8 + 12  # of an entry of a batch: in the order of vectors; when it is read, by feature
 _MODEL_ENTRY = 40  # of an entry of a model that is written: itself, its class, and as it is chosen
@@ -75,7 +75,7 @@ def steps_needs(dataset: Dataset, p: MEMOIRParameters, threads: int) -> dict[str
         "rows of batches": (AHEAD + 1) * _ROW_ENTRY * entries + _ENTRY_BYTES * entries + 2 * _ROW_ENTRY * taken,
         "held-out rows": 16 * HELD_OUT + 9 * min(RANGE, n) + LEARNED_BYTES,
         "numbers of classes": 40 * k,
-        "windows": _FIXED + 2 * _MODEL_ENTRY * ENTRIES * threads,
+        "windows": _FIXED + 2 * _MODEL_ENTRY * ENTRIES * threads + 8 * dataset.Y_columns().beyond(BLOCK),
     }
     if p.variant == "lsh":
         rank = min(p.rank, dataset.n_features, n)
@@ -96,13 +96,19 @@ def scored_together(p: MEMOIRParameters) -> int:
     return max(_LEAST_SCORED, min(_MOST_SCORED, p.draws))
 
 
+def most_vectors(dataset: Dataset, p: MEMOIRParameters) -> int:
+    """Bytes that sparse vectors come to at most: a draw adds its row to two, and none has more entries than features."""
+    passes = p.most_steps * p.draws / max(dataset.n_samples, 1)
+    return int(ENTRY_BYTES * min(2 * passes * dataset.X_rows().nnz, dataset.n_labels * (dataset.n_features + 1)))
+
+
 def plan_steps(plan: MemoryPlan, dataset: Dataset, p: MEMOIRParameters) -> StepsPlan:
     """Give what is left to the vectors.
 
-    Raises MemoryLimitError where next to nothing is.
+    Raises MemoryLimitError where that is less than they come to, as far as this is foreseen.
     """
     threads = plan.threads
     needs = steps_needs(dataset, p, threads)
-    least = 0 if p.variant == "lsh" else _LEAST_VECTORS + CLASS_BYTES * dataset.n_labels
+    least = 0 if p.variant == "lsh" else min(most_vectors(dataset, p), _FORESEEN) + CLASS_BYTES * dataset.n_labels
     plan.refuse_unless({**needs, "vectors": least}, "MEMOIR")
     return StepsPlan(needs.get("W", 0) + plan.budget - sum(needs.values()), threads)

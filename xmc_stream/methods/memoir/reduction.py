@@ -130,7 +130,9 @@ class TurnJob:
 
 def width_bytes(learned: Learned, width: int) -> int:
     """That some columns of V take in a `GramJob`: themselves, their sums, and what is multiplied and written at a time."""
-    return lanes(width) * _ITEM * (2 * learned.n_inputs() + 2 * ROW_LINES + LINES) + 4 * ROW_BYTES
+    return lanes(width) * _ITEM * (
+        2 * learned.n_inputs() + 2 * ROW_LINES + LINES
+    ) + 4 * learned.dataset().X_rows().block_bytes(ROW_BYTES)
 
 
 class Foreseen(NamedTuple):

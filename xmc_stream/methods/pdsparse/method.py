@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,55 @@ from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import PassProbe
-from xmc_stream.methods.pdsparse.plan import pass_needs, plan_pass
+from xmc_stream.methods.pdsparse.plan import MOST_FORESEEN, PassPlan, most_tables, pass_needs, plan_pass
 from xmc_stream.methods.pdsparse.run import PDSparseRun, most_passes
 from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 
 
-@dataclass(frozen=True)
+@dataclass
 class PassForecaster(Forecaster):
     """At most so many passes; its tables grow as they are needed."""
 
     task: Task
     once: Callable[[Job], Receipt]
 
+    def __post_init__(self) -> None:
+        self._known: Receipt | None = None
+
     def check(self, plan: MemoryPlan) -> None:
-        """Whether tables and a group of rows fit."""
-        plan_pass(plan, self.task.dataset, self.task.parameters)
+        """Whether a group of rows fits, and tables as large as a probe says, as far as it can say that."""
+        dataset, parameters = self.task.dataset, self.task.parameters
+        sizes = self._sizes(plan)
+        if not sizes.dense:
+            probe = self._probe(sizes)
+            tables = max(probe["tables"], 2 * sizes.tables * probe["full"])
+            tables = min(tables, most_tables(dataset, parameters), MOST_FORESEEN)
+            needs = {**pass_needs(dataset, parameters), "dual variables": sizes.dual, "tables": tables}
+            if sizes.tables < tables:
+                plan.refuse_unless(needs, "PD-Sparse")
+
+    def _sizes(self, plan: MemoryPlan) -> PassPlan:
+        """What a segment may hold; a post-solve has tables in any case."""
+        sizes, parameters = plan_pass(plan, self.task.dataset, self.task.parameters), self.task.parameters
+        return replace(sizes, dense=sizes.dense and not parameters.post_solve)
+
+    def _probe(self, sizes: PassPlan) -> Receipt:
+        """What a probe says. Of tables it says the same within every plan that has room for them."""
+        if self._known is not None and not sizes.dense:
+            return self._known
+        dataset, parameters = self.task.dataset, self.task.parameters
+        receipt = self.once(PassProbe(str(dataset.path), parameters, self.task.seed, sizes))
+        if not sizes.dense and not receipt["full"]:
+            self._known = receipt
+        return receipt
 
     def forecast(self, plan: MemoryPlan) -> Forecast:
         """By a probe of the first rows."""
-        dataset, parameters = self.task.dataset, self.task.parameters
-        sizes = plan_pass(plan, dataset, parameters)
-        probe = self.once(PassProbe(str(dataset.path), parameters, self.task.seed, sizes))
+        self.check(plan)
+        dataset, parameters, sizes = self.task.dataset, self.task.parameters, self._sizes(plan)
+        probe = self._probe(sizes)
+        tables = 8 * dataset.n_features * dataset.n_labels if sizes.dense else min(sizes.tables, probe["tables"])
         passes = most_passes(parameters, dataset.n_samples)
         n_bytes = passes * (dataset.X_rows().nnz * 8 + dataset.Y_rows().nnz * 4)
         return {
@@ -44,7 +71,7 @@ class PassForecaster(Forecaster):
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
             "peak_phase": "pass",
-            "peak_parts": {**pass_needs(dataset, parameters), "tables, at most": probe["tables"]},
+            "peak_parts": {**pass_needs(dataset, parameters), "tables, about": tables},
             "seconds": round(passes * probe["seconds"] * dataset.n_samples, 1),
             "threads": 1,
         }

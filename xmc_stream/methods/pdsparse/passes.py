@@ -7,6 +7,7 @@ and the seed give.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ from xmc_stream.store.model import DECISION
 from xmc_stream.store.transpose import transpose
 
 PLACES = 5  # of the ranking of a held-out row that are looked at
+_MORE = 1.5  # than the first rows of a pass or two say: labels that later searches bring in
 _DEAD = 1e-9  # |v| up to here is what rounding left of a sum that is 0
 
 
@@ -319,7 +321,8 @@ def read_tables(path: Path, stepper: Stepper, n_features: int, above: float | No
 class PassProbe:
     """Visit the first rows twice, in memory: seconds for a row of a pass over all (`seconds`), and how large tables get.
 
-    tables: bytes, at most: what these rows put there times as often as they stand in all, within the plan.
+    tables: bytes, about, for all rows: they grow as they did from half of these rows to all of these. full: whether these rows
+    alone fill the tables of the plan; then it is less than it will be.
     """
 
     data: str
@@ -339,28 +342,32 @@ class PassProbe:
             return self._run(Rows(data))
 
     def _run(self, rows: Rows) -> Receipt:
-        d, lam, n = rows.dataset.n_features, self.parameters.lams[0], min(rows.n_samples, STRETCH)
-        at = np.arange(n)
-        spans = rows.X.lengths(at)
+        n = min(rows.n_samples, STRETCH)
+        spans = rows.X.lengths(np.arange(n))
         n = max(1, int(np.searchsorted(np.cumsum(spans[1]), self.plan.nnz, side="right")))
-        at, spans = at[:n], (spans[0][:n], spans[1][:n])
+        half, _, _ = self._visits(rows, max(1, n // 2))
+        used, seconds, full = self._visits(rows, n)
+        growth = max(1.0, used / max(half, 1)) ** math.log2(rows.n_samples / n)
+        return {"seconds": seconds, "tables": int(_MORE * used * growth), "full": full}
+
+    def _visits(self, rows: Rows, n: int) -> tuple[int, float, bool]:
+        """Visit so many rows, from nothing: bytes of tables, seconds of a row, whether the tables are full."""
+        d, at, lam = rows.dataset.n_features, np.arange(n), self.parameters.lams[0]
         stepper = Stepper(d, rows.n_labels, self.parameters, lam, max(1, self.parameters.rate), self.plan.most_bytes())
-        block, (indptr, labels) = rows.gather(at, spans), rows.labels(at)
-        state, most = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels))), 1
-        seconds = 0.0
+        block, (indptr, labels) = rows.gather(at, rows.X.lengths(at)), rows.labels(at)
+        state = DualRows(indptr[:-1], np.diff(indptr), labels, np.zeros(len(labels)))
+        seconds, full = 0.0, False
         try:
             for number in range(2):
                 began = time.perf_counter()
                 sets = stepper.visit(
-                    at, at, at, np.diff(indptr), pass_key(self.seed, 0, number), block, state, most, False
+                    at, at, at, np.diff(indptr), pass_key(self.seed, 0, number), block, state, 1, False
                 )
                 state = DualRows(sets.begin, sets.size, sets.labels, sets.a)
                 seconds = (time.perf_counter() - began) / n
         except TablesFullError:
-            pass
-        used = 8 * d * rows.n_labels if self.plan.dense else int(bytes_used(stepper.tables))
-        bound = used if self.plan.dense else min(self.plan.tables, used * max(1, rows.n_samples // n))
-        return {"seconds": seconds, "tables": bound}
+            full = True
+        return int(bytes_used(stepper.tables)), seconds, full
 
 
 @dataclass(frozen=True)

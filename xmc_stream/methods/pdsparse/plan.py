@@ -17,8 +17,10 @@ from xmc_stream.store.model import UNIT
 STRETCH = 2048  # rows that are gathered and visited at a time, at most
 ENTRIES = 1 << 18  # of tables written or read at a time
 _LABEL_BYTES = 3 * 12  # of an active label of a row of a group: before, after, and put in order
+_ACTIVE, _ACTIVE_SHARE = 32, 6  # active labels of a row of a group on average; times as many as it has itself
 _X_BYTES = 16 * MIB  # of rows gathered at a time
 _LEAST_TABLES = 4 * MIB
+MOST_FORESEEN = 128 * MIB  # of tables that a probe may ask for: it says too much of a large set
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,33 @@ def group_rows(dataset: Dataset) -> int:
     return min(dataset.n_samples, GROUP << strip_bits(dataset.n_samples, dataset.X_rows().nnz))
 
 
+def gathered(dataset: Dataset) -> int:
+    """Entries of X that are gathered at a time: of the longest row at least."""
+    X = dataset.X_rows()
+    return min(X.nnz, X.block_bytes(_X_BYTES) // X.entry_bytes)
+
+
 def pass_needs(dataset: Dataset, parameters: PDSparseParameters) -> dict[str, int]:
     """What a segment holds beside the tables."""
     d, k, n, X = dataset.n_features, dataset.n_labels, dataset.n_samples, dataset.X_rows()
     parts, rows = min(parameters.parts, k), group_rows(dataset)
-    longest, most = min(d, X.nnz, _X_BYTES // 8), min(parameters.most, k)
+    nnz, most = gathered(dataset), min(parameters.most, k)
+    active = min(k, max(_ACTIVE, _ACTIVE_SHARE * dataset.Y_rows().nnz // max(n, 1)))
     return {
         "features": 28 * d * parts + 24 * d,
         "labels": 36 * k,
-        "rows": 8 * min(X.nnz, _X_BYTES // 8) + 100 * rows + 8 * MIB,
-        "a row": 8 * min(PLACES, longest * k),
+        "rows": X.entry_bytes * nnz + 100 * rows + 8 * MIB,
+        "a row": 8 * min(PLACES, min(d, nnz) * k),
         "labels that searches bring in": (12 * min(rows, STRETCH) + 48) * most,
-        "dual variables": _LABEL_BYTES * rows * min(32, k) + 24 * -(-n >> strip_bits(n, X.nnz)),
+        "dual variables": _LABEL_BYTES * rows * active + 24 * -(-n >> strip_bits(n, X.nnz)),
         "held-out rows": (LEARNED_BYTES + 32 * labels_ranked(dataset) * min(n, STRETCH)) * (parameters.held_out > 0),
         "writers and windows": SEGMENT_BYTES + 24 * ENTRIES + 4 * MIB,
     }
+
+
+def most_tables(dataset: Dataset, parameters: PDSparseParameters) -> int:
+    """Bytes that tables cannot outgrow."""
+    return most_bytes_of(dataset.n_features, dataset.n_labels, min(parameters.parts, dataset.n_labels))
 
 
 def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters) -> PassPlan:
@@ -74,7 +88,7 @@ def plan_pass(plan: MemoryPlan, dataset: Dataset, parameters: PDSparseParameters
     # rows may come to have more active labels, all at most
     more = min(left // 8, _LABEL_BYTES * group_rows(dataset) * dataset.n_labels)
     left -= more
-    nnz = min(dataset.X_rows().nnz, _X_BYTES // 8)
-    whole = most_bytes_of(dataset.n_features, dataset.n_labels, min(parameters.parts, dataset.n_labels))
     fits = dense <= left // 2 and dataset.n_labels <= UNIT
-    return PassPlan(nnz, needs["dual variables"] + more, min(left, whole), fits, plan.parts)
+    return PassPlan(
+        gathered(dataset), needs["dual variables"] + more, min(left, most_tables(dataset, parameters)), fits, plan.parts
+    )

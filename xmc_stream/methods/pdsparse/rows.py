@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.errors import MemoryLimitError
 from xmc_stream.kernels.dual import HELD_OUT, held_out
 from xmc_stream.kernels.order import GROUP, strip_slots
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
@@ -94,12 +93,7 @@ class Rows:
             begin = end
 
     def gather(self, rows: NDArray[np.int64], spans: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Block:
-        """Rows (ascending) of X. Raises MemoryLimitError for one that is longer than there is room for."""
-        if int(spans[1].sum()) > self._nnz:
-            raise MemoryLimitError(
-                f"row {rows[0]} of {self.X.path} has {spans[1].sum()} entries, more than the {self._nnz} planned for: "
-                "leave such rows out"
-            )
+        """Rows (ascending) of X, no more than a piece of `stretches`."""
         return self.X.gather(rows, self._buffer, spans)
 
     def blocks(self, held_out: bool) -> Iterator[tuple[Block, NDArray[np.int64], NDArray[np.int32]]]:

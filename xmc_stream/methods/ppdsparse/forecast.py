@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +30,14 @@ from xmc_stream.methods.ppdsparse.plan import (
     choose_streamed,
     class_blocks,
     held_rows,
+    longest_of,
     search_needs,
     search_parts,
     search_ranges,
 )
 from xmc_stream.methods.ppdsparse.shares import solve_plan
 from xmc_stream.methods.ppdsparse.solver import added_sizes, row_order, start_sizes, warm_sizes
+from xmc_stream.methods.ppdsparse.start import match_bytes
 from xmc_stream.methods.ppdsparse.state import WRITER_BYTES
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
@@ -48,6 +50,7 @@ _MORE_WEIGHTS = 1.12  # than after the first round: with the margin, 1.29 times 
 _KEPT = 0.75  # of an active set's rows after a later round: 0.6 to 0.93 were seen, 0.7 on the large sets
 _MARGIN = 1.15  # on sizes that the sample only estimates
 _SIFTING = 1.4e-7  # seconds for a row that a search job keeps: it meets some six times as many
+_CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 _CONSTANT = 1.0  # seconds for loading kernels, checking, small files
 _ROUNDS_SHOWN = 3  # of a run without a cap on rounds, in the forecast of its memory
 
@@ -110,6 +113,7 @@ class PPDSparseForecaster(Forecaster):
             parameters = parameters.warm(warm_start.n_labels != dataset.n_labels)
         self.dataset, self.parameters, self.probe, self.warm_start = dataset, parameters, probe, warm_start
         self.X, self.Y = dataset.X_rows(), dataset.Y_rows()
+        self.longest = longest_of(dataset)
         self.units = cut_units(dataset)
         n = dataset.n_samples
         counts = dataset.label_counts()
@@ -175,12 +179,14 @@ class PPDSparseForecaster(Forecaster):
 
     def _foresee(self, plan: MemoryPlan) -> Forecast:
         """For a plan, which is worked out once. Raises MemoryLimitError as the run would."""
+        plan = replace(plan, longest=self.longest)
         if self._last is None or self._last[0] != plan:
             self._last = plan, self._forecast(plan)
         return self._last[1]
 
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
+        plan.refuse_unless({f"sizes of {d.n_labels} classes": _CLASS_BYTES * d.n_labels}, "planning the training")
         shares, solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
         starts = np.array([share.first for share in shares])
         phases: dict[str, Needs] = {}
@@ -192,6 +198,8 @@ class PPDSparseForecaster(Forecaster):
             phases["implied labels"] = implied_needs(plan, d)
             plan.refuse_unless(phases["implied labels"], "finding implied labels")
         if self.warm_start is not None:
+            phases["warm start: labels"] = {"labels of both": match_bytes(d, self.warm_start)}
+            plan.refuse_unless(phases["warm start: labels"], "matching labels")
             known = self.warm_start.shape == (d.n_features, d.n_labels)
             units = self._start_units(self.warm_start) if known else self._units(0, False)
             cuts.append(self._cut(plan, class_blocks(plan, units, d.n_features, d.n_samples)))

@@ -20,6 +20,7 @@ from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.implied import implied_margin
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.path import path_of
+from xmc_stream.methods.ppdsparse.plan import longest_of
 from xmc_stream.methods.ppdsparse.probe import ProbeJob
 from xmc_stream.methods.ppdsparse.run import STARTED, PPDSparseRun
 from xmc_stream.methods.ppdsparse.scale import settled
@@ -35,7 +36,6 @@ from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
 
 _NEAR = 0.05  # a mean gap over the objective from which on a default run has not gone as far as it should
-_CLASS_BYTES = 144  # of a class while a training is planned: what it holds and takes in each round, as foreseen
 
 
 class PPDSparseMethod(Method):
@@ -87,9 +87,7 @@ class PPDSparseMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
         dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
-        plan.refuse_unless(
-            {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}, "planning the training"
-        )
+        plan = replace(plan, longest=longest_of(dataset))
         parameters = settled(task.parameters, dataset)
         if task.start_state is not None:
             start, parameters = None, parameters.carried()

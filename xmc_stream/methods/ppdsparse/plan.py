@@ -130,6 +130,11 @@ class StreamRoom:
         return len(self.together(n_active, epochs, nnz)[0]) * (epochs + 2)
 
 
+def longest_of(dataset: Dataset) -> int:
+    """Bytes of a row block that the longest row of X or Y fits into."""
+    return max(matrix.block_bytes(MIB // 2) for matrix in (dataset.X_rows(), dataset.Y_rows()))
+
+
 def plan_solve(
     plan: MemoryPlan, n_samples: int, n_features: int, writer_bytes: int, largest_class: int, order: RowOrder, beside: int,
     of_samples: bool = False, all_rows: int = 0,
@@ -148,13 +153,14 @@ def plan_solve(
         "writers and windows": t * (writer_bytes + _WINDOWS),
     }
     # a quarter of what is left is for the numbers of rows, the rest for the rows themselves
-    needs = {"rows": t * 4 * max(2 * MIB, min(largest_class, order.large) * row_bytes)}
-    threads, streaming = plan.threads // t, 0
+    needs = {"rows": t * max(8 * MIB, 4 * min(largest_class, order.large) * row_bytes, 16 * plan.longest // 3)}
+    threads, streaming, least = plan.threads // t, 0, 8 * n_features + 4 * MIB
     if n_samples > order.large:
         # beside a group: for taking weights
         streaming = StreamRoom(0, 0, threads, n_features, 0.0, 0).group_bytes(order) + 25 * n_features
-        if streaming + 8 * n_features + 4 * MIB > needs["rows"] // t:
-            needs = {"large classes": t * (streaming + 8 * n_features + 4 * MIB)}
+        least += 2 * BUFFERS * max(0, plan.longest - MIB // 2)
+        if streaming + least > needs["rows"] // t:
+            needs = {"large classes": t * (streaming + least)}
     plan.refuse_unless({**fixed, **needs}, f"solving on {t} threads")
     if all_rows:
         on_all = {"all rows": t * all_rows, "writers and windows": fixed["writers and windows"]}
@@ -164,7 +170,7 @@ def plan_solve(
     room = None
     if streaming:
         # half of what is left at most; a group takes 16 to 32 MiB on average
-        nnz = min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB) // 8
+        nnz = max(plan.longest, min((left - streaming - 8 * n_features) // (2 * BUFFERS), 36 * MIB)) // 8
         share = _GROUPS * (GROUP << order.strip_bits) / n_samples
         room = StreamRoom(nnz, left - streaming - 8 * BUFFERS * nnz, threads, n_features, share, order.n_strips)
     return SolvePlan(min(rows, plan.cuts.solve_rows or rows), left * 9 // 16 // 8, left * 3 // 16 // 8, room, beside)

@@ -37,6 +37,7 @@ from xmc_stream.methods.ppdsparse.plan import (
     SearchSize,
     SolvePlan,
     class_blocks,
+    longest_of,
     search_interval,
     search_parts,
     search_ranges,
@@ -100,6 +101,7 @@ class PPDSparseRun:
     kernels: Job | None = None
 
     def __post_init__(self) -> None:
+        self.plan = replace(self.plan, longest=longest_of(self.dataset))
         self.parameters = settled(self.parameters, self.dataset)
         self.weights = LossWeights.of(
             self.parameters.class_weight, self.dataset.n_samples, self.given, self.work / WEIGHTS

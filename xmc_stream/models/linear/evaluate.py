@@ -26,7 +26,7 @@ from xmc_stream.models.linear.implied import ImpliedLabels, lift_implied
 from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of, plan_predict, use_tile
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
-from xmc_stream.models.runs import PREDICTING
+from xmc_stream.models.runs import PREDICTING, least_block
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import write_predictions
@@ -124,7 +124,8 @@ class EvaluateRun(PredictRun):
         """One phase; returns the metrics."""
         drop_tiles()
         n, n_labels = self.dataset.n_samples, self.model.n_labels
-        sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels)
+        least = least_block(self.dataset, labels=True)
+        sizes = plan_predict(self.plan, self.model, n, self.k, True, COUNT_BYTES * n_labels, least)
         jobs = [
             EvaluateJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k,

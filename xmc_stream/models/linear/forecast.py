@@ -17,7 +17,7 @@ from xmc_stream.models.linear.predict import (
     takes_bounds,
 )
 from xmc_stream.models.linear.weights import LinearWeights
-from xmc_stream.models.runs import RankingForecaster
+from xmc_stream.models.runs import RankingForecaster, least_block
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class PredictForecaster(RankingForecaster):
 
     def sizes(self, plan: MemoryPlan) -> PredictPlan:
         """See `RankingForecaster`."""
-        pairs = self.filtered or self.evaluate
-        return plan_predict(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels)
+        pairs, least = self.filtered or self.evaluate, least_block(self.dataset, self.evaluate)
+        return plan_predict(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels, least)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every tile is made once."""

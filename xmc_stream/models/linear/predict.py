@@ -37,7 +37,15 @@ from xmc_stream.models.ranking import (
     filter_pairs,
     no_predictions,
 )
-from xmc_stream.models.runs import HELD_ROWS, PAIRS, PREDICTING, CutIntoJobs, RankingJob
+from xmc_stream.models.runs import (
+    HELD_ROWS,
+    LEAST_BLOCK,
+    PAIRS,
+    PREDICTING,
+    CutIntoJobs,
+    RankingJob,
+    least_block,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -76,19 +84,22 @@ class PredictPlan(CutIntoJobs):
 
 
 def plan_predict(
-    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, counts: int = 0
-) -> PredictPlan:
+    plan: MemoryPlan, model: LinearWeights, n_samples: int, k: int, pairs: bool = False, counts: int = 0,
+    least: int = LEAST_BLOCK,
+) -> PredictPlan:  # fmt: skip
     """Share the budget between rows and tiles. Raises MemoryLimitError where the narrowest tile does not fit.
 
     If all tiles fit, they stay; else every row block makes each tile anew: it gets half of what there is, and there are
     no more jobs than threads, so that this is seldom. Threads that come to a tile together share it. pairs: rows have
-    pairs beside X. counts: bytes that each thread keeps for itself.
+    pairs beside X. counts: bytes that each thread keeps for itself. least: of X in a row block.
     """
     t = plan.threads
     guide = GuideSizes.of(model)
     of_row = k * RESULT_BYTES + (guide.row_bytes if guide else 0)
+    shares = 4 if pairs else 2  # X, what is made of pairs, results
     fixed = {
         "results": t * CHUNK_ROWS * of_row,
+        "long rows": t * shares * (least - LEAST_BLOCK),
         "windows": t * (4 * MIB + 4 * model.n_features + chunk_bytes(model.n_features)),
         "counts": t * counts,
     }
@@ -104,12 +115,11 @@ def plan_predict(
     largest = beside + max(span.tile + bounds_bytes([span], model.n_features) for span in tiles)
     beside += bounds_bytes(tiles, model.n_features)
     total = beside + sum(span.tile for span in tiles)
-    shares = 4 if pairs else 2  # X, what is made of pairs, results
-    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * MIB // 2}
+    need = {**fixed, "making tiles": making, "tiles": largest, "row blocks": t * shares * LEAST_BLOCK}
     plan.refuse_unless(need, f"predicting on {t} threads")
     left -= making
     cache = total if total <= left * 3 // 4 else max(largest, left // 2)
-    row_bytes = min(64 * MIB, (left - cache) // t // shares)
+    row_bytes = max(least, min(64 * MIB, (left - cache) // t // shares))
     # results of a job stay in memory until it ends
     most = max(1, (left - cache) // t // 2 // (CHUNK_ROWS * of_row))
     n_chunks = -(-n_samples // CHUNK_ROWS)
@@ -319,8 +329,8 @@ class PredictRun:
     def loop(self) -> Loop:
         """One phase; returns bytes and row blocks."""
         drop_tiles()
-        sizes = plan_predict(self.plan, self.model, self.dataset.n_samples, self.k, bool(self.filtered))
-        n = self.dataset.n_samples
+        n, least = self.dataset.n_samples, least_block(self.dataset, labels=False)
+        sizes = plan_predict(self.plan, self.model, n, self.k, bool(self.filtered), least=least)
         jobs = [
             PredictJob(
                 str(self.model.path), str(self.dataset.path), start, stop, self.k, str(self.out),

@@ -22,7 +22,7 @@ class ScoreForecaster(RankingForecaster):
 
     def sizes(self, plan: MemoryPlan) -> ScorePlan:
         """See `RankingForecaster`."""
-        return plan_scores(plan, self.model, self.dataset.n_samples, self.k, self.of_labels)
+        return plan_scores(plan, self.model, self.dataset, self.k, self.of_labels)
 
     def forecast(self, plan: MemoryPlan) -> dict[str, Any]:
         """From the numbers of multiply-adds."""

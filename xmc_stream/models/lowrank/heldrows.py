@@ -150,7 +150,7 @@ def _filled(X: SparseMatrix, rows: Part, row_bytes: int, share: _Share) -> Itera
                 at = end
                 continue
             if spare is None:
-                most = row_bytes // X.entry_bytes
+                most = X.block_bytes(row_bytes) // X.entry_bytes
                 spare = np.empty(most, np.uint32), np.empty(most, np.float32)
             yield by_ranges(x, X.shape[1], *spare)
     finally:

@@ -41,13 +41,22 @@ class ScorePlan(CutIntoJobs):
 
 
 def score_needs(
-    plan: MemoryPlan, model: LowRankFactors, k: int, width: int, rows: int, counts: int = 0
+    plan: MemoryPlan,
+    model: LowRankFactors,
+    k: int,
+    width: int,
+    rows: int,
+    counts: int = 0,
+    block_bytes: int = ROW_BYTES,
 ) -> dict[str, int]:
-    """Bytes by component: of the phase that needs more, so many columns or rows in a job. counts: by each thread for itself."""
+    """Bytes by component: of the phase that needs more, so many columns or rows in a job. counts: by each thread for itself.
+
+    block_bytes: of a row block of X.
+    """
     t, r, width = plan.threads, model.rank, lanes(width)
     columns = {
         "columns of W": t * 4 * (model.n_features + 1) * width,
-        "row blocks": t * (2 * ROW_BYTES + 8 * ROW_LINES * width + 2 * MIB),
+        "row blocks": t * (ROW_BYTES + block_bytes + 8 * ROW_LINES * width + 2 * MIB),
     }
     scores = {
         "results": t * rows * k * RESULT_BYTES,
@@ -57,13 +66,18 @@ def score_needs(
     return max(columns, scores, key=lambda needs: sum(needs.values()))
 
 
-def plan_scores(plan: MemoryPlan, model: LowRankFactors, n_samples: int, k: int, counts: int = 0) -> ScorePlan:
+def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: int, counts: int = 0) -> ScorePlan:
     """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError."""
-    plan.refuse_unless(score_needs(plan, model, k, 1, CHUNK_ROWS, counts), f"predicting on {plan.threads} threads")
-    at_once = plan.threads * plan.processes
+    n_samples, block_bytes = dataset.n_samples, dataset.X_rows().block_bytes(ROW_BYTES)
+
+    def needs(width: int, rows: int) -> dict[str, int]:
+        return score_needs(plan, model, k, width, rows, counts, block_bytes)
 
     def fits(width: int, rows: int) -> bool:
-        return sum(score_needs(plan, model, k, width, rows, counts).values()) <= plan.budget
+        return sum(needs(width, rows).values()) <= plan.budget
+
+    plan.refuse_unless(needs(1, CHUNK_ROWS), f"predicting on {plan.threads} threads")
+    at_once = plan.threads * plan.processes
 
     width = -(-model.rank // min(at_once, model.rank))
     while not fits(width, CHUNK_ROWS):
@@ -180,7 +194,7 @@ class ScoreRun(RankingRun):
     def loop(self) -> Loop:
         """Two phases; returns bytes and row blocks, or the metrics."""
         n, model = self.dataset.n_samples, self.model
-        sizes = plan_scores(self.plan, model, n, self.k, self.of_labels)
+        sizes = plan_scores(self.plan, model, self.dataset, self.k, self.of_labels)
         scratch = self.out.with_name(self.out.name + ".scores")
         scores = Panels(str(scratch), n, sizes.cuts)
         try:

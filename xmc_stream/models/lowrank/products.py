@@ -100,7 +100,7 @@ def by_ranges(block: Block, n_features: int, places: Array | None = None, values
 def ranged_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> Iterator[Rows]:
     """Rows [first, last) of X by ranges of features. row_bytes: of X in a block."""
     bits = range_bits(X.shape[1])
-    most = min(X.nnz, row_bytes // X.entry_bytes) if bits else 0
+    most = min(X.nnz, X.block_bytes(row_bytes) // X.entry_bytes) if bits else 0
     places, values = np.empty(most, np.uint32), np.empty(most, np.float32)
     for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
         yield ranged(x, X.shape[1], places, values)

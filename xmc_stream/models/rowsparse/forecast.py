@@ -8,7 +8,7 @@ from typing import Any
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.rowsparse.predict import RowsPlan, plan_rows, rows_needs
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
-from xmc_stream.models.runs import RankingForecaster
+from xmc_stream.models.runs import RankingForecaster, least_block
 from xmc_stream.store.matrix import stream_bytes
 
 # in a second, on one thread: guesses, for a time that is said to be about so long
@@ -26,8 +26,8 @@ class RowsForecaster(RankingForecaster):
 
     def sizes(self, plan: MemoryPlan) -> RowsPlan:
         """See `RankingForecaster`."""
-        pairs = self.filtered or self.evaluate
-        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels)
+        pairs, least = self.filtered or self.evaluate, least_block(self.dataset, self.evaluate)
+        return plan_rows(plan, self.model, self.dataset.n_samples, self.k, pairs, self.of_labels, least)
 
     def reads_least(self, plan: MemoryPlan) -> bool:
         """Whether every tile is read once."""

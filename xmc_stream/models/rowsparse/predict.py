@@ -24,7 +24,16 @@ from xmc_stream.models.cache import drop_tiles, shared_cache
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.rowsparse.rows import RowSparseWeights
-from xmc_stream.models.runs import PAIRS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.models.runs import (
+    LEAST_BLOCK,
+    PAIRS,
+    PREDICTING,
+    CountingJob,
+    CutIntoJobs,
+    RankingJob,
+    RankingRun,
+    least_block,
+)
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions
@@ -64,33 +73,35 @@ class RowsPlan(CutIntoJobs):
 
 
 def plan_rows(
-    plan: MemoryPlan, model: RowSparseWeights, n_samples: int, k: int, pairs: bool = False, held: int = 0
-) -> RowsPlan:
+    plan: MemoryPlan, model: RowSparseWeights, n_samples: int, k: int, pairs: bool = False, held: int = 0,
+    least: int = LEAST_BLOCK,
+) -> RowsPlan:  # fmt: skip
     """Share the budget between rows and tiles. Raises MemoryLimitError where the smallest tile does not fit.
 
     If all tiles fit, they stay. Else each row block reads them anew: it gets most of what there is, so that this is seldom.
-    pairs: rows have pairs beside X. held: bytes that each thread keeps for itself.
+    pairs: rows have pairs beside X. held: bytes that each thread keeps for itself. least: of X in a row block.
     """
     t, n, n_labels = plan.threads, model.n_selected, model.n_labels
     most = min(_WIDTH, plan.cuts.classes or _WIDTH)
     width = max(last - first for first, last in even_ranges(n_labels, -(-n_labels // most)))
     total = 4 * n * n_labels
+    shares = 2 if pairs else 1
     fixed = {
         "results": t * CHUNK_ROWS * k * RESULT_BYTES,
+        "long rows": t * shares * (least - LEAST_BLOCK),
         "windows": t * 5 * MIB,
         "selected features": t * 10 * n,
         "counts": t * held,
     }
-    least = {"tiles": min(total, max(_LEAST_TILE, 4 * width)), "scores": t * _LEAST_ROWS * (4 * width + _ROW)}
-    shares = 2 if pairs else 1
-    plan.refuse_unless({**fixed, **least, "row blocks": t * shares * MIB // 2}, f"predicting on {t} threads")
+    smallest = {"tiles": min(total, max(_LEAST_TILE, 4 * width)), "scores": t * _LEAST_ROWS * (4 * width + _ROW)}
+    plan.refuse_unless({**fixed, **smallest, "row blocks": t * shares * LEAST_BLOCK}, f"predicting on {t} threads")
     left = plan.budget - sum(fixed.values())
     keeps = total + t * (_ROWS * (4 * width + _ROW) + shares * 2 * MIB) <= left * 3 // 4
     tile = min(total, max(4 * width, min(_TILE, left // 4)))
     cache = total if keeps else max(tile, left // 4)
     share = (left - cache) // t
     rows = min(_ROWS, share // 2 // (4 * width + _ROW)) if keeps else share // 2 // (4 * width + _ROW)
-    row_bytes = max(MIB // 2, min(64 * MIB, share // (8 if pairs else 4)))
+    row_bytes = max(least, min(64 * MIB, share // (8 if pairs else 4)))
     n_chunks, at_once = -(-n_samples // CHUNK_ROWS), t * plan.processes
     of_results = max(1, share // 5 // (CHUNK_ROWS * k * RESULT_BYTES))
     wanted = n_chunks // (4 * at_once) if keeps else -(-n_chunks // at_once)
@@ -249,7 +260,8 @@ class RowsRun(RankingRun):
         """One phase; returns bytes and row blocks, or the metrics."""
         drop_tiles()
         n, n_labels, folder = self.dataset.n_samples, self.model.n_labels, self.folder
-        sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), self.of_labels)
+        least = least_block(self.dataset, labels=folder is not None)
+        sizes = plan_rows(self.plan, self.model, n, self.k, bool(self.filtered or folder), self.of_labels, least)
         about = str(self.model.path), str(self.dataset.path)
         jobs: list[RowsJob] = []
         for start, stop in sizes.ranges(n):
