@@ -39,7 +39,7 @@ from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
 _CHECKING = 0.02  # of a training, that comparing checksums takes
-RUN_FORMAT = 5  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+RUN_FORMAT = 6  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(
