@@ -61,7 +61,7 @@ _HELD_OUT = 0.2  # of the rows, that it does not see
 _TRUE_BYTES = 2**20  # of true labels that are compared at a time
 _RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _CHECKING = 0.02  # of a training, that comparing checksums takes
-RUN_FORMAT = 5  # raised when what a run keeps between its jobs changes: a run does not go on in another format
+RUN_FORMAT = 6  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
 
 def train(

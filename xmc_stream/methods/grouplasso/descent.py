@@ -35,6 +35,7 @@ from xmc_stream.store.dataset import Dataset
 SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: half a minute, which a kill loses
 MOST_INNER = 10  # sweeps over active features between two over all
 _ENOUGH = 0.1  # these end when one violates so much less than the first of them
+_LONGER, _CLOSER = 20, 100.0  # of debiasing: passes, which are over few features, and what `tol` is divided by
 _BELOW = 0.3  # or by this share of what ends the stage
 
 
@@ -151,12 +152,13 @@ class _Sweeps:
             problem, self._columns, self._targets, weights, array, max(1, job.sizes.window), nonzero, active
         )
         self._draws = p.draws
-        self._shrinks = p.shrink and not stage.debias
+        self._shrinks = p.shrink
+        self._longer, self._closer = (_LONGER, _CLOSER) if stage.debias else (1, 1.0)
         self._all = np.flatnonzero(nonzero if stage.debias and job.begins else self._columns.counts > 0)
         if stage.debias and not job.begins:
             self._all = np.flatnonzero(self._flags & LISTED)
         self._nnz = max(1, int(self._columns.counts[self._all].sum()))
-        self._sweeps = Extrapolation() if p.extrapolates and not stage.debias else None
+        self._sweeps = Extrapolation() if p.extrapolates else None
 
     def run(self) -> Receipt:
         """Visit features until the segment's work is done, or the stage is."""
@@ -245,12 +247,12 @@ class _Sweeps:
         """Decide what comes next: the stage ends only after a sweep over all features."""
         progress, p = self._progress, self._job.data.parameters
         violation = progress.largest if self._draws else progress.sum
-        over = progress.entries >= p.max_passes * self._nnz
+        over = progress.entries >= p.max_passes * self._longer * self._nnz
         if progress.full:
             if not progress.sweep:
                 progress.first = max(progress.first, violation)
             progress.history[-1]["violation"] = violation
-            progress.done = over or violation <= p.tol * progress.first
+            progress.done = over or violation <= p.tol / self._closer * progress.first
             if self._shrinks and not progress.done:
                 listed = self._descent.active
                 self._flags = listed.astype(np.uint8) * LISTED
@@ -262,7 +264,7 @@ class _Sweeps:
             self._keep()
             if progress.inner == 1:
                 progress.inner_first = violation
-            enough = max(_ENOUGH * progress.inner_first, _BELOW * p.tol * progress.first)
+            enough = max(_ENOUGH * progress.inner_first, _BELOW * p.tol / self._closer * progress.first)
             progress.full = over or violation <= enough or progress.inner == MOST_INNER
         progress.sweep += 1
         progress.at, progress.sum, progress.largest = 0, 0.0, 0.0

@@ -2,8 +2,8 @@
 
     W' = prox(V - g(V) / L, P / L)
 
-FISTA (Beck, Teboulle 2009): V = W + beta (W - W of before); L doubles until the losses are below their quadratic bound, or is
-the constant; V begins anew at W where it points away from the step. SpaRSA (Wright et al. 2009): V = W; L is that of Barzilai
+FISTA (Beck, Teboulle 2009): V = W + beta (W - W of before); L falls a little, then doubles until the losses are below their quadratic bound,
+or is the constant; V begins anew at W where it points away from the step. SpaRSA (Wright et al. 2009): V = W; L is that of Barzilai
 and Borwein, doubled until F falls enough below the largest of the last few. FOBOS (Duchi, Singer 2009): 1/L = eta / sqrt(t).
 """
 
@@ -37,6 +37,7 @@ from xmc_stream.store.dataset import Dataset
 
 STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about
 _SMALL = 1 << 28  # of a step, up to which sharing it out takes longer than doing it
+_EASED = 0.9  # of FISTA: what L falls by between steps, as the curvature does where rows are past their margins
 _MEMORY = 5  # of SpaRSA: values of F that the next one may lie between
 _FALL = 1e-4  # of SpaRSA: what F must fall by, in L/2 ||W' - W||^2
 _ROUNDING = 1e-7  # of F, as float32 arrays have it: below it nothing is compared
@@ -219,6 +220,8 @@ class _Steps:
         going = self._going
         at_v = yield from self._scores(self._v)
         yield from self._gradient()
+        if self._p.line_search:
+            going.length *= _EASED
         for _ in range(_MOST_TRIES):
             sums = yield from self._step(going.length)
             if not self._p.line_search:

@@ -94,8 +94,8 @@ class GroupLassoParameters(Parameters):
     debias: float | None = parameter(
         None,
         Number(
-            "Solve again in the end for the selected features, with this weight of half their squared norm in the place of "
-            "the penalty. none: off.",
+            "Solve again in the end for the selected features, without the penalty: for the sum of the losses (not their "
+            "mean) and this weight of half the squared norm. With loss=logistic, 1 is scikit-learn's C=1. none: off.",
             none=True,
         ),
     )

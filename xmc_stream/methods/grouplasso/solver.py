@@ -37,10 +37,15 @@ ROWS_BYTES = 1 << 20  # of the rows of W of a batch of columns
 
 
 def problem_of(p: GroupLassoParameters, lam: float, ridge: float, n_samples: int, n_labels: int) -> Problem:
-    """The numbers of the problem with one lam. The constant is a bound on the curvature of the loss of one row."""
+    """The numbers of the problem with one lam. The constant is a bound on the curvature of the loss of one row.
+
+    lam counts beside the mean of the losses, ridge beside their sum.
+    """
     loss = LOSSES.index(p.loss)
     curvature = {MULTITASK: 2.0, LOGISTIC: 0.5}.get(loss, 2.0 * n_labels)
-    return Problem(loss, n_labels, n_samples, lam * p.mix, lam * (1.0 - p.mix), ridge, not p.draws, curvature)
+    return Problem(
+        loss, n_labels, n_samples, lam * p.mix, lam * (1.0 - p.mix), ridge / n_samples, not p.draws, curvature
+    )
 
 
 def order_of(features: NDArray[np.int64], draws: bool, seed: int, stage: int, sweep: int) -> NDArray[np.int64]:

@@ -21,10 +21,11 @@ from xmc_stream.kernels.lowrank import add_transposed
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT
 from xmc_stream.methods.lowrank.losses import LABELS, VECTORS, JoinJob, LabelsJob, StoreWJob, WStep, WStepJob
+from xmc_stream.methods.lowrank.normal import normal_bytes
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.lowrank.ridge import RidgeJob, Ridges, Rows, row_parts, solve_ridges
 from xmc_stream.methods.lowrank.scale import ScaleJob
-from xmc_stream.methods.lowrank.steps import FactorsJob, GramJob, ModelJob, StartJob
+from xmc_stream.methods.lowrank.steps import FactorsJob, ModelJob, StartJob, gram_jobs
 from xmc_stream.metrics import average_auc
 from xmc_stream.models.lowrank.factors import FACTORS, Cut, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.heldrows import Holding
@@ -47,7 +48,6 @@ from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream
 
 _ALTERNATED = 0.97  # of a run, that alternations take
-_GRAMS = 16  # parts of A^T A, at most
 _SHOWN = ("held_out_P@1", "held_out_auc")  # while it goes on
 _PROBED = 64  # columns, at most
 _HELD = (
@@ -115,6 +115,9 @@ def lowrank_needs(
         vectors = 5 if len(row_parts(dataset)) > 1 else 4
         lines = max(2 * wide, width) if by_rows else vectors * width
         needs |= {"columns of W": t * 4 * d * lines, "columns of H": t * 4 * k * max(width, wide)}
+        if p.direct:
+            needs["normal equations"] = normal_bytes(d, r)
+            needs["columns of H"] *= 3
         kept, left = held_bytes(dataset), plan.budget - sum(needs.values())
         if by_rows:
             larger = _row_block(dataset, max(width, wide), LARGE_ROW_BYTES)
@@ -325,7 +328,7 @@ class LEMLRun:
             step = Alternation(final, best - 1, f"alternation {best}, all rows", self._told(history), everything, lam)
             again = yield from self._alternate(step, receipts[best - 1])
             history.append(self._entry("all rows", best, again))
-        job = ModelJob(self._factor(final, "W"), self._factor(final, "H"), str(self.work / FACTORS))
+        job = ModelJob(self._factor(final, "W"), self._factor(final, "H"), p.rank, str(self.work / FACTORS))
         yield Phase("finalise", [job], WRITING, (_ALTERNATED, 1.0))
         return {
             "rounds": len(history),
@@ -409,14 +412,7 @@ class LEMLRun:
         projected = yield Phase(
             f"{name}, A", projections, self._words(step, "H"), self._span(step, 0.5, 0.7), kept=False
         )
-        blocks = -(-d.n_samples // BLOCK)
-        grams = [
-            GramJob(
-                learned, f"gram/{number}", a * BLOCK, min(b * BLOCK, d.n_samples), scores,
-                str(self._scratch / f"gram-{a}.npy"),
-            )
-            for a, b in even_ranges(blocks, min(_GRAMS, blocks))
-        ]  # fmt: skip
+        grams = gram_jobs(learned, f"gram/{number}", d.n_samples, scores, self._scratch)
         yield Phase(f"{name}, A^T A", grams, self._words(step, "H"), self._span(step, 0.7, 0.9), kept=False)
         job = FactorsJob(
             learned, f"h/{number}", step.lam, tuple(gram.out for gram in grams), sums, scores,

@@ -11,6 +11,7 @@ from xmc_stream.methods.parameters import Choice, Flag, Number, Parameters, Whol
 LOSSES = ("squared", "logistic", "squared_hinge")
 OBSERVED = ("full", "given")
 CRITERIA = ("precision", "auc")
+MOST_INPUTS = 2048  # features, and the bias, up to which CPLST takes the normal equations: X^T X has 33 MB then
 _CHANCE = 1 / 16  # of what chance makes, lam: measured, see benchmarks/README.md
 _OF_LOSS = {"squared": 1.0, "logistic": 2.0, "squared_hinge": 4.0}  # lam beside that of the squared loss, measured too
 
@@ -96,6 +97,8 @@ class LEMLParameters(Parameters):
         """
         return self.lam if self.lam is not None else _CHANCE * _OF_LOSS[self.loss] * scale or 1.0
 
+    direct: ClassVar[bool] = False  # whether W steps go by the normal equations
+
     @property
     def closed(self) -> bool:
         """Whether products over all pairs come down to products of r x r matrices: squared loss, full labels."""
@@ -108,6 +111,13 @@ class LEMLParameters(Parameters):
 
 
 @dataclass(frozen=True)
+class DirectSteps(LEMLParameters):
+    """W steps by the normal equations, of CPLST where there are few features."""
+
+    direct: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class CPLSTParameters(Parameters):
     """Parameters of CPLST: what they do stands beside each."""
 
@@ -116,15 +126,28 @@ class CPLSTParameters(Parameters):
     title = "CPLST: the closed form of LEML's squared loss without lam"
     grids: ClassVar[Mapping[str, Mapping[str, Sequence[Any]]]] = {"cplst": {"rank": (50, 100, 200)}}
 
-    rank: int = parameter(100, Whole("Columns of W and H, as many as there are features or labels at most."))
-    iterations: int = parameter(4, Whole("Iterations of the subspace method. More: closer to the closed form."))
-    oversampling: int = parameter(10, Whole("Columns beyond `rank` that the iterations carry, for accuracy.", least=0))
-    cg: int = parameter(100, Whole("Steps of conjugate gradients for each least-squares problem, at most."))
+    rank: int = parameter(
+        100, Whole("Columns of W and H, as many as there are features (with the bias) or labels at most.")
+    )
+    iterations: int = parameter(100, Whole("Iterations of the subspace method, at most."))
+    tol: float = parameter(
+        1e-7, Number("Iterations end when one lowers the objective by no more than this share of it.", most=1.0)
+    )
+    oversampling: int = parameter(
+        50, Whole("Columns beyond `rank` that the iterations carry: with more, fewer iterations.", least=0)
+    )
+    cg: int = parameter(
+        100,
+        Whole(
+            "Steps of conjugate gradients in an iteration, at most. They are taken where X has 2,048 features or more; with "
+            "fewer, X^T X is in memory and solved with."
+        ),
+    )
     cg_tol: float = parameter(
         1e-4, Number("Conjugate gradients end when the residual is no more than this share of the gradient.", most=1.0)
     )
     lam: float = parameter(
-        1e-6,
+        1e-8,
         Number(
             "Weight of ||W||^2 in these problems. It keeps them well posed; the default is next to 0.", open_least=True
         ),
@@ -134,13 +157,17 @@ class CPLSTParameters(Parameters):
     )
 
     def rank_for(self, n_features: int, n_labels: int) -> int:
-        """Columns of W and H: Z has no rank above D or K."""
-        return min(self.rank, n_features, n_labels)
+        """Columns of W and H: Z has no rank above its rows, the bias among them, or its columns."""
+        return min(self.rank, n_features + self.bias, n_labels)
 
     def steps(self, n_features: int, n_labels: int) -> LEMLParameters:
         """Its least-squares problems as W steps of LEML."""
-        rank = min(self.rank + self.oversampling, n_features, n_labels)
-        return LEMLParameters(rank, self.lam, cg=self.cg, cg_tol=self.cg_tol, held_out=0.0, bias=self.bias)
+        n_inputs = n_features + self.bias
+        rank, direct = min(self.rank + self.oversampling, n_inputs, n_labels), n_inputs <= MOST_INPUTS
+        return (DirectSteps if direct else LEMLParameters)(
+            rank, self.lam, alternations=self.iterations, cg=1 if direct else self.cg, cg_tol=self.cg_tol, held_out=0.0,
+            bias=self.bias,
+        )  # fmt: skip
 
     @property
     def threshold(self) -> float:

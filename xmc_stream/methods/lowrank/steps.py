@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.models.lowrank.factors import Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.models.lowrank.products import (
@@ -26,6 +27,8 @@ from xmc_stream.models.lowrank.products import (
     held_out_metrics,
 )
 from xmc_stream.store.model import UNIT
+
+_GRAMS = 16  # parts of A^T A, at most
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,15 @@ class GramJob:
         return {}
 
 
+def gram_jobs(learned: Learned, name: str, n: int, scores: Panels, scratch: Path) -> list[GramJob]:
+    """The jobs of A^T A, over n rows."""
+    n_blocks = -(-n // BLOCK)
+    return [
+        GramJob(learned, name, a * BLOCK, min(b * BLOCK, n), scores, str(scratch / f"gram-{a}.npy"))
+        for a, b in even_ranges(n_blocks, min(_GRAMS, n_blocks))
+    ]
+
+
 @dataclass(frozen=True)
 class FactorsJob:
     """The H step of the squared loss and full labels: H = Y^T A (A^T A + lam I)^-1; then W and H, rotated for the next W step.
@@ -171,10 +183,11 @@ class FactorsJob:
 
 @dataclass(frozen=True)
 class ModelJob:
-    """Copy the factors of an alternation into the model."""
+    """Copy the factors of an alternation into the model, so many columns of them."""
 
     w: Factor
     h: Factor
+    rank: int
     out: str
 
     @property
@@ -184,8 +197,8 @@ class ModelJob:
 
     def run(self) -> Receipt:
         """Copy."""
-        with new_factors(Path(self.out), {"W": self.w.columns, "H": self.h.columns}) as writers:
+        with new_factors(Path(self.out), {"W": self.rank, "H": self.rank}) as writers:
             for name, source in (("W", self.w), ("H", self.h)):
                 for first in range(0, source.n, BLOCK):
-                    writers[name].append(source.read(first, min(first + BLOCK, source.n)).ravel())
+                    writers[name].append(source.read(first, min(first + BLOCK, source.n))[:, : self.rank].ravel())
         return {}
