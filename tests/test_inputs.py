@@ -276,7 +276,10 @@ def test_a_bad_file_of_known_pairs_makes_no_dataset(tmp_path: Path) -> None:
         xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)
     assert not list(tmp_path.glob("d.xmc*"))
     pairs.write_text(f"0 1\n{N - 1} 2\n")
-    assert xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given).observed_rows().nnz == 2
+    dataset = xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)
+    assert dataset.observed_rows().nnz == 2
+    assert xs.verify(dataset.path)["sound"]
+    assert {path.name for path in tmp_path.iterdir()} == {"d.xmc", "pairs", source.name}
 
 
 def test_a_dataset_may_be_made_in_the_folder_of_its_arrays(tmp_path: Path) -> None:
