@@ -249,6 +249,12 @@ def test_filters_and_predictions_that_change(of_text: Path, tmp_path: Path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(pairs_module, "_keys", keys)
+        source, given, _ = an_input("libsvm", tmp_path)
+        with pytest.raises(InputError, match=f"^{pairs} was changed while"):
+            xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)
+        assert not list(tmp_path.glob("d.xmc*"))
+        source.unlink()
+        pairs.write_text("0 1\n1 2\n")
         with pytest.raises(InputError, match=f"^{pairs} was changed while"):
             xs.predict(of_text / "m", train, tmp_path / "p.txt", 1, filter=pairs, memory_limit="2GB", threads=1)
     assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
@@ -260,6 +266,20 @@ def test_filters_and_predictions_that_change(of_text: Path, tmp_path: Path, monk
             change(found)
             with pytest.raises(InputError, match=f"^{found} was changed while"):
                 list(opened.blocks())
+
+
+def test_a_bad_file_of_known_pairs_makes_no_dataset(tmp_path: Path) -> None:
+    source, given, _ = an_input("libsvm", tmp_path)
+    pairs = tmp_path / "pairs"
+    pairs.write_text(f"0 1\n{N} 2\n")
+    with pytest.raises(InputError, match=rf"^{pairs}:2: row {N} is not below {N}"):
+        xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)
+    assert not list(tmp_path.glob("d.xmc*"))
+    pairs.write_text(f"0 1\n{N - 1} 2\n")
+    dataset = xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)
+    assert dataset.observed_rows().nnz == 2
+    assert xs.verify(dataset.path)["sound"]
+    assert {path.name for path in tmp_path.iterdir()} == {"d.xmc", "pairs", source.name}
 
 
 def test_a_dataset_may_be_made_in_the_folder_of_its_arrays(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ COMPARING = "evaluating predictions"
 _PREDICTED = 0.8  # of evaluating a model, that predicting takes
 _PAIR_BYTES = 2**20  # of the true labels, and of the filter, that are compared at a time
 _PAIR_WORK = 16  # times as much is what is made of them
-_RANK_BYTES = 64  # of a row and rank: label and score as they are stored and read, terms of the metrics
+_RANK_BYTES = 88  # of a row and rank: label and score as they are read and ranked, terms of the metrics
 _LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is made on the way
 
 

@@ -271,6 +271,11 @@ def _convert(
     if new_labels:
         train = without_labels(train, options)
     opened = opened_source(source, labels, train, format, options, normalize)
+
+    def mask(store: Path) -> None:
+        if observed is not None and not (store / "observed").exists():
+            _store_observed(Path(observed), Dataset(store), limit)
+
     try:
         identity = {
             "version": _VERSION, "source": opened.identity, "options": {name: str(options[name]) for name in options},
@@ -287,7 +292,7 @@ def _convert(
                 # of what is read once, nothing tells whether it was the same
                 mark = {} if opened.alone else {MARK: digest_of(identity)}
                 done = run_conversion(
-                    opened, target, identity, train, normalize, columns, plan, engine, mark, before, overwrite
+                    opened, target, identity, train, normalize, columns, plan, engine, mark, before, overwrite, mask
                 )
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
@@ -295,9 +300,8 @@ def _convert(
         bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
     finally:
         opened.close()
+    mask(target)
     dataset = open_dataset(target)
-    if observed is not None:
-        _store_observed(Path(observed), dataset, limit)
     return dataset, {
         "dataset": str(target),
         "n_samples": dataset.n_samples,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -178,10 +178,12 @@ def running(
 def run_conversion(
     source: Source, target: Path, identity: Mapping[str, Any], like: Like | None, normalize: str | None, columns: bool,
     plan: ConversionPlan, engine: Engine | None, mark: Mapping[str, str], before: Stamps, overwrite: bool,
+    finish: Callable[[Path], None],
 ) -> dict[str, Any]:  # fmt: skip
     """Convert, from where a killed run was; returns sizes, said, resumed. Bad input leaves nothing behind.
 
-    before: of the files that are read, from before they were opened.
+    before: of the files that are read, from before they were opened; finish: is called with the dataset, whole but for its
+    name.
     """
 
     def refuse(path: Path) -> None:
@@ -192,7 +194,9 @@ def run_conversion(
         with unchanged(before):
             if engine is None or source.alone:
                 _read_here(run.part_jobs, ledger, source.bytes_in)
-            return run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
+            done = run_here(run.loop(), ledger, current()) if engine is None else engine.run(run.loop(), ledger)
+        finish(run.store)
+        return done
 
     return make(target, identity, convert, refuse, (InputError, DamagedPieceError), source.alone)
 

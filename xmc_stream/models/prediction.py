@@ -138,8 +138,8 @@ def predict_to(
 
 def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
     """Whether k labels go to a file, and not to a store. Raises InputError where they cannot go there, before any work."""
-    check_k(model, k)
     as_file = is_file(out)
+    check_k(model, k)
     if out != STANDARD_OUTPUT:
         put_back(out)
         if not work_folder(out).exists():  # it may be of a run that was killed: `make` looks

@@ -198,7 +198,10 @@ def label_base(options: Options, like: Like | None) -> int:
 def _whole(label: str | int) -> int:
     """A label that is an id."""
     if isinstance(label, str) and not _WHOLE.fullmatch(label):
-        raise BadRowError(f"label {shown(label.encode())} is no whole number, as ids are: names need no --label-ids")
+        raise BadRowError(
+            f"label {shown(label.encode())} is no whole number, as ids are: names need no --label-ids, several ids in a text "
+            "need --label-delimiter or --label-lists"
+        )
     return int(label)
 
 
