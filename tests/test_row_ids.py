@@ -18,6 +18,7 @@ import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.models import Execution, samples
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.names import new_names
 from xmc_stream.store.predictions import Predictions
 
@@ -87,11 +88,13 @@ def test_damaged_ids_end_in_one_line(folder: Path, tmp_path: Path, name: str) ->
     shutil.rmtree(tmp_path / "d.xmc" / "row_ids")
     with new_names(tmp_path / "d.xmc" / "row_ids") as writer:
         writer.append([b"one"] * (N - 1))
+    seal(tmp_path / "d.xmc")
     with pytest.raises(StoreError, match=f"has {N - 1} ids for {N} rows: the store is damaged"):
         xs.predict(model, xs.open_dataset(tmp_path / "d.xmc"), tmp_path / name, 2, memory_limit="2GB", threads=1)
     shutil.rmtree(tmp_path / "d.xmc" / "row_ids")
     with new_names(tmp_path / "d.xmc" / "row_ids") as writer:
         writer.append([b"\xff"] * N)
+    seal(tmp_path / "d.xmc")
     if name != "store":
         with pytest.raises(StoreError):
             xs.predict(model, xs.open_dataset(tmp_path / "d.xmc"), tmp_path / name, 2, memory_limit="2GB", threads=1)
