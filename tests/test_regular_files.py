@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from helpers.forked import forked_command
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.cli.options import PATH
+from xmc_stream.errors import XmcStreamError
 
 LIMIT = "1GB"
 SECONDS = 60
@@ -142,3 +145,51 @@ def test_a_description_that_is_none(folder: Path, store: str, inner: str, kind: 
     finally:
         file.unlink()
         file.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("store", "file"),
+    [
+        *(("d.xmc", file) for file in ("zarr.json", "X/rows/zarr.json", "X/rows/data/zarr.json", "X/rows/data/c/0")),
+        *(
+            ("d.model", file)
+            for file in ("zarr.json", "units/00000/weights/data/zarr.json", "units/00000/weights/data/c/0")
+        ),
+        *(("rows.model", file) for file in ("zarr.json", "units/rows/weights/zarr.json", "units/rows/weights/c/0")),
+        ("p.zarr", "scores/zarr.json"),
+    ],
+)
+def test_reading_that_fails_is_not_called_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, store: str, file: str
+) -> None:
+    """Advice to make a store again would destroy one that is sound."""
+    from xmc_stream.store import remote
+
+    whole = remote.regular
+
+    def failing(path: Any) -> int:
+        if str(path).endswith(f"{store}/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return whole(path)
+
+    monkeypatch.setattr(remote, "regular", failing)
+    path, out = folder / store, folder / "out"
+    attempts: dict[str, list[Any]] = {
+        "d.xmc": [
+            lambda: xs.split(path, out, folder / "out2", memory_limit="4GB"),
+            lambda: xs.export(path, folder / "out.npz", memory_limit="4GB"),
+            lambda: xs.PPDSparse(memory_limit="4GB").fit(xs.open_dataset(path), model=out),
+        ],
+        "d.model": [
+            lambda: xs.predict(path, folder / "e.xmc", out, memory_limit="4GB"),
+            lambda: xs.export(path, folder / "out.npz", memory_limit="4GB"),
+        ],
+        "rows.model": [lambda: xs.load_model(path).compact(out, memory_limit="4GB")],
+        "p.zarr": [lambda: xs.evaluate(path, folder / "e.xmc", ks=(1,), memory_limit="4GB")],
+    }
+    for attempt in attempts[store]:
+        with pytest.raises((XmcStreamError, OSError)) as caught:
+            attempt()
+        assert file in str(caught.value)
+        assert not re.search("damaged|make it again|predict again|train it again", str(caught.value))
+    shutil.rmtree(folder / "out.partial", ignore_errors=True)

@@ -22,7 +22,8 @@ LIMIT = "1GB"
 # of a report or of a store, from run to run: what it took, and which hash that gives
 _VOLATILE = {
     "seconds", "ms_per_sample", "peak_rss", "memory_limit", "run", "metadata_sha256", "logs_sha256", "resumed", "phases",
-    "bytes_on_disk", "size", "peak_parts", "peak_phase", "least_limit", "limit_for_fewest_passes", "bytes_read",
+    "bytes_on_disk", "bytes_by_part",
+    "size", "peak_parts", "peak_phase", "least_limit", "limit_for_fewest_passes", "bytes_read",
     "conversion", "appended", "identity", "model_bytes",
 }  # fmt: skip
 
