@@ -202,8 +202,8 @@ def test_class_without_positives_never_outranks_one_with(tmp_path: Path) -> None
         clf = estimator.set_params(memory_limit="2GB").fit(X, Y)
         labels, scores = clf.predict_topk(X, k=4)
         assert np.array_equal(np.sort(labels[:, :3]), np.tile([0, 2, 3], (len(labels), 1)))
-        assert (labels[:, 3] == -1).all()
-        assert (scores[:, 3] == -np.inf).all()
+        assert (labels[:, 3] == 1).all()
+        assert (scores[:, 3] == np.finfo(np.float32).min).all()
 
 
 def test_class_without_positives_is_no_part_of_the_objective() -> None:

@@ -101,7 +101,7 @@ class Fitted:
         Returns
         -------
         array (n,), list of lists, CSR matrix or array (n x K)
-            Of classes: the best class of each row. Else what `model_.decision` says: the best label of each row, where
+            Of classes: the best class of each row. Else what `Model.decision` says: the best label of each row, where
             every training row has one label, or the labels whose score is above a threshold. That is 0, or 0.5 for the
             squared loss of LEML and CPLST, or learned from rows held out where a method's scores compare labels of one
             row alone (PDSparse, MEMOIR, GroupLasso but for loss="multitask"). Lists, best first, where y was lists; an
