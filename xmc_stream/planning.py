@@ -27,14 +27,17 @@ from xmc_stream.memory import (
     refusal,
     resident,
 )
-from xmc_stream.methods.contract import Task
+from xmc_stream.methods.contract import Method, Task
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.models import Execution, Model, memory_plan
+from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
+from xmc_stream.models.ranking import RESULT_BYTES
 from xmc_stream.models.written import file_needs
 from xmc_stream.progress import current, duration
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.predictions import CHUNK_ROWS
 
 if TYPE_CHECKING:
     from xmc_stream.convert.plan import ConversionPlan
@@ -45,6 +48,10 @@ _MARGIN = 1.1  # on what the beginning of an input says of all of it
 _PROBE_ROOM = 64 * MIB  # for reading that beginning
 _PROBE_SECONDS = 0.3
 
+DECIDING = "learning which labels to predict"
+TRUE_BYTES = 2**20  # of true labels that are compared at a time
+_RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
+_RANKING = 8 * MIB  # that a thread takes at least which ranks labels of rows
 Forecast = dict[str, Any]
 
 
@@ -86,6 +93,8 @@ def plan_training(
 
         def forecasters(plan: MemoryPlan) -> Forecaster:
             forecaster = method.forecaster(task, plan, engine.once)
+            if decides_by_another(method, parameters, dataset):
+                forecaster = Together(forecaster, _deciding(dataset))
             return (
                 forecaster
                 if calibrate is None
@@ -93,6 +102,30 @@ def plan_training(
             )
 
         return {"command": "train", **_advised(forecasters, plan, engine, workers)}
+
+
+def decides_by_another(method: Method, parameters: Parameters, dataset: Dataset) -> bool:
+    """Whether another training, of a part of the rows, says which labels a model predicts."""
+    return not (dataset.one_label or method.has_zero(parameters) or method.decides(parameters))
+
+
+def deciding_needs(dataset: Dataset) -> dict[str, int]:
+    """Bytes by component that learning which labels to predict takes, from rows that the other model has predicted."""
+    predictions = _RANK_BYTES * labels_ranked(dataset) * CHUNK_ROWS
+    of_labels = 16 * dataset.Y_rows().block_bytes(TRUE_BYTES)
+    return {"predictions": predictions, "true labels": of_labels, "candidates": LEARNED_BYTES}
+
+
+def _deciding(dataset: Dataset) -> dict[str, Needs]:
+    """What that training needs beside what a training does."""
+    from xmc_stream.datasets.split import split_needs  # `train` starts in less time without
+
+    of_rows = CHUNK_ROWS * labels_ranked(dataset) * RESULT_BYTES + _RANKING + 10 * dataset.n_features
+    return {
+        "split": lambda plan: split_needs(dataset, plan.budget),
+        "predicting": lambda plan: {"rows": plan.threads * (of_rows + dataset.X_rows().block_bytes(MIB))},
+        DECIDING: lambda _: deciding_needs(dataset),
+    }
 
 
 @contextmanager

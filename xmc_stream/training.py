@@ -14,7 +14,7 @@ import numpy as np
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger, check_identity
 from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
-from xmc_stream.errors import InputError, StoreError, XmcStreamError
+from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, least_named
@@ -25,9 +25,17 @@ from xmc_stream.methods.registry import method_of
 from xmc_stream.methods.weights import Given
 from xmc_stream.metrics import among
 from xmc_stream.models import Execution, Model, load_model, memory_plan
-from xmc_stream.models.decisions import JUST_THE_BEST, LEARNED_BYTES, LEAST_ROWS, HeldOut
+from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
 from xmc_stream.models.prediction import predict_to
-from xmc_stream.planning import plan_line, with_process
+from xmc_stream.planning import (
+    DECIDING,
+    TRUE_BYTES,
+    decides_by_another,
+    deciding_needs,
+    plan_line,
+    plan_training,
+    with_process,
+)
 from xmc_stream.progress import LOG, Progress, working
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
@@ -52,14 +60,12 @@ from xmc_stream.store.places import (
     target_path,
     work_folder,
 )
-from xmc_stream.store.predictions import CHUNK_ROWS, Predictions
+from xmc_stream.store.predictions import Predictions
 from xmc_stream.store.removal import wait_for_removals
 from xmc_stream.store.selection import SELECTED
 
 _DECIDED = 0.45  # of a training: where the one ends that says which labels to predict, if there is one
 _HELD_OUT = 0.2  # of the rows, that it does not see
-_TRUE_BYTES = 2**20  # of true labels that are compared at a time
-_RANK_BYTES = 48  # of a row and rank: as they are stored, and what comparing makes of them
 _CHECKING = 0.02  # of a training, that comparing checksums takes
 RUN_FORMAT = 6  # raised when what a run keeps between its jobs changes: a run does not go on in another format
 
@@ -141,10 +147,12 @@ def _train(
             remove(state_of_trial(path))
         if given is not None:
             given.write(work / WEIGHTS)
-        one_label = dataset.one_label
-        guesses = not (one_label or method.has_zero(parameters) or method.decides(parameters))
+        guesses = decides_by_another(method, parameters, dataset)
         if decide and guesses and ledger.get(DECISION) is None:
             with progress.part(0.0, _DECIDED):
+                foreseen = plan_training(dataset, parameters, seed, execution)
+                if not foreseen["fits"]:
+                    raise MemoryLimitError(foreseen["why"])
                 decided = _decided(dataset, work / DECISION, parameters, seed, execution, limit, force, check)
                 ledger.add(DECISION, decided)
         threads = execution.threads or available_threads()
@@ -207,7 +215,7 @@ def _train(
             for name in ("normalize", "base", "beside", SELECTED)
             if name in dataset.attributes
         }
-        if one_label:
+        if dataset.one_label:
             taken[DECISION] = {"one_label": True}
         elif not method.has_zero(parameters):
             taken[DECISION] = result.get(DECISION) or ledger.get(DECISION) or JUST_THE_BEST
@@ -246,10 +254,9 @@ def _decided(
     rows, out = open_dataset(others), folder / "predictions"
     held_out, Y = HeldOut(rows.n_samples, rows), rows.Y_rows()
     predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
-    needs = {"predictions": _RANK_BYTES * held_out.k * CHUNK_ROWS, "true labels": 16 * _TRUE_BYTES}
-    limit.check({**needs, "candidates": LEARNED_BYTES}, "learning which labels to predict")
+    limit.check(deciding_needs(dataset), DECIDING)
     for start, labels, scores in Predictions(out).blocks():
-        for y in Y.blocks(_TRUE_BYTES, start, start + len(labels)):
+        for y in Y.blocks(TRUE_BYTES, start, start + len(labels)):
             mine = slice(y.start - start, y.start - start + y.n)
             true = among(np.arange(y.n)[:, None], labels[mine].astype(np.int64), y.indptr, y.indices)
             held_out.add(scores[mine], true, np.diff(y.indptr))

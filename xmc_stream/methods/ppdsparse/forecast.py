@@ -186,7 +186,7 @@ class PPDSparseForecaster(Forecaster):
 
     def _forecast(self, plan: MemoryPlan) -> Forecast:
         d, p = self.dataset, self.parameters
-        plan.refuse_unless({f"sizes of {d.n_labels} classes": _CLASS_BYTES * d.n_labels}, "planning the training")
+        refuse_too_many_classes(plan, d)
         shares, solve = solve_plan(plan, d, p, self.warm_start is not None, self.units, self.of_samples)
         starts = np.array([share.first for share in shares])
         phases: dict[str, Needs] = {}
@@ -450,6 +450,12 @@ class PPDSparseForecaster(Forecaster):
             seconds[f"search/{self.rounds}"] = scored / threads
         seconds["finalise"] = float(self.weights.sum()) * 8 * _MORE_WEIGHTS / 100e6
         return seconds
+
+
+def refuse_too_many_classes(plan: MemoryPlan, dataset: Dataset) -> None:
+    """Raise MemoryLimitError where the classes cannot be planned."""
+    needs = {f"sizes of {dataset.n_labels} classes": _CLASS_BYTES * dataset.n_labels}
+    plan.refuse_unless(needs, "planning the training")
 
 
 def _eighths_of(unit: Unit) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.ppdsparse.all_rows import takes_all_rows
 from xmc_stream.methods.ppdsparse.carry import last_solve
-from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster
+from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, refuse_too_many_classes
 from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.implied import implied_margin
 from xmc_stream.methods.ppdsparse.parameters import PATIENCE, PPDSparseParameters
@@ -87,6 +87,7 @@ class PPDSparseMethod(Method):
     def forecaster(self, task: Task, plan: MemoryPlan, once: Callable[[Job], Receipt]) -> PPDSparseForecaster:
         """Solve some classes and score some rows within the plan, and spread what was seen over all classes."""
         dataset, start = task.dataset, cast("LinearModel | None", task.warm_start)
+        refuse_too_many_classes(plan, dataset)
         plan = replace(plan, longest=longest_of(dataset))
         parameters = settled(task.parameters, dataset)
         if task.start_state is not None:
