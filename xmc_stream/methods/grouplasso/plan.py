@@ -170,7 +170,7 @@ def plan_gradient(plan: MemoryPlan, dataset: Dataset) -> GradientPlan:
     left -= (rows - least.rows) * line
     entries = min(max(dataset.X_rows().nnz, 1), least.entries + max(left, 0) // 2 // 28)
     runs, processes, threads = -(-n // run), 1 if small else plan.processes, 1 if small else plan.threads
-    parts, team = -(-runs // max(1, rows // run)), 1
+    parts, team = -(-n // rows), 1
     if parts <= plan.threads * processes:  # a job has the memory of all threads
         parts, team = processes, max(1, min(threads, dataset.X_rows().nnz // (_TEAM_ENTRIES * max(d, 1))))
     row_cuts = tuple((a * run, min(b * run, n)) for a, b in even_ranges(runs, min(parts, runs)))
