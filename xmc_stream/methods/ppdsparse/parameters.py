@@ -134,13 +134,17 @@ class PPDSparseParameters(Parameters):
         Whole(
             "Rounds of a class, at most. After `rounds`, a class goes on only while its duality gap is above 2 % of its "
             "objective, and only while these gaps together are more than 3 % of the objective of all classes. none: no "
-            "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds: rounds "
-            "help it no more, or only rounding keeps it from its optimum.",
+            "cap. A class then goes on until it is within tol, or rounding keeps it from its optimum; from round 35 on it "
+            "ends where its gap has not halved in five rounds.",
             none=True,
         ),
     )
     epochs: int = parameter(
-        2, Whole("Passes over the active set in a round. Without a cap on rounds: five times as many.")
+        2,
+        Whole(
+            "Passes over the active set in a round. Without a cap on rounds: five times as many, and twice as many again "
+            "after every five rounds, six times."
+        ),
     )
     last_epochs: int = parameter(
         6,
