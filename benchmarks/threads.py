@@ -3,18 +3,18 @@
     XMC_STREAM_DATA=... python benchmarks/threads.py [NAME ...] [--set bibtex] [--threads 1 --threads 16] [--phases]
 
 NAME: of what is measured, as it stands in the table, or the beginning of it; none: all. Each is run with every number of
-threads, one after another in this process, which has done it once before on a few rows: kernels are loaded. Seconds and
-bytes are beside those of the first number of threads, "1.00 1.12 ...": on a machine with fewer processors than threads,
-processor seconds and bytes are what counts. --phases also prints seconds and bytes of the jobs of each phase of a training.
+threads, one after another in this process, after one run on a few rows that loads kernels. Ratios are to the first number of
+threads. On a machine with fewer processors than threads, processor seconds and bytes are what counts. --phases: also
+seconds and bytes of the jobs of each phase of a training.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from xmc_stream.methods import registry
 from xmc_stream.models import Execution
 from xmc_stream.training import train
 
+LIMIT = "4GB"
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "leml": [
-        {"rank": 50, "alternations": 3},
+        {"rank": 100, "alternations": 2},
         {"rank": 20, "alternations": 1, "loss": "logistic"},
         {"rank": 20, "alternations": 1, "loss": "squared_hinge"},
     ],
@@ -39,81 +40,107 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         for loss in ("multitask", "label-ranking")
         for algorithm in ("bcd-ls", "bcd-cst", "fista", "sparsa", "fobos")
     ],
-}  # fmt: skip
-LIMIT = "4GB"
+}
+PREDICTING = {"ppdsparse": {}, "leml": {"alternations": 2}, "group-lasso": {"loss": "multitask", "max_passes": 5}}
+
+Told = dict[str, Any]
+Run = Callable[[int], Told]
 
 
-def trainings(data: Path, folder: Path) -> dict[str, Callable[[int], dict[str, Any]]]:
-    """A training of every method that the registry knows, by what stands in the table."""
+class Runs:
+    """What is measured, of a set: its name in the table, and a run with some threads, which returns what it says."""
 
-    def one(name: str, values: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
+    def __init__(self, name: str, folder: Path) -> None:
+        self._data, self._test = converted(folder, name)
+        self._source = Path(os.environ["XMC_STREAM_DATA"]) / name / "train.txt.gz"
+        self._folder = folder
+
+    def all(self) -> dict[str, Run]:
+        """By name."""
+        runs: dict[str, Run] = {}
+        for name in registry.names():
+            for values in OPTIONS.get(name, [{}]):
+                words = " ".join([name, *(f"{key}={value}" for key, value in values.items())])
+                runs[words] = lambda threads, name=name, values=values: self.train(threads, name, values)
+        for name in PREDICTING:
+            runs[f"predict {name}"] = lambda threads, name=name: self.predict(threads, name)
+            runs[f"evaluate {name}"] = lambda threads, name=name: self.evaluate(threads, name)
+        return {**runs, "convert": self.convert}
+
+    def train(self, threads: int, name: str, values: dict[str, Any]) -> Told:
+        """The report, and where the events are."""
         parameters = registry.parameters(name, values)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            with a_few_rows() as rows:  # kernels are loaded, which is not measured
+                train(rows, Path(folder) / "few", parameters, 0, Execution(LIMIT, 1))
+            began, cpu = time.perf_counter(), time.process_time()
+            model, report = train(
+                xs.open_dataset(self._data), Path(folder) / "m", parameters, 0, Execution(LIMIT, threads)
+            )
+            taken = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - began}
+            events = [json.loads(line) for line in (model.path / "events.jsonl").read_text().splitlines()]
+            return {**report, **taken, "digest": model.digest(), "events": events}
 
-        def run(threads: int, data: Any = data) -> dict[str, Any]:
-            dataset = data if isinstance(data, xs.Dataset) else xs.open_dataset(data)
-            model = folder / f"{name}-{threads}"
-            found, report = train(dataset, model, parameters, 0, Execution(LIMIT, threads), overwrite=True)
-            return {**report, "digest": found.digest(), "events": model / "events.jsonl"}
-
-        return run
-
-    return {
-        " ".join([name, *(f"{key}={value}" for key, value in values.items())]): one(name, values)
-        for name in registry.names()
-        for values in OPTIONS.get(name, [{}])
-    }
-
-
-def phases(events: Path) -> list[tuple[str, int, float, int]]:
-    """Of a training: each phase, its jobs, their seconds and the bytes that they read."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0])
-    for line in events.read_text().splitlines():
-        event = json.loads(line)
-        if "job" in event:
-            of = found[event["phase"]]
-            of[0], of[1], of[2] = of[0] + 1, of[1] + event["seconds"], of[2] + event.get("bytes_read", 0)
-    return [(name, int(n), seconds, int(read)) for name, (n, seconds, read) in found.items()]
-
-
-def measured(run: Callable[[int], dict[str, Any]], threads: int) -> tuple[float, float, dict[str, Any]]:
-    """Processor seconds, seconds, and what it says."""
-    processor, began = time.process_time(), time.perf_counter()
-    report = run(threads)
-    return time.process_time() - processor, time.perf_counter() - began, report
-
-
-def others(train_set: Path, test: Path, source: Path, folder: Path) -> dict[str, Callable[[int], dict[str, Any]]]:
-    """Predictions and evaluations by a model of each kind, conversion."""
-    found: dict[str, Callable[[int], dict[str, Any]]] = {}
-
-    def model(name: str, **values: Any) -> Path:
-        path = folder / f"of-{name}-{train_set.stem}"
+    def _model(self, name: str) -> Path:
+        path = self._folder / f"{name}-of-{self._data.stem}"
         if not path.exists():
-            train(xs.open_dataset(train_set), path, registry.parameters(name, values), 0, Execution(LIMIT, 2))
+            parameters = registry.parameters(name, PREDICTING[name])
+            train(xs.open_dataset(self._data), path, parameters, 0, Execution(LIMIT, 2))
         return path
 
-    def predict(name: str, values: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
-        def run(threads: int) -> dict[str, Any]:
-            with tempfile.TemporaryDirectory(dir=folder) as to:
-                xs.predict(model(name, **values), test, Path(to) / "p", memory_limit=LIMIT, threads=threads)
-            return {}
+    def predict(self, threads: int, name: str) -> Told:
+        """Predict the test set."""
+        model = self._model(name)
+        with tempfile.TemporaryDirectory(dir=self._folder) as to:
+            xs.predict(model, self._test, Path(to) / "few", memory_limit=LIMIT, threads=1)
+            return measured(lambda: xs.predict(model, self._test, Path(to) / "p", memory_limit=LIMIT, threads=threads))
 
-        return run
+    def evaluate(self, threads: int, name: str) -> Told:
+        """Evaluate on the test set."""
+        model = self._model(name)
+        xs.evaluate(model, self._test, memory_limit=LIMIT, threads=1)
+        return measured(lambda: xs.evaluate(model, self._test, memory_limit=LIMIT, threads=threads))
 
-    def evaluate(name: str, values: dict[str, Any]) -> Callable[[int], dict[str, Any]]:
-        return lambda threads: xs.evaluate(model(name, **values), test, memory_limit=LIMIT, threads=threads)
+    def convert(self, threads: int) -> Told:
+        """Convert the training set's text."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as to:
+            xs.convert(self._source, Path(to) / "few.xmc", memory_limit=LIMIT, threads=1)
+            return measured(lambda: xs.convert(self._source, Path(to) / "d.xmc", memory_limit=LIMIT, threads=threads))
 
-    for name, values in (("ppdsparse", {}), ("leml", {"alternations": 2}), ("group-lasso", {"max_passes": 5})):
-        values = {**values, **({"loss": "multitask"} if name == "group-lasso" else {})}
-        found[f"predict {name}"], found[f"evaluate {name}"] = predict(name, values), evaluate(name, values)
 
-    def convert(threads: int) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(dir=folder) as to:
-            xs.convert(source, Path(to) / "d.xmc", memory_limit=LIMIT, threads=threads)
-        return {}
+def measured(run: Callable[[], Any]) -> Told:
+    """Processor seconds, seconds, and what a run says."""
+    began, cpu = time.perf_counter(), time.process_time()
+    said = run()
+    taken = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - began}
+    return {**said, **taken} if isinstance(said, dict) else taken
 
-    found["convert"] = convert
-    return found
+
+def ratios(told: list[Told], name: str) -> str:
+    """Of each run to the first; "-" where it is not known."""
+    first = told[0].get(name)
+    return " ".join(f"{one[name] / first:.2f}" for one in told) if first else "-"
+
+
+def show(words: str, told: list[Told]) -> None:
+    """A line of the table."""
+    differ = "" if len({one.get("digest") for one in told}) == 1 else "; MODELS DIFFER"
+    print(
+        f"| {words} | {told[0]['cpu']:.2f} | {ratios(told, 'cpu')} | {ratios(told, 'wall')} | {ratios(told, 'bytes_read')} |"
+        + differ,
+        flush=True,
+    )
+
+
+def show_phases(events: list[dict[str, Any]]) -> None:
+    """Each phase of a training: its jobs, their seconds and the bytes that they read."""
+    found: dict[str, list[float]] = {}
+    for event in events:
+        if event["event"] == "job":
+            of = found.setdefault(event["phase"], [0, 0.0, 0])
+            of[0], of[1], of[2] = of[0] + 1, of[1] + event["seconds"], of[2] + event["bytes_read"]
+    for name, (jobs, seconds, n_bytes) in found.items():
+        print(f"    {name:40} {jobs:5} jobs {seconds:8.2f} s {n_bytes / 1e6:10.1f} MB")
 
 
 def main() -> None:
@@ -123,47 +150,19 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--threads", action="append", type=int, default=[])
     parser.add_argument("--phases", action="store_true")
-    parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     counts = asked.threads or [1, 2, 4, 16]
-    import os
-
-    with tempfile.TemporaryDirectory() as made:
-        folder = asked.folder or Path(made)
+    with tempfile.TemporaryDirectory() as folder:
         for name in asked.set or ["bibtex"]:
-            data, test = converted(folder, name)
-            source = Path(os.environ["XMC_STREAM_DATA"]) / name / "train.txt.gz"
-            runs = {**trainings(data, folder), **others(data, test, source, folder)}
-            print(f"{name}: threads {' '.join(map(str, counts))}", flush=True)
-            for words, run in runs.items():
-                if asked.names and not any(words.startswith(n) for n in asked.names):
+            print(f"{name}, threads {', '.join(map(str, counts))}\n\n| | processor s | ratio | seconds | bytes read |")
+            for words, run in Runs(name, Path(folder)).all().items():
+                if asked.names and not any(words.startswith(some) for some in asked.names):
                     continue
-                try:
-                    one(words, run, counts, asked.phases)
-                except xs.errors.XmcStreamError as error:
-                    print(f"{words}: {error}", flush=True)
-
-
-def one(words: str, run: Callable[..., dict[str, Any]], counts: list[int], show: bool) -> None:
-    try:
-        with a_few_rows() as few:
-            run(1, few)
-    except TypeError:
-        run(1)
-    found = [measured(run, threads) for threads in counts]
-    cpu, wall = [f[0] for f in found], [f[1] for f in found]
-    read = [f[2].get("bytes_read") for f in found]
-    digests = {f[2].get("digest") for f in found}
-    print(
-        f"{words:55} cpu {cpu[0]:7.2f} s: {' '.join(f'{c / cpu[0]:.2f}' for c in cpu)}  wall {wall[0]:6.2f} s: "
-        f"{' '.join(f'{w / wall[0]:.2f}' for w in wall)}  read {read} passes {[f[2].get('passes') for f in found]}"
-        f"{'' if len(digests) == 1 else ' DIGESTS DIFFER'}",
-        flush=True,
-    )
-    if show and "events" in found[0][2]:
-        for threads, (_, _, report) in zip(counts, found, strict=True):
-            for name, n, seconds, bytes_read in phases(report["events"]):
-                print(f"    {threads:3} threads {name:40} {n:5} jobs {seconds:8.2f} s {bytes_read / 1e6:10.1f} MB")
+                told = [run(threads) for threads in counts]
+                show(words, told)
+                if asked.phases and "events" in told[0]:
+                    for one in told:
+                        show_phases(one["events"])
 
 
 if __name__ == "__main__":

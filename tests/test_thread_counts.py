@@ -15,6 +15,7 @@ from xmc_stream.jobs.plan import jobs_worth
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
 from xmc_stream.models.lowrank.heldrows import let_go
+from xmc_stream.planning import plan_training
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.training import train
 
@@ -108,10 +109,17 @@ def test_more_threads_read_no_more_in_predictions_and_evaluations(
     assert read[MANY] <= SHARES * read[1]
 
 
+def test_the_plan_says_which_methods_use_one_thread(data: Path) -> None:
+    for name, threads in (("pdsparse", 1), ("leml", 4), ("group-lasso", 1)):
+        values = {"loss": "multitask"} if name == "group-lasso" else {}
+        plan = plan_training(xs.open_dataset(data), registry.parameters(name, values), 0, Execution(LIMIT, 4))
+        assert plan["threads"] == threads, name
+
+
 def test_there_are_as_many_jobs_as_there_is_work_for() -> None:
     assert jobs_worth(16, 1e12, 1e6) == 16
     assert jobs_worth(16, 100.0, 0.0) == 1
     for work in (1e7, 1e8, 1e9):
         for again in (1e5, 1e6, 1e7):
             jobs = jobs_worth(64, work, again)
-            assert jobs == 1 or work / jobs >= 4 * again
+            assert jobs == 1 or work / jobs >= 8 * again

@@ -165,7 +165,7 @@ def refuse_unless_it_fits(forecaster: Forecaster, plan: MemoryPlan) -> None:
         forecaster.check(plan)
 
 
-_OWN = 4  # times what each job does over again
+_OWN = 8  # times what each job does over again
 _BEGINNING = 1 << 20  # multiply-adds, about, that take as long as to begin a job
 
 
