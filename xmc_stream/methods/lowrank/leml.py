@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import add_transposed
 from xmc_stream.methods.contract import WRITING
@@ -161,11 +161,11 @@ def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRa
         width = -(-r // (-(-n_ranges // at_once) * at_once))
     n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
     n_blocks = -(-n // BLOCK)
-    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
     labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
     if p.observed == "given":
         pairs = dataset.observed_rows().nnz
-        labels = _given_labels(plan, dataset, 4 * at_once)
+        labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r))  # each reads A
+    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
     small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
     small = small and sum(lowrank_needs(plan, dataset, p, r).values()) <= plan.budget
     cuts = column_ranges(r, r if small and not p.closed else width)
