@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from xmc_stream.methods.grouplasso import descent, firstorder
 from xmc_stream.methods.grouplasso.descent import SegmentJob
 from xmc_stream.methods.grouplasso.firstorder import StepsJob
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
-from xmc_stream.methods.grouplasso.plan import DescentPlan, plan_descent, plan_gradient
+from xmc_stream.methods.grouplasso.plan import DescentPlan, GradientPlan, plan_descent, plan_gradient
 from xmc_stream.methods.grouplasso.run import GroupLassoRun
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
@@ -112,12 +111,13 @@ def test_steps_along_the_gradient_are_the_same_for_any_cut_and_any_interruption(
     monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._RUN_BYTES", 1 << 13)  # several runs of rows and features
     whole = digest(some_rows, tmp_path / "whole", p, [1])
     assert digest(some_rows, tmp_path / "cut", p, [3, 1, 2] * 20) == whole
-    monkeypatch.setattr(firstorder, "_SMALL", 0)
+    monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._SMALL", 0)
     assert digest(some_rows, tmp_path / "apart", p, [3]) == whole
 
     def narrow(plan: MemoryPlan, dataset: Dataset) -> Any:
-        sizes = plan_gradient(plan, dataset)
-        return replace(sizes, entries=1600, rows=128, columns=7)
+        rows = tuple((a, min(a + 512, dataset.n_samples)) for a in range(0, dataset.n_samples, 512))
+        features = tuple((a, min(a + 64, dataset.n_features)) for a in range(0, dataset.n_features, 64))
+        return GradientPlan(1600, 128, 7, rows, features, 3)
 
     monkeypatch.setattr(f"{RUN}.plan_gradient", narrow)
     assert digest(some_rows, tmp_path / "narrow", p, [2] * 30) == whole

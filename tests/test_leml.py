@@ -20,6 +20,7 @@ from xmc_stream.methods.lowrank.parameters import LOSSES, LEMLParameters
 from xmc_stream.methods.lowrank.scale import ScaleJob
 from xmc_stream.methods.lowrank.solver import loss_curvatures, loss_slopes, loss_values, solve_columns
 from xmc_stream.models.lowrank.factors import Factor, new_factors
+from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import Learned
 
 LIMIT = "4GB"  # bounds the whole process of the tests
@@ -174,8 +175,9 @@ def test_streamed_products_are_those_of_dense_matrices(loss: str, observed: str,
     p = LEMLParameters(r, lam, loss=loss, observed=observed, bias=bias)
     labels, rows = Factor(str(tmp_path / "factors" / "H"), r, 6), ((0, 1024), (1024, 2048), (2048, 2500))
     step = WStep(
-        learned, "w/1", "W", 1, p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch")
-    )
+        learned, "w/1", "W", 1, p, p.lam_for(0.0), ((0, 2), (2, 5)), rows, labels, None, str(tmp_path / "scratch"),
+        ((0, 1000), (1000, 2500)), Holding("products", 20_000, 40_000),
+    )  # fmt: skip
     (tmp_path / "scratch").mkdir()
 
     def asked() -> Any:

@@ -27,6 +27,7 @@ from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameter
 from xmc_stream.methods.lowrank.ridge import PartJob, RidgeJob, Ridges, row_parts, solve_ridges
 from xmc_stream.models.lowrank import products as of_products
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
+from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
@@ -83,7 +84,8 @@ def problem(data: Path, tmp_path: Path) -> tuple[Ridges, Any, Any, Any]:
 
 
 def jobs_of(ridges: Ridges, folder: Path, cuts: Any = CUTS, cg: int = 200, kept: int = 0) -> list[RidgeJob]:
-    sizes = LowRankPlan(cuts, kept, (), (), False, ridges.parts, ())
+    ridges = replace(ridges, holding=Holding(str(folder), kept, kept))
+    sizes = LowRankPlan(cuts, (), (), False, ridges.parts, ())
     return sizes.ridges(ridges, "w/1", LEMLParameters(rank=RANK, cg=cg, cg_tol=1e-7), folder)
 
 
@@ -213,12 +215,11 @@ def test_a_run_by_rows_gives_the_model_of_one_by_columns_whatever_ends_it(
     monkeypatch.setattr(parameters, "MOST_INPUTS", 0)  # else CPLST takes no steps of conjugate gradients
 
     def by_columns(sizes: LowRankPlan) -> LowRankPlan:
-        return replace(sizes, parts=PARTS, products=(), kept=0)
+        return replace(sizes, parts=PARTS, products=(), held=(0, 0))
 
     def by_rows(sizes: LowRankPlan) -> LowRankPlan:
-        cuts = sizes.cuts
-        assert len(cuts) == 2
-        return replace(sizes, parts=PARTS, products=((0, cuts[-1][1]),))
+        rank = sizes.cuts[-1][1]
+        return replace(sizes, cuts=((0, 4), (4, rank)), parts=PARTS, products=((0, rank),))
 
     whole = digest(data, tmp_path / "columns", method, by_columns, [])
     assert digest(data, tmp_path / "rows", method, by_rows, []) == whole
@@ -234,10 +235,14 @@ def test_parts_follow_from_the_data_and_ways_from_the_plan(data: Path, monkeypat
     monkeypatch.setattr(ridge, "_PART", 15)  # 2,800 entries of 40 features
     parts = row_parts(dataset)
     assert parts == ((0, 175), (175, 350), (350, 525), (525, N))
-    for threads, processes, products in ((1, 1, ()), (2, 1, ((0, 7),)), (1, 4, ((0, 7),)), (6, 1, ((0, 3), (3, 7)))):
+    for threads, processes, products in ((1, 1, ()), (2, 1, ((0, 7),)), (1, 4, ((0, 7),)), (6, 1, ((0, 7),))):
         sizes = plan_lowrank(MemoryPlan(2**40, 2**30, threads, processes), dataset, p)
         assert (sizes.parts, sizes.products) == (parts, products)
-        assert [of for cut in products for of in cut if of not in {0, 7, *dict(sizes.cuts)}] == []
+    wide = LEMLParameters(rank=100)
+    for kept, products in ((1, ((0, 64), (64, 100))), (2**40, ((0, 100),))):  # X stays in memory, or is read anew
+        with monkeypatch.context() as patch:
+            patch.setattr(leml, "held_bytes", lambda _, kept=kept: kept)
+            assert plan_lowrank(MemoryPlan(2**40, 2**32, 6), dataset, wide).products == products
     given = LEMLParameters(rank=RANK, loss="logistic")
     assert plan_lowrank(MemoryPlan(2**40, 2**30, 2), dataset, given).products == ()
 
@@ -249,13 +254,12 @@ def test_a_limit_that_holds_no_whole_factor_leaves_the_columns(tmp_path: Path, m
     monkeypatch.setattr(leml, "row_parts", lambda _: PARTS)
     p = LEMLParameters(rank=50, lam=1.0)
     by_rows, by_columns = (
-        sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, 25, wide).values()) for wide in (50, 0)
+        sum(lowrank_needs(MemoryPlan(2**40, 0, 2), dataset, p, 50, wide).values()) for wide in (50, 0)
     )
     assert by_rows > by_columns + 40 * MIB
     for budget, products in ((by_rows, ((0, 50),)), (by_rows - 1, ()), (by_columns, ())):
         sizes = plan_lowrank(MemoryPlan(2**40, budget, 2), dataset, p)
-        assert (sizes.cuts, sizes.products) == (((0, 25), (25, 50)), products)
-    assert len(plan_lowrank(MemoryPlan(2**40, by_columns - 1, 2), dataset, p).cuts) == 4
+        assert (sizes.cuts, sizes.products) == (((0, 50),), products)
 
 
 @pytest.fixture

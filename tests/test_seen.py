@@ -277,8 +277,8 @@ def test_the_end_says_that_all_is_well_or_what_to_do() -> None:
     assert "--set max_rounds=none" in far
     (_, done) = PPDSparseMethod().summary({**report, "n_open": 0})
     assert done.startswith("every class is within tol")
-    (_, stopped) = PPDSparseMethod().summary({**report, "params": {"max_rounds": None, "tol": 0.01}})
-    assert "did not halve in 5 rounds" in stopped
+    (_, stopped) = PPDSparseMethod().summary({**report, "rounds": 40, "params": {"max_rounds": None, "tol": 0.01}})
+    assert "did not halve in 5 rounds of 640 epochs" in stopped
     for line in (usual, well, far, done, stopped):
         assert "stopped short" not in line
 
@@ -308,26 +308,32 @@ def test_a_gap_that_rounding_hides_ends_a_class() -> None:
     statistics = np.zeros((4, N_STATISTICS))
     statistics[:, KEPT], statistics[:, INSIDE] = 100.0, 0.1  # never within tol
     gaps = np.array([-1e-9, 1e-9, 50.0, 50.0])
-    for round_ in range(1, 11):
+    for round_ in range(1, 36):
         statistics[:, DUAL] = -100.0 + gaps
-        statistics[:, DUAL] -= np.array([0.0, 0.0, 0.0, 30.0]) * (round_ == 10)  # one has halved its gap
+        statistics[:, DUAL] -= np.array([0.0, 0.0, 0.0, 30.0]) * (round_ == 35)  # one has halved its gap
         update_statistics(statistics, (), 0, p, 10, round_)
         if round_ < 10:
             assert not (statistics[:, STATUS] == DONE).any()
+        elif round_ < 35:  # the others have more epochs in each round
+            assert (statistics[:, STATUS] == DONE).tolist() == [True, True, False, False]
+            assert p.epochs_of(round_) == 10 * 2 ** (round_ // 5)
     assert (statistics[:, STATUS] == DONE).tolist() == [True, True, True, False]
+    assert p.epochs_of(35) == p.epochs_of(30) == p.epochs_of(100) == 640
 
 
 @pytest.mark.slow
-def test_a_run_without_a_cap_ends_on_rows_that_do_not_converge(tmp_path: Path) -> None:
+def test_a_run_without_a_cap_ends_on_rows_that_do_not_converge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.environ.get("XMC_STREAM_DATA")
     if not folder:
         pytest.skip("XMC_STREAM_DATA is not set: no real data sets at hand")
     data = xs.convert(Path(folder) / "letter" / "train.txt.gz", tmp_path / "letter.xmc")  # rows of length 30
+    for module in ("parameters", "statistics"):
+        monkeypatch.setattr(f"xmc_stream.methods.ppdsparse.{module}.DOUBLINGS", 0)
     clf = xs.PPDSparse(memory_limit="2GB", max_rounds=None).fit(data, model=tmp_path / "m")
     assert clf.report_["n_open"] > 0
     assert clf.report_["rounds"] <= 25
     (_, why) = PPDSparseMethod().summary(clf.report_)
-    assert "did not halve in 5 rounds" in why
+    assert "did not halve in 5 rounds of 10 epochs" in why
 
 
 def test_info_shows_the_beginning_and_the_end_of_a_long_history() -> None:

@@ -165,6 +165,15 @@ def refuse_unless_it_fits(forecaster: Forecaster, plan: MemoryPlan) -> None:
         forecaster.check(plan)
 
 
+_OWN = 8  # times what each job does over again
+_BEGINNING = 1 << 20  # multiply-adds, about, that take as long as to begin a job
+
+
+def jobs_worth(at_once: int, work: float, again: float) -> int:
+    """A job a thread, but no more than the work is worth: multiply-adds in all, and what each job reads or does again."""
+    return max(1, min(at_once, int(work / (_OWN * (again + _BEGINNING)))))
+
+
 def even_ranges(n: int, parts: int) -> list[tuple[int, int]]:
     """0 .. n in `parts` ranges of nearly equal length, without empty ones."""
     parts = max(1, min(parts, n))

@@ -400,15 +400,18 @@ def add_scores(
     indptr: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any], first: int, weights: NDArray[np.float32],
     scores: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """scores[i - first] += x_ij weights[j], column after column of a block, for the rows i from `first` on that there are."""
+    """scores[i - first] += x_ij weights[j], column after column of a block, for the rows i from `first` on that there are.
+
+    Rows of a column ascend.
+    """
     n, width = scores.shape
     flat = scores.reshape(-1)
     for j in range(len(indptr) - 1):
         w, end = weights[j], indptr[j + 1]
-        for p in range(indptr[j], end):
+        for p in range(indptr[j] + np.searchsorted(indices[indptr[j] : end], first), end):
             i = np.int64(indices[p]) - first
-            if i < 0 or i >= n:
-                continue
+            if i >= n:
+                break
             if p + _AHEAD < end:
                 ahead = min(np.int64(indices[p + _AHEAD]) - first, n - 1) * width
                 for at in range(ahead, ahead + width, LANES):

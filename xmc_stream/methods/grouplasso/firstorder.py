@@ -30,13 +30,12 @@ from xmc_stream.methods.grouplasso.gradient import (
     losses_of,
     total_of,
 )
-from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, width_of
+from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, is_small, step_work, width_of
 from xmc_stream.methods.grouplasso.solver import problem_of
 from xmc_stream.methods.grouplasso.state import State, write_state
 from xmc_stream.store.dataset import Dataset
 
 STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about
-_SMALL = 1 << 28  # of a step, up to which sharing it out takes longer than doing it
 _EASED = 0.9  # of FISTA: what L falls by between steps, as the curvature does where rows are past their margins
 _MEMORY = 5  # of SpaRSA: values of F that the next one may lie between
 _FALL = 1e-4  # of SpaRSA: what F must fall by, in L/2 ||W' - W||^2
@@ -77,12 +76,7 @@ class StepsJob(Segment):
     @property
     def small(self) -> bool:
         """Whether it is one job."""
-        return self._work <= _SMALL
-
-    @property
-    def _work(self) -> int:
-        dataset = Dataset(self.data.path)
-        return max(1, dataset.X_rows().nnz * width_of(dataset.n_labels))
+        return is_small(Dataset(self.data.path))
 
     def run(self) -> Receipt:
         """All phases, one after another."""
@@ -91,7 +85,7 @@ class StepsJob(Segment):
 
     def loop(self) -> Phases:
         """Phases of jobs, none of them kept; returns a receipt without what is stored."""
-        steps = max(1, STEPS_WORK // (3 * self._work))
+        steps = max(1, STEPS_WORK // (3 * step_work(Dataset(self.data.path))))
         return (yield from _Steps(self).loop(steps))
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import NDArray
 
 from xmc_stream.jobs.job import Receipt
+from xmc_stream.jobs.plan import even_ranges
+from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.grouplasso import N_SUMS, Problem, step_rows
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.margins import LOGISTIC, Lines, add_gradients, add_scores, new_sums, settle
@@ -68,28 +73,45 @@ class ScoresJob(_Part):
         return f"scores/{self.stage.number}/{self.step}/{self.source}/{self.first}"
 
     def run(self) -> Receipt:
-        """Add up scores, column after column of X."""
+        """Add up scores, column after column of X; threads share its rows, and what is read."""
         dataset, source = self._dataset, self._matrix(self.source)
         columns = Columns(dataset, self.sizes.entries)
         values = aligned_zeros((self.last - self.first, source.width))
+        with ThreadPoolExecutor(self.sizes.team) as team:
+            self._add_up(source, columns, values, team)
+            losses = self._settle(dataset, values, team)
+        self._matrix("array").write(self.first, values)
+        share = (self.last - self.first) / dataset.n_samples
+        return {"losses": losses, "passes": share, "bytes_read": columns.X.bytes_read}
+
+    def _add_up(self, source: InFile, columns: Columns, values: NDArray[np.float32], team: Executor) -> None:
+        shares = even_ranges(len(values), self.sizes.team)
         for low in range(0, source.n, self.sizes.columns):
             rows = source.read(low, min(low + self.sizes.columns, source.n))
             features = np.flatnonzero(rows.any(axis=1) & (columns.counts[low : low + len(rows)] > 0))
             for a, b in columns.batches(features + low, self.sizes.columns):
                 stop_if_unwanted()
-                block = columns.gather(features[a:b] + low)
-                add_scores(block.indptr, block.indices, block.values, self.first, rows[features[a:b]], values)
+                add = partial(self._add, columns.gather(features[a:b] + low), rows[features[a:b]], values)
+                list(team.map(add, shares))  # which raises what they do
+
+    def _add(
+        self, block: CSR, weights: NDArray[np.float32], values: NDArray[np.float32], share: tuple[int, int]
+    ) -> None:
+        """To the lines of some rows."""
+        first, last = share
+        add_scores(block.indptr, block.indices, block.values, self.first + first, weights, values[first:last])
+
+    def _settle(self, dataset: Dataset, values: NDArray[np.float32], team: Executor) -> list[float]:
+        """Make scores the lines of the array; the losses of fixed runs of rows."""
         Y = dataset.Y_rows().block(self.first, self.last)
-        lines = Lines(values, np.zeros(len(values), np.float32), Y.indptr, Y.indices)
-        problem, run = self._problem(), row_run(dataset)
-        losses = []
-        for low in range(0, len(values), run):
+        problem, run, active = self._problem(), row_run(dataset), np.zeros(len(values), np.float32)
+
+        def losses(low: int) -> float:
             some = slice(low, min(low + run, len(values)))
-            part = Lines(values[some], lines.active[some], Y.indptr[low : some.stop + 1], Y.indices)
-            losses.append(settle(problem.loss, problem.n_labels, part))
-        self._matrix("array").write(self.first, values)
-        share = (self.last - self.first) / dataset.n_samples
-        return {"losses": losses, "passes": share, "bytes_read": columns.X.bytes_read}
+            part = Lines(values[some], active[some], Y.indptr[low : some.stop + 1], Y.indices)
+            return float(settle(problem.loss, problem.n_labels, part))
+
+        return list(team.map(losses, range(0, len(values), run)))
 
 
 @dataclass(frozen=True)

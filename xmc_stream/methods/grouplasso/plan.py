@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.margins import LANES
 from xmc_stream.methods.grouplasso.extrapolation import BYTES, MOST_VALUES
@@ -17,6 +17,8 @@ _RUN_BYTES = MIB  # of a matrix's lines whose sums are made by themselves
 _MOST_RUNS = 1024
 _WINDOW = 3 * MIB // 4  # float32 of rows of W: of a batch, what it is made of, and staging
 _SIGMA_BLOCKS = 6  # times a row block, that measuring the singular value makes of it
+_SMALL = 1 << 28  # of a step, up to which sharing it out takes longer than doing it
+_TEAM_ENTRIES = 8  # of a column, that each thread of a job needs, or it looks for them longer than it adds them up
 _FIXED = 16 * MIB  # windows, buffers of writers
 _ENTRY_BYTES = 4 + 12  # beside the entry: checks, numbers of rows where the array is in a file
 _LINE_BYTES, _LABEL_BYTES = 80, 32  # beside a line of the array in a window: its row and labels, and how they are found
@@ -104,7 +106,7 @@ def plan_descent(plan: MemoryPlan, dataset: Dataset, p: GroupLassoParameters) ->
 class GradientPlan:
     """What a job of a full-gradient algorithm may hold. entries: of X; rows: lines of the array; columns: rows of W at a time.
 
-    row_cuts, feature_cuts: of the jobs of a phase.
+    row_cuts, feature_cuts: of the jobs of a phase. team: threads of a job that has rows.
     """
 
     entries: int
@@ -112,6 +114,17 @@ class GradientPlan:
     columns: int
     row_cuts: tuple[tuple[int, int], ...]
     feature_cuts: tuple[tuple[int, int], ...]
+    team: int = 1
+
+
+def step_work(dataset: Dataset) -> int:
+    """Multiply-adds of a product with X."""
+    return max(1, dataset.X_rows().nnz * width_of(dataset.n_labels))
+
+
+def is_small(dataset: Dataset) -> bool:
+    """Whether a step is one job."""
+    return step_work(dataset) <= _SMALL
 
 
 def row_run(dataset: Dataset) -> int:
@@ -139,11 +152,12 @@ def gradient_parts(dataset: Dataset, sizes: GradientPlan, threads: int) -> dict[
 
 
 def plan_gradient(plan: MemoryPlan, dataset: Dataset) -> GradientPlan:
-    """Cut rows and features into a job for each thread, or more where less fits.
+    """Cut features into as many jobs as there is work for, and rows into one a process, or more where less fits.
 
-    Raises MemoryLimitError where too little does.
+    Scores of any rows need all of X: the threads of a job share what it reads. A gradient needs its own columns of X and the
+    whole array. Raises MemoryLimitError where too little fits.
     """
-    n, d, jobs = dataset.n_samples, dataset.n_features, plan.threads * plan.processes
+    n, d, small = dataset.n_samples, dataset.n_features, is_small(dataset)
     run, width = row_run(dataset), width_of(dataset.n_labels)
     longest = max(1, int(dataset.feature_counts().max(initial=0)))
     columns = max(1, min(d, 2 * _RUN_BYTES // (4 * width)))
@@ -155,9 +169,11 @@ def plan_gradient(plan: MemoryPlan, dataset: Dataset) -> GradientPlan:
     rows = min(n, least.rows + left // 2 // line // run * run)
     left -= (rows - least.rows) * line
     entries = min(max(dataset.X_rows().nnz, 1), least.entries + max(left, 0) // 2 // 28)
-    runs = -(-n // run)
-    parts = max(jobs, -(-runs // max(1, rows // run)))
+    runs, processes, threads = -(-n // run), 1 if small else plan.processes, 1 if small else plan.threads
+    parts, team = -(-n // rows), 1
+    if parts <= plan.threads * processes:  # a job has the memory of all threads
+        parts, team = processes, max(1, min(threads, dataset.X_rows().nnz // (_TEAM_ENTRIES * max(d, 1))))
     row_cuts = tuple((a * run, min(b * run, n)) for a, b in even_ranges(runs, min(parts, runs)))
-    step = feature_run(dataset)
+    step, jobs = feature_run(dataset), jobs_worth(threads * processes, step_work(dataset), n * width)
     feature_cuts = tuple((a * step, min(b * step, d)) for a, b in even_ranges(-(-d // step), jobs))
-    return GradientPlan(entries, rows, columns, row_cuts, feature_cuts)
+    return GradientPlan(entries, rows, columns, row_cuts, feature_cuts, team)

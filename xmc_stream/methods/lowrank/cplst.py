@@ -26,7 +26,8 @@ from xmc_stream.methods.lowrank.ridge import Ridges, solve_ridges
 from xmc_stream.methods.lowrank.steps import ModelJob, StartJob, gram_jobs, write_factors
 from xmc_stream.models.lowrank.factors import FACTORS, Dense, Factor, Panels, SideBySide
 from xmc_stream.models.lowrank.heldrows import Holding
-from xmc_stream.models.lowrank.products import LINES, Learned, ProjectJob
+from xmc_stream.models.lowrank.products import LINES, Learned
+from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 
@@ -137,7 +138,10 @@ class CPLSTRun:
         scores, sums = (
             Panels(str(scratch / kind), n, self._sizes.cuts) for kind, n in (("a", d.n_samples), ("sums", d.n_labels))
         )
-        jobs = [ProjectJob(learned, f"a/{number}", cut, w, scores, sums) for cut in self._sizes.cuts]
+        jobs = [
+            ProjectJob(learned, f"a/{number}", cut, w, scores, self._sizes.parts, self._holding, sums)
+            for cut in self._sizes.cuts
+        ]
         words = f"solving for H, {words}"
         projected = yield Phase(f"{name}, A", jobs, words, (ends[1], ends[2]), kept=False)
         grams = gram_jobs(learned, f"gram/{number}", d.n_samples, scores, scratch)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
-from xmc_stream.kernels.lines import aligned_zeros, lanes
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
+from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import add_transposed
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT
@@ -32,17 +32,20 @@ from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     LARGE_ROW_BYTES,
+    LEAST_COLUMNS,
     LINES,
     ROW_BYTES,
     ROW_LINES,
     Learned,
-    ProjectJob,
+    column_ranges,
     csr,
     held_bytes,
+    job_width,
     lines_of,
     range_bits,
     times,
 )
+from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream
@@ -58,14 +61,13 @@ _SMALL = 1 << 28  # multiply-adds of a product, up to which sharing it out takes
 
 @dataclass(frozen=True)
 class LowRankPlan:
-    """cuts: ranges of columns, a job each; kept: bytes of X that such a job may have in memory; rows, labels: of a job over
+    """cuts: ranges of columns, a job each; rows, labels: of a job over pairs; small: whether a W step is one job. parts: of the
 
-    pairs; small: whether a W step is one job. parts: of the rows, which sums over all pairs are taken in; products: see
-    `solve_ridges`; row_bytes: of X in a row block of a W step; held: bytes of a part, and of a process, see `Holding`.
+    rows, which sums over all pairs are taken in; products: see `solve_ridges`; row_bytes: of X in a row block of a W step;
+    held: bytes of a part, and of a process, see `Holding`.
     """
 
     cuts: tuple[Cut, ...]
-    kept: int
     rows: tuple[Rows, ...]
     labels: tuple[tuple[int, int], ...]
     small: bool
@@ -79,7 +81,7 @@ class LowRankPlan:
         return [
             RidgeJob(
                 replace(whole, cut=cut, values=whole.values[slice(*cut)]), name, p.cg, p.cg_tol,
-                str(out / f"{cut[0]}-{cut[1]}"), self.kept,
+                str(out / f"{cut[0]}-{cut[1]}"),
             )
             for cut in self.cuts
         ]  # fmt: skip
@@ -99,40 +101,40 @@ def lowrank_needs(
 ) -> dict[str, int]:
     """Bytes by component where a job has so many columns. by_rows: columns of one that has a part of the rows. row_bytes: of
 
-    X in a row block of a W step.
+    X in a row block of a W step. "rows" is what is left for blocks that stay in memory.
     """
     d, k, r, t, width = dataset.n_features + 1, dataset.n_labels, p.rank, plan.threads, lanes(columns)
-    wide = lanes(by_rows) if by_rows else 0
+    wide, parts = lanes(by_rows) if by_rows else 0, len(row_parts(dataset))
+    of_columns = t if p.direct else min(t, -(-r // columns))  # jobs beside each other; of X^T X there are more
+    of_rows = min(t, parts * -(-r // by_rows)) if by_rows else 0
+    beside, widest = max(of_columns, of_rows), max(width, wide)
     needs = {
-        "row blocks": t
-        * (dataset.Y_rows().block_bytes(ROW_BYTES) + _row_block(dataset, max(width, wide), row_bytes) + 2 * MIB),
+        "row blocks": beside
+        * (dataset.Y_rows().block_bytes(ROW_BYTES) + _row_block(dataset, widest, row_bytes) + 2 * MIB),
         "systems of equations": 6 * 8 * r * r + t * (8 * r * r + 16 * BLOCK * r) + 32 * LINES * r,
-        "writers": t * 8 * MIB,
+        "writers": beside * 8 * MIB,
     }
     if p.lam is None:
         needs["scale of lam"] = 24 * d + 64 * k
     if p.closed:
-        vectors = 5 if len(row_parts(dataset)) > 1 else 4
-        lines = max(2 * wide, width) if by_rows else vectors * width
-        needs |= {"columns of W": t * 4 * d * lines, "columns of H": t * 4 * k * max(width, wide)}
+        lines = max(2 * of_rows * wide, of_columns * width) if by_rows else of_columns * (4 + (parts > 1)) * width
+        needs |= {"columns of W": 4 * d * lines, "columns of H": 4 * k * max(of_columns * width, of_rows * wide)}
         if p.direct:
             needs["normal equations"] = normal_bytes(d, r)
             needs["columns of H"] *= 3
-        kept, left = held_bytes(dataset), plan.budget - sum(needs.values())
-        if by_rows:
-            larger = _row_block(dataset, max(width, wide), LARGE_ROW_BYTES)
-            left -= t * (larger - _row_block(dataset, max(width, wide), row_bytes))
-            return {**needs, "rows": max(0, min(kept, int(_HELD * left))) if range_bits(dataset.n_features) else 0}
-        return {**needs, "rows": t * kept if t * kept < left // 2 else 0}
-    given = p.observed == "given"
-    return {
-        **needs,
-        "vectors of W": 4 * VECTORS * d * r,
-        "columns of W": t * 4 * d * width,
-        "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
-        "pairs": t
-        * (8 * dataset.observed_rows().block_bytes(ROW_BYTES) if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
-    }
+    else:
+        given = p.observed == "given"
+        needs |= {
+            "vectors of W": 4 * VECTORS * d * r,
+            "columns of W": of_columns * 4 * d * width,
+            "H": t * 4 * k * r if given else t * 4 * BLOCK * r,
+            "pairs": t
+            * (8 * dataset.observed_rows().block_bytes(ROW_BYTES) if given else 40 * BLOCK * BLOCK + 16 * BLOCK * r),
+        }
+    left = plan.budget - sum(needs.values())
+    if p.closed and range_bits(dataset.n_features):  # larger row blocks come first
+        left -= beside * (_row_block(dataset, widest, LARGE_ROW_BYTES) - _row_block(dataset, widest, row_bytes))
+    return {**needs, "rows": max(0, min(held_bytes(dataset), int(_HELD * left)))}
 
 
 def _row_block(dataset: Dataset, width: int, row_bytes: int) -> int:
@@ -152,49 +154,68 @@ def _row_bytes(plan: MemoryPlan, dataset: Dataset, width: int, needs: dict[str, 
 
 
 def plan_lowrank(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters) -> LowRankPlan:
-    """Cut the columns into as few ranges as the threads and the limit let there be.
-
-    Raises MemoryLimitError where not even single columns fit.
-    """
-    r = p.rank
-    plan.refuse_unless(lowrank_needs(plan, dataset, p, 1), f"LEML of rank {r} on {plan.threads} threads")
-    at_once = plan.threads * plan.processes
-    width = -(-r // min(at_once, r))
-    while sum(lowrank_needs(plan, dataset, p, width).values()) > plan.budget:
-        width -= 1
-    parts = math.ceil(math.ceil(r / width) / at_once) * at_once
+    """Cut the columns into few ranges: see `_width`. Raises MemoryLimitError where not even single columns fit."""
+    r, at_once, kept = p.rank, plan.threads * plan.processes, held_bytes(dataset)
+    width = _width(plan, dataset, p, kept)
+    if (n_ranges := -(-r // width)) > at_once:  # none waits for the last
+        width = -(-r // (-(-n_ranges // at_once) * at_once))
     n, k, pairs = dataset.n_samples, dataset.n_labels, dataset.n_samples * dataset.n_labels
     n_blocks = -(-n // BLOCK)
-    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
     labels = tuple((first, min(first + LABELS, k)) for first in range(0, k, LABELS))
     if p.observed == "given":
         pairs = dataset.observed_rows().nnz
-        labels = _given_labels(plan, dataset, 4 * at_once)
+        labels = _given_labels(plan, dataset, jobs_worth(4 * at_once, pairs * r, n * r))  # each reads A
+    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(n_blocks, 4 * at_once))
     small = (2 * dataset.X_rows().nnz + 2 * pairs) * r <= _SMALL
-    cuts = even_ranges(r, 1 if small and not p.closed else parts)
-    width = _widest(cuts)
-    kept = lowrank_needs(plan, dataset, p, width).get("rows", 0) // plan.threads
-    of_rows = row_parts(dataset)
-    products = _products(cuts, at_once, len(of_rows)) if p.closed else ()
-    if sum(lowrank_needs(plan, dataset, p, width, _widest(products)).values()) > plan.budget:
-        products = ()
+    small = small and sum(lowrank_needs(plan, dataset, p, r).values()) <= plan.budget
+    cuts = column_ranges(r, r if small and not p.closed else width)
+    width, of_rows = _widest(cuts), row_parts(dataset)
+    products = _products(plan, dataset, p, cuts, kept) if p.closed else ()
     wide = _widest(products)
     needs = lowrank_needs(plan, dataset, p, width, wide)
     row_bytes = _row_bytes(plan, dataset, lanes(max(width, wide)), needs) if p.closed else ROW_BYTES
-    room = needs.get("rows", 0) if products else 0
-    held = room // math.ceil(len(of_rows) / plan.processes), room
-    return LowRankPlan(tuple(cuts), kept, rows, labels, small, of_rows, products, row_bytes, held)
+    room, parts = needs["rows"], len(of_rows)
+    held = room if room == kept else room // (-(-parts // plan.processes) if products else parts), room
+    return LowRankPlan(cuts, rows, labels, small, of_rows, products, row_bytes, held)
 
 
-def _products(cuts: Sequence[Cut], at_once: int, parts: int) -> tuple[Cut, ...]:
-    """Columns of a job of a W step's product by rows (see `solve_ridges`): as few ranges as leave no thread without a job.
+def _width(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, kept: int) -> int:
+    """Columns of a job, at most.
 
-    None where the step is better done by columns: on one thread, or on small data.
+    Jobs share the rows that stay in memory. Where all do, there is a job a thread, as far as jobs have LEAST_COLUMNS. Where
+    not, each job reads X anew: there are as few as fit, and one a process. kept: bytes of all rows.
     """
+    r, needs = p.rank, {}
+    most = max(1, min(plan.threads * plan.processes, r // LEAST_COLUMNS))
+    few = min(plan.processes, most)
+    wide = [job_width(r, n) for n in range(few, most + 1)]
+    narrow = [w for w in (*range(wide[-1] // CACHE_LINE * CACHE_LINE, 0, -CACHE_LINE), 8, 4, 2, 1) if w < wide[-1]]
+    for widths, all_stay in ((wide[::-1], True), ([*wide, *narrow], False)):
+        for width in widths:
+            if width not in needs:
+                needs[width] = lowrank_needs(plan, dataset, p, width)
+            if sum(needs[width].values()) <= plan.budget and (needs[width]["rows"] == kept or not all_stay):
+                return width
+    least = min(needs, key=lambda width: sum(needs[width].values()))
+    plan.refuse_unless(needs[least], f"LEML of rank {r} on {plan.threads} threads")
+    return least
+
+
+def _products(plan: MemoryPlan, dataset: Dataset, p: LEMLParameters, cuts: Sequence[Cut], kept: int) -> tuple[Cut, ...]:
+    """Columns of a job of a W step's product by rows (see `solve_ridges`): all of them, or where all rows stay in memory, as
+
+    few ranges as leave no thread without a job. None where the step is better done by columns: on one thread, on small data.
+    """
+    at_once, parts = plan.threads * plan.processes, len(row_parts(dataset))
     if parts == 1 or at_once == 1:
         return ()
-    runs = even_ranges(len(cuts), -(-at_once // parts))
-    return tuple((cuts[first][0], cuts[last - 1][1]) for first, last in runs)
+    for n in (-(-at_once // parts), 1):
+        runs = even_ranges(len(cuts), n)
+        products = tuple((cuts[first][0], cuts[last - 1][1]) for first, last in runs)
+        needs = lowrank_needs(plan, dataset, p, _widest(cuts), _widest(products))
+        if sum(needs.values()) <= plan.budget and (needs["rows"] == kept or n == 1):
+            return products
+    return ()
 
 
 def _given_labels(plan: MemoryPlan, dataset: Dataset, parts: int) -> tuple[tuple[int, int], ...]:
@@ -408,7 +429,10 @@ class LEMLRun:
         steps = yield from solve_ridges(solves, self._sizes.products, phase, self.ledger, self._scratch)
         parts = SideBySide(tuple(job.found for job in solves))
         scores, sums = self._panels("a", d.n_samples), self._panels("sums", d.n_labels)
-        projections = [ProjectJob(learned, f"a/{number}", cut, parts, scores, sums) for cut in self._sizes.cuts]
+        projections = [
+            ProjectJob(learned, f"a/{number}", cut, parts, scores, self._sizes.parts, self._holding, sums)
+            for cut in self._sizes.cuts
+        ]
         projected = yield Phase(
             f"{name}, A", projections, self._words(step, "H"), self._span(step, 0.5, 0.7), kept=False
         )
@@ -430,7 +454,7 @@ class LEMLRun:
         previous = self._factor(step.start, "W") if step.start else None
         of_w = WStep(
             learned, f"w/{number}", f"{name}, W", number, p, step.lam, self._sizes.cuts, self._sizes.rows, h, previous,
-            str(self._scratch),
+            str(self._scratch), self._sizes.parts, self._holding,
         )  # fmt: skip
         solved = self.ledger.get(of_w.name)
         if self._sizes.small:
@@ -441,7 +465,10 @@ class LEMLRun:
             receipt = yield from of_w.loop()
             solved = (yield Phase(f"{name}, W", [StoreWJob(of_w, str(w), receipt)], self._words(step, "W")))[0]
         found, scores = Factor(str(w / "W"), p.rank, learned.n_inputs()), self._panels("a", d.n_samples)
-        projections = [ProjectJob(learned, f"a/{number}", cut, found, scores) for cut in self._sizes.cuts]
+        projections = [
+            ProjectJob(learned, f"a/{number}", cut, found, scores, self._sizes.parts, self._holding)
+            for cut in self._sizes.cuts
+        ]
         words = self._words(step, "H")
         yield Phase(f"{name}, A", projections, words, self._span(step, 0.6, 0.7), kept=False)
         lines = self._panels("h", d.n_labels, whole=True)

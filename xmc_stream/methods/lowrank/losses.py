@@ -24,7 +24,9 @@ from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.lowrank.solver import Array, loss_curvatures, loss_slopes, loss_values, solve_gram
 from xmc_stream.methods.lowrank.steps import write_factors
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, ProjectJob, blocks, held_out_metrics
+from xmc_stream.models.lowrank.heldrows import Holding
+from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
+from xmc_stream.models.lowrank.projection import Parts, ProjectJob, row_blocks
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 
@@ -118,6 +120,8 @@ class BackwardJob:
     rows: Panels
     source: Panels
     out: Panels
+    parts: Parts
+    holding: Holding
 
     @property
     def key(self) -> str:
@@ -129,7 +133,7 @@ class BackwardJob:
         X = self.learned.dataset().X_rows()
         total, width = self.source.take(self.cut), self.cut[1] - self.cut[0]
         total *= np.float32(self.lam)
-        for (x,) in blocks(X):
+        for x, _ in row_blocks(X, None, self.parts, self.holding):
             lines = aligned_zeros((x.n, total.shape[1]))
             lines[:, :width] = self.rows.read(x.start, x.start + x.n)[:, self.cut[0] : self.cut[1]]
             self.learned.add_transposed(x, lines, total)
@@ -144,7 +148,7 @@ class WStep:
 
     Its vectors (`VECTORS` of D x r) are in the memory of the process that runs the loop; products are phases of jobs, with
     columns in ranges `cuts` and rows in `rows`. title, number: of the phases, and of the alternation. before: the W to begin
-    from, None for 0. scratch: a folder.
+    from, None for 0. scratch: a folder. parts, holding: see `row_blocks`.
     """
 
     learned: Learned
@@ -158,6 +162,8 @@ class WStep:
     labels: Factor
     before: Dense | None
     scratch: str
+    parts: Parts
+    holding: Holding
 
     def panels(self, name: str) -> Panels:
         """Scratch for a D x r vector (w, s, g), or N x r (a, a-next, b, v)."""
@@ -209,9 +215,11 @@ class _Pairs:
     def _project(self, source: str, out: str) -> Generator[Phase, list[Receipt], list[Receipt]]:
         step = self._step
         jobs = [
-            ProjectJob(step.learned, f"{step.name}/{out}", cut, step.panels(source), step.panels(out))
+            ProjectJob(
+                step.learned, f"{step.name}/{out}", cut, step.panels(source), step.panels(out), step.parts, step.holding
+            )
             for cut in step.cuts
-        ]
+        ]  # fmt: skip
         return self._do(jobs)
 
     def _mix(self, scores: str, images: str | None) -> Generator[Phase, list[Receipt], list[Receipt]]:
@@ -230,7 +238,10 @@ class _Pairs:
         step = self._step
         panels = step.panels("g")
         jobs = [
-            BackwardJob(step.learned, f"{step.name}/g", cut, step.lam, step.panels("v"), step.panels(source), panels)
+            BackwardJob(
+                step.learned, f"{step.name}/g", cut, step.lam, step.panels("v"), step.panels(source), panels, step.parts,
+                step.holding,
+            )
             for cut in step.cuts
         ]  # fmt: skip
         yield from self._do(jobs)

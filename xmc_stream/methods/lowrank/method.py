@@ -14,6 +14,7 @@ from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLProbe, LEMLRun, lowrank_needs, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters
 from xmc_stream.methods.lowrank.warm import LEMLWarmUp
+from xmc_stream.models.lowrank.products import held_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class AlternationForecaster(Forecaster):
         dataset, sizes = self.task.dataset, plan_lowrank(plan, self.task.dataset, self.steps)
         probe = self.once(LEMLProbe(str(dataset.path), self.steps, self.task.seed, sizes.widest[0]))
         passes, ranges = most_passes(self.steps), len(sizes.products or sizes.cuts)
-        n_bytes = passes * dataset.X_rows().nnz * 8 * ranges
+        scaled, parts = int(self.steps.lam is None), lowrank_needs(plan, dataset, self.steps, *sizes.widest)
+        read = (passes - scaled) * ranges * (1 - parts["rows"] / held_bytes(dataset))  # of the rows that do not stay
+        n_bytes = int((1 + scaled + read) * 8 * dataset.X_rows().nnz)
         return {
             "passes": passes,
             "at_most": True,
@@ -45,7 +48,7 @@ class AlternationForecaster(Forecaster):
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
             "peak_phase": "W step",
-            "peak_parts": lowrank_needs(plan, dataset, self.steps, *sizes.widest),
+            "peak_parts": parts,
             "seconds": round(passes * probe["seconds"] / (plan.threads * plan.processes), 1),
         }
 

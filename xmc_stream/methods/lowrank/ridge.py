@@ -23,16 +23,13 @@ from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 from xmc_stream.methods.lowrank.solver import Array, Progress, solve_columns
 from xmc_stream.models.lowrank.factors import LINES, Cut, Dense, Factor, Panels, new_factors
-from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding, held_or_read
+from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding, Pair, held_or_read
 from xmc_stream.models.lowrank.products import (
     BLOCK,
     ROW_BYTES,
     Learned,
     RangedBlock,
-    held_blocks,
-    held_bytes,
     lines_of,
-    ranged_blocks,
     times,
 )
 from xmc_stream.store.dataset import Dataset
@@ -68,7 +65,7 @@ def add_in_parts(parts: Sequence[Rows], add: Callable[[Rows, Array], None], out:
 class Ridges:
     """Ridge regressions of a range of columns. values: v_c of each; labels: H; before: the W to begin from, None for 0;
 
-    parts: see `row_parts`. row_bytes: of X in a row block. holding: what jobs by rows may leave in memory.
+    parts: see `row_parts`. row_bytes: of X in a row block. holding: what jobs may leave in memory.
     """
 
     learned: Learned
@@ -101,12 +98,17 @@ class Ridges:
         values[: self.width] = self.values
         lines *= values
 
+    def blocks(self, X: SparseMatrix, Y: SparseMatrix, rows: Rows) -> Iterator[Pair]:
+        """Of a part of the rows."""
+        return held_or_read(X, Y, rows, self.row_bytes, self.holding)
+
     def add_residual(
-        self, x: Block | RangedBlock, Y: SparseMatrix, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
+        self, pair: Pair, Y: SparseMatrix, h: Array, w: Array, rooms: tuple[Array, Array], out: Array
     ) -> None:
         """out += X^T (Y H - X W v) of a block of X. rooms: for Y H and X W."""
+        x, labels = pair
         targets = rooms[0][: x.n]
-        for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n):
+        for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
             times(y, h, targets[y.start - x.start :])
         if self.before is not None:
             scores = self.learned.times(x, w, rooms[1])
@@ -130,17 +132,13 @@ class Ridges:
 
 @dataclass(frozen=True)
 class RidgeJob:
-    """Solve the ridge regressions of a range of columns, over all rows, and write these columns of W.
-
-    kept: bytes of X up to which it is read once and not in each pass.
-    """
+    """Solve the ridge regressions of a range of columns, over all rows, and write these columns of W."""
 
     ridges: Ridges
     name: str
     cg: int
     cg_tol: float
     out: str
-    kept: int
 
     @property
     def key(self) -> str:
@@ -165,20 +163,18 @@ class RidgeJob:
         room, other = ridges.room(w), ridges.room(w)
 
         def add_first(rows: Rows, out: Array) -> None:
-            for x in ranged_blocks(X, rows, ridges.row_bytes):
-                ridges.add_residual(x, Y, h, w, (room, other), out)
+            for pair in ridges.blocks(X, Y, rows):
+                ridges.add_residual(pair, Y, h, w, (room, other), out)
 
         add_in_parts(ridges.parts, add_first, residual)
         image = aligned_zeros(w.shape)
-        passes, in_memory = 1, {}
-        if held_bytes(dataset) <= self.kept:
-            in_memory = {rows: held_blocks(X, rows, ridges.row_bytes) for rows in ridges.parts}
+        passes = 1
 
         def product(direction: Array) -> Array:
             nonlocal passes
 
             def add(rows: Rows, out: Array) -> None:
-                for x in in_memory.get(rows) or ranged_blocks(X, rows, ridges.row_bytes):
+                for x, _ in ridges.blocks(X, Y, rows):
                     ridges.add_product(x, direction, room, out)
 
             np.multiply(direction, np.float32(ridges.lam), out=image)
@@ -235,14 +231,14 @@ class PartJob:
         if self.number:
             direction = self.source.take(ridges.cut)
             total, room = self._begun(direction, ridges.lam), ridges.room(direction)
-            for x in held_or_read(X, rows, ridges.row_bytes, ridges.holding):
+            for x, _ in ridges.blocks(X, Y, rows):
                 ridges.add_product(x, direction, room, total)
             return total
         h = ridges.labels.take(ridges.cut)
         w = ridges.start(h.shape[1])
         total, rooms = self._begun(w, -ridges.lam), (ridges.room(w), ridges.room(w))
-        for x in held_or_read(X, rows, ridges.row_bytes, ridges.holding):
-            ridges.add_residual(x, Y, h, w, rooms, total)
+        for pair in ridges.blocks(X, Y, rows):
+            ridges.add_residual(pair, Y, h, w, rooms, total)
         return total
 
     def _begun(self, lines: Array, lam: float) -> Array:

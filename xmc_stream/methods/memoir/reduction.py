@@ -8,7 +8,8 @@ A row's coordinates are x V. V has a few columns more than are kept, which makes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,23 @@ import numpy as np
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MemoryPlan, even_ranges
+from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
-from xmc_stream.models.lowrank.products import LINES, ROW_BYTES, ROW_LINES, Learned, ProjectJob, blocks, x_bytes
+from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding
+from xmc_stream.models.lowrank.products import (
+    LEAST_COLUMNS,
+    LINES,
+    ROW_BYTES,
+    ROW_LINES,
+    Learned,
+    column_ranges,
+    entries_bytes,
+    job_width,
+    x_bytes,
+)
+from xmc_stream.models.lowrank.projection import ProjectJob, row_blocks
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.places import make_folder
 
@@ -64,6 +77,7 @@ class GramJob:
     cut: Cut
     before: Dense
     out: str
+    holding: Holding
 
     @property
     def key(self) -> str:
@@ -75,7 +89,7 @@ class GramJob:
         X = self.learned.dataset().X_rows()
         v, width = self.before.take(self.cut), self.cut[1] - self.cut[0]
         total = aligned_zeros(v.shape)
-        for (x,) in blocks(X):
+        for x, _ in row_blocks(X, None, ((0, X.n_lines),), self.holding):
             self.learned.add_transposed(x, self.learned.times(x, v), total)
         with new_factors(Path(self.out), {"P": width}) as writers:
             for first in range(0, len(total), LINES):
@@ -150,13 +164,14 @@ def vectors_path(work: Path, number: int) -> Path:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Phases that make V (D x rank) and project X. work: folder of the run."""
+    """Phases that make V (D x rank) and project X. work: folder of the run. name: of what they leave in memory."""
 
     learned: Learned
     rank: int
     work: Path
     plan: MemoryPlan
     ledger: Ledger
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def columns(self) -> int:
@@ -168,22 +183,41 @@ class Reduction:
         """Columns of V in the end."""
         return min(self.rank, self.columns)
 
+    def _sizes(self, columns: int) -> tuple[tuple[Cut, ...], int]:
+        """Ranges of columns that fit into memory, and bytes of X that stays there for all of them, or 0.
+
+        Where it stays there is a range for each thread, as far as they have LEAST_COLUMNS; else each reads X anew, and there
+        are as few as fit, and one a process.
+        """
+        plan, X = self.plan, self.learned.dataset().X_rows()
+        kept = entries_bytes(X, (0, X.n_lines))
+
+        def taken(parts: int) -> int:
+            return min(plan.threads, parts) * width_bytes(self.learned, job_width(columns, parts))
+
+        plan.refuse_unless({"a column of V": taken(columns)}, "the truncated SVD")
+        most = max(1, min(plan.threads * plan.processes, columns // LEAST_COLUMNS))
+        few = min(plan.processes, most)
+        for parts in range(most, few - 1, -1):
+            if taken(parts) + kept <= plan.budget:
+                return column_ranges(columns, job_width(columns, parts)), kept
+        parts = next(parts for parts in range(few, columns + 1) if taken(parts) <= plan.budget)
+        return column_ranges(columns, job_width(columns, parts)), 0
+
     def cuts(self, columns: int) -> tuple[Cut, ...]:
-        """Ranges of columns that fit into each thread's memory."""
-        self.plan.refuse_unless(
-            {"a column of V": self.plan.threads * width_bytes(self.learned, 1)}, "the truncated SVD"
-        )
-        parts = min(self.plan.threads * self.plan.processes, columns)
-        while width_bytes(self.learned, -(-columns // parts)) > self.plan.per_thread:
-            parts += 1
-        return tuple(even_ranges(columns, parts))
+        """Ranges of columns, a job each."""
+        return self._sizes(columns)[0]
+
+    def _holding(self, columns: int) -> Holding:
+        kept = self._sizes(columns)[1]
+        return Holding(self.name, kept, kept) if kept else NO_HOLDING
 
     def foreseen(self) -> Foreseen:
         """What it will take. Raises MemoryLimitError where a column does not fit."""
-        cuts, kept = self.cuts(self.columns), self.cuts(self.kept)
+        (cuts, stays), (kept, stays_then) = self._sizes(self.columns), self._sizes(self.kept)
         widest = max(last - first for first, last in (*cuts, *kept))
-        read = len(cuts) * ITERATIONS + len(kept)
-        held = min(self.plan.threads, max(len(cuts), len(kept))) * width_bytes(self.learned, widest)
+        read = (1 if stays else len(cuts) * ITERATIONS) + (0 if stays_then else len(kept))
+        held = min(self.plan.threads, max(len(cuts), len(kept))) * width_bytes(self.learned, widest) + stays
         turned = 8 * self.columns * (4 * self.columns + 3 * LINES)
         return Foreseen(ITERATIONS + 1, read * x_bytes(self.learned.dataset()), max(held, turned))
 
@@ -204,7 +238,7 @@ class Reduction:
             before = Factor(str(self._folder(number - 1) / "V"), columns, d)
             sums, out = state / f"sums-{number}", self._folder(number)
             jobs = [
-                GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}"))
+                GramJob(self.learned, number, cut, before, str(sums / f"{cut[0]}-{cut[1]}"), self._holding(columns))
                 for cut in self.cuts(columns)
             ]
             parts = SideBySide(tuple(Factor(f"{job.out}/P", job.cut[1] - job.cut[0], d) for job in jobs))
@@ -229,7 +263,10 @@ class Reduction:
 
     def project(self) -> Loop:
         """Make `projected`."""
-        out = self.projected()
-        jobs = [ProjectJob(self.learned, "coordinates", cut, self.vectors(), out) for cut in out.cuts]
+        out, holding = self.projected(), self._holding(self.kept)
+        jobs = [
+            ProjectJob(self.learned, "coordinates", cut, self.vectors(), out, ((0, out.n),), holding)
+            for cut in out.cuts
+        ]
         yield Phase("coordinates of the rows", jobs, "reducing the rows", (REDUCED, REDUCED), kept=False)
         return {}

@@ -32,6 +32,7 @@ from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
+from xmc_stream.models.lowrank.heldrows import let_go
 from xmc_stream.models.ranking import filter_pairs, no_predictions
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
@@ -79,6 +80,7 @@ class StepsJob:
 
     def run(self) -> Receipt:
         """Step; the receipt says how good W is then."""
+        let_go()  # of what the reduction left in memory
         data, p = self.data, self.data.parameters
         dataset = Dataset(data.path)
         copies = Copies(dataset, data.seed, data.share)

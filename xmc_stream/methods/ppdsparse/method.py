@@ -197,9 +197,11 @@ def _advice(report: Mapping[str, Any]) -> str:
     if not n_open:
         return f"every class is within tol ({tol:g}): there is nothing to gain from more rounds"
     if report["params"]["max_rounds"] is None:
+        most = PPDSparseParameters.of(report["params"]).epochs_of(report["rounds"])
         return (
             f"{n_open:,} classes are not within tol ({tol:g}) and came no nearer: their gap did not halve in {PATIENCE} "
-            "rounds; if that is too far, scale the rows (xmc-stream convert --normalize l2), or take a smaller C"
+            f"rounds of {most:,} epochs; if that is too far, scale the rows (xmc-stream convert --normalize l2), or take a "
+            "smaller C"
         )
     if report["duality_gap_mean"] <= _NEAR:
         return "trained as far as it pays; --set max_rounds=none goes on until every class is within tol"

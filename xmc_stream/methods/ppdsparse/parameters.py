@@ -44,8 +44,9 @@ _LEAST_GAIN = 0.25  # of tol; on held-out rows 0.5 costs up to 0.1 of P@k, and 0
 # Kinds of searches. A narrow one scores with weights of 16 bits, an approximate one with some of these: what they find
 # enters active sets and nothing else.
 EXACT, NARROW, APPROXIMATE = "", "narrow", "approximate"
-# Without a cap, a class whose gap has not halved in so many rounds is left as it is.
-PATIENCE = 5
+# Without a cap, epochs of a round double after so many rounds, so many times. Only then a class whose gap has not halved in as
+# many rounds is left as it is: what is slow is a class of many rows alike, which each step moves a little.
+PATIENCE, DOUBLINGS = 5, 6
 ROUNDING = 1e-7  # of the objective: gaps that are not seen to halve any more
 
 
@@ -133,13 +134,17 @@ class PPDSparseParameters(Parameters):
         Whole(
             "Rounds of a class, at most. After `rounds`, a class goes on only while its duality gap is above 2 % of its "
             "objective, and only while these gaps together are more than 3 % of the objective of all classes. none: no "
-            "cap. A class then goes on until it is within tol, or until its gap has not halved in five rounds: rounds "
-            "help it no more, or only rounding keeps it from its optimum.",
+            "cap. A class then goes on until it is within tol, or rounding keeps it from its optimum; from round 35 on it "
+            "ends where its gap has not halved in five rounds.",
             none=True,
         ),
     )
     epochs: int = parameter(
-        2, Whole("Passes over the active set in a round. Without a cap on rounds: five times as many.")
+        2,
+        Whole(
+            "Passes over the active set in a round. Without a cap on rounds: five times as many, and twice as many again "
+            "after every five rounds, six times."
+        ),
     )
     last_epochs: int = parameter(
         6,
@@ -293,10 +298,10 @@ class PPDSparseParameters(Parameters):
 
     def epochs_of(self, round_: int) -> int:
         """Passes over the active set in a round (the first round is 0), at most: more after those of every class where C, of
-        positives or of negatives, is large, as these classes are far from their optimum.
+        positives or of negatives, is large, as these classes are far from their optimum. Without a cap, see PATIENCE.
         """
         if self.common_rounds is None:
-            return _MORE_EPOCHS * self.epochs
+            return (_MORE_EPOCHS * self.epochs) << min(round_ // PATIENCE, DOUBLINGS)
         if self.all_rows and not round_:
             return self.epochs + self.last_epochs * self._longer
         if round_ >= self.common_rounds:

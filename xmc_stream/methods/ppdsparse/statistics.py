@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from xmc_stream.kernels.penalty import ONCE
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
-from xmc_stream.methods.ppdsparse.parameters import FAR, PATIENCE, ROUNDING, PPDSparseParameters
+from xmc_stream.methods.ppdsparse.parameters import DOUBLINGS, FAR, PATIENCE, ROUNDING, PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import (
     BIAS,
     DONE,
@@ -86,9 +86,10 @@ def close_classes(
     if parameters.common_rounds is not None:
         done |= (gap <= FAR * objective) & (round_ >= parameters.own_rounds(statistics[:, FRESH] > 0))
     elif round_ and round_ % PATIENCE == 0:
+        if round_ > PATIENCE * DOUBLINGS:  # epochs are as many as they will be
+            done |= gap > statistics[:, MARK] / 2
         # scores are float32: a gap that rounding hides, or turns below zero, cannot be seen to halve
-        slow = (gap > statistics[:, MARK] / 2) | (gap <= ROUNDING * objective)
-        done |= slow & (round_ > PATIENCE)
+        done |= (round_ > PATIENCE) & (gap <= ROUNDING * objective)
         statistics[:, MARK] = gap
     statistics[(statistics[:, STATUS] == OPEN) & done, STATUS] = DONE
 

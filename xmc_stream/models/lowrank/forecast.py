@@ -8,6 +8,7 @@ from typing import Any
 from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.lowrank.factors import LowRankFactors
 from xmc_stream.models.lowrank.predict import ScorePlan, plan_scores, score_needs
+from xmc_stream.models.lowrank.products import ROW_BYTES
 from xmc_stream.models.runs import RankingForecaster
 
 # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
@@ -37,6 +38,9 @@ class ScoreForecaster(RankingForecaster):
             "bytes_read": n_bytes,
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
-            "peak_parts": score_needs(plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels),
+            "peak_parts": score_needs(
+                plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels,
+                self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.rows),
+            ),
             "seconds": round(work / _MULTIPLY_ADDS / (plan.threads * plan.processes) + 0.5, 1),
         }

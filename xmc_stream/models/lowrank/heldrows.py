@@ -1,4 +1,4 @@
-"""Row blocks of X, by ranges of features, that stay in the memory of a process from one job of a run to the next.
+"""Row blocks of X, and of Y, that stay in the memory of a process for all jobs of a run: they are read once, not once a job.
 
 To read and to sort them takes a quarter of a product. What stays is for speed alone: blocks are the same wherever they come
 from. They are let go when a plan needs room, when jobs of another run come, and when none has asked for a while: a worker
@@ -8,21 +8,18 @@ is not told of a run's end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, field
 
 from xmc_stream.memory import return_freed_memory, when_room_is_needed
-from xmc_stream.models.lowrank.products import RangedBlock, Rows, by_ranges, lines_of, range_bits, ranged_blocks
-from xmc_stream.store.matrix import SparseMatrix, stream
+from xmc_stream.models.lowrank.products import Rows, entries_bytes, lines_of, ranged_blocks, rows_bytes, to_hold
+from xmc_stream.store.matrix import Block, SparseMatrix, stream
 
-_ENTRY = 8  # bytes, with its place
 _IDLE = 60.0  # seconds without a job, after which nothing stays
 
 Part = tuple[int, int]  # rows [first, last)
+Pair = tuple[Rows, Block | None]  # a block of X; the same rows of Y, where they stay too
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,25 @@ class _Share:
     """Memory for the first blocks of a part of the rows: bytes, the blocks once they are made, jobs that work with it."""
 
     n_bytes: int
-    blocks: Sequence[RangedBlock] = ()
+    blocks: Sequence[Pair] | None = None
     jobs: int = 0
+    _filling: threading.Lock = field(default_factory=threading.Lock)
+
+    def filled(self, X: SparseMatrix, Y: SparseMatrix | None, rows: Part, row_bytes: int) -> Sequence[Pair]:
+        """The blocks. The first job that comes makes them, as many as there is memory for; others wait, and read nothing."""
+        with self._filling:
+            if self.blocks is None:
+                self.blocks = list(self._made(X, Y, rows, row_bytes)) if self.n_bytes else []
+            return self.blocks
+
+    def _made(self, X: SparseMatrix, Y: SparseMatrix | None, rows: Part, row_bytes: int) -> Iterator[Pair]:
+        left = self.n_bytes
+        for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
+            y = None if Y is None else Y.block(x.start, x.start + x.n)
+            left -= rows_bytes(X, x) + (0 if Y is None or y is None else rows_bytes(Y, y))
+            if left < 0:
+                return
+            yield to_hold(x, X.shape[1]), y
 
 
 class _Held:
@@ -66,10 +80,10 @@ class _Held:
         return sum(share.n_bytes for share in (*self._parts.values(), *self._leaving))
 
     @contextmanager
-    def using(self, holding: Holding, rows: Part, n_bytes: int) -> Iterator[tuple[_Share, bool]]:
-        """A block in which a job works on a part: its share, and whether to fill it. What stays is the job's run's.
+    def using(self, holding: Holding, rows: Part, asked: Callable[[], int]) -> Iterator[_Share]:
+        """A block in which a job works on a part: its share. What stays is the job's run's.
 
-        n_bytes: to set aside; where there is no room for them, the share has none.
+        asked: says how many bytes to set aside; where there is no room for them, the share has none.
         """
         with self._lock:
             if self._timer is not None:
@@ -77,16 +91,17 @@ class _Held:
             if holding.run != self._run:
                 self._forget()
                 self._run = holding.run
-            share, to_fill = self._parts.get(rows), False
+            share = self._parts.get(rows)
             if share is None:
-                to_fill = self.taken + n_bytes <= holding.room
-                share = _Share(n_bytes if to_fill else 0)
-                if to_fill:
+                n_bytes = asked()
+                fits = self.taken + n_bytes <= holding.room
+                share = _Share(n_bytes if fits else 0)
+                if fits:
                     self._parts[rows] = share
             share.jobs += 1
             self._jobs += 1
         try:
-            yield share, to_fill
+            yield share
         finally:
             with self._lock:
                 share.jobs -= 1
@@ -116,42 +131,23 @@ let_go = _held.let_go
 when_room_is_needed(let_go)
 
 
-def held_or_read(X: SparseMatrix, rows: Part, row_bytes: int, holding: Holding) -> Iterator[Rows]:
-    """What `ranged_blocks` gives: the first blocks from memory where they are there, else they are left there."""
-    if not holding.room or not range_bits(X.shape[1]):
-        yield from ranged_blocks(X, rows, row_bytes)
-        return
-    begin, end = X.entries(*rows)
-    n_bytes = min(holding.part, _ENTRY * (end - begin))
-    with _held.using(holding, rows, n_bytes) as (share, to_fill):
-        if to_fill:
-            yield from _filled(X, rows, row_bytes, share)
-            return
-        there = share.blocks
-        yield from there
-        first = there[-1].start + there[-1].n if there else rows[0]
-        if first < rows[1]:
-            yield from ranged_blocks(X, (first, rows[1]), row_bytes)
+def held_or_read(
+    X: SparseMatrix, Y: SparseMatrix | None, rows: Part, row_bytes: int, holding: Holding
+) -> Iterator[Pair]:
+    """What `ranged_blocks` gives: the first blocks from memory, where they stay as far as there is room.
 
+    Y: the same for all jobs of a run; its rows stay with those of X.
+    """
+    first = rows[0]
+    if holding.room:
 
-def _filled(X: SparseMatrix, rows: Part, row_bytes: int, share: _Share) -> Iterator[Rows]:
-    """The blocks of a part. The first ones stay, as far as there is memory for them."""
-    entries = share.n_bytes // _ENTRY
-    places, values = np.empty(entries, np.uint32), np.empty(entries, np.float32)
-    spare: tuple[NDArray[np.uint32], NDArray[np.float32]] | None = None  # for those that do not stay
-    blocks: list[RangedBlock] = []
-    at = 0
-    try:
-        for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
-            end = at + len(x.indices)
-            if spare is None and end <= entries:
-                blocks.append(by_ranges(x, X.shape[1], places[at:end], values[at:end]))
-                yield blocks[-1]
-                at = end
-                continue
-            if spare is None:
-                most = X.block_bytes(row_bytes) // X.entry_bytes
-                spare = np.empty(most, np.uint32), np.empty(most, np.float32)
-            yield by_ranges(x, X.shape[1], *spare)
-    finally:
-        share.blocks = blocks
+        def asked() -> int:
+            return min(holding.part, sum(entries_bytes(matrix, rows) for matrix in (X, Y) if matrix is not None))
+
+        with _held.using(holding, rows, asked) as share:
+            for x, y in share.filled(X, Y, rows, row_bytes):
+                yield x, y
+                first = x.start + x.n
+    if first < rows[1]:
+        for x in ranged_blocks(X, (first, rows[1]), row_bytes):
+            yield x, None

@@ -1,4 +1,4 @@
-"""Prediction by a low-rank model: A = X W by ranges of columns, onto disk, then the best k of A H^T by row blocks and tiles.
+"""Prediction by a low-rank model: A = X W, onto disk, then the best k of A H^T by row blocks and tiles.
 
 Tiles of A H^T have fixed sizes, so that a score comes out the same wherever it is computed.
 """
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.jobs.job import Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
+from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.models.counts import fold_metrics, metrics_of, write_counts
 from xmc_stream.models.lowrank.factors import LINES, Cut, Factor, LowRankFactors, Panels
-from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, ProjectJob, tiles
+from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Learned, tiles
+from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
 from xmc_stream.store.dataset import Dataset
@@ -34,9 +35,10 @@ _PROJECTED = 0.3  # of a prediction, that projecting the samples takes
 
 @dataclass(frozen=True)
 class ScorePlan(CutIntoJobs):
-    """cuts: ranges of columns of W, a job each; rows_per_job: whole chunks of the predictions."""
+    """cuts: ranges of columns of W, and rows of X, a job each pair of them; rows_per_job: whole chunks of the predictions."""
 
     cuts: tuple[Cut, ...]
+    rows: tuple[tuple[int, int], ...]
     rows_per_job: int
 
 
@@ -48,15 +50,17 @@ def score_needs(
     rows: int,
     counts: int = 0,
     block_bytes: int = ROW_BYTES,
+    jobs: int = 1,
 ) -> dict[str, int]:
-    """Bytes by component: of the phase that needs more, so many columns or rows in a job. counts: by each thread for itself.
+    """Bytes by component: of the phase that needs more, so many columns or rows in a job.
 
-    block_bytes: of a row block of X.
+    counts: by each thread for itself. block_bytes: of a row block of X. jobs: for the same columns.
     """
-    t, r, width = plan.threads, model.rank, lanes(width)
+    t, r = plan.threads, model.rank
+    beside, width = min(t, jobs * -(-r // width)), lanes(width)
     columns = {
-        "columns of W": t * 4 * (model.n_features + 1) * width,
-        "row blocks": t * (ROW_BYTES + block_bytes + 8 * ROW_LINES * width + 2 * MIB),
+        "columns of W": beside * 4 * (model.n_features + 1) * width,
+        "row blocks": beside * (ROW_BYTES + block_bytes + 8 * ROW_LINES * width + 2 * MIB),
     }
     scores = {
         "results": t * rows * k * RESULT_BYTES,
@@ -67,25 +71,31 @@ def score_needs(
 
 
 def plan_scores(plan: MemoryPlan, model: LowRankFactors, dataset: Dataset, k: int, counts: int = 0) -> ScorePlan:
-    """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError."""
-    n_samples, block_bytes = dataset.n_samples, dataset.X_rows().block_bytes(ROW_BYTES)
+    """As many columns of W, and rows of results, as there is room for. Raises MemoryLimitError.
 
-    def needs(width: int, rows: int) -> dict[str, int]:
-        return score_needs(plan, model, k, width, rows, counts, block_bytes)
+    A job has all columns, where they fit, and some rows: then X is read once.
+    """
+    n, r, X = dataset.n_samples, model.rank, dataset.X_rows()
+    block_bytes, at_once = X.block_bytes(ROW_BYTES), plan.threads * plan.processes
 
-    def fits(width: int, rows: int) -> bool:
-        return sum(needs(width, rows).values()) <= plan.budget
+    def needs(width: int, rows: int, jobs: int) -> dict[str, int]:
+        return score_needs(plan, model, k, width, rows, counts, block_bytes, jobs)
 
-    plan.refuse_unless(needs(1, CHUNK_ROWS), f"predicting on {plan.threads} threads")
-    at_once = plan.threads * plan.processes
+    def fits(width: int, rows: int, jobs: int) -> bool:
+        return sum(needs(width, rows, jobs).values()) <= plan.budget
 
-    width = -(-model.rank // min(at_once, model.rank))
-    while not fits(width, CHUNK_ROWS):
+    plan.refuse_unless(needs(1, CHUNK_ROWS, 1), f"predicting on {plan.threads} threads")
+
+    jobs, width = min(-(-n // BLOCK) or 1, jobs_worth(at_once, X.nnz * r, (model.n_features + 1) * r)), r
+    while jobs > 1 and not fits(width, CHUNK_ROWS, jobs):
+        jobs -= 1
+    while width > 1 and not fits(width, CHUNK_ROWS, jobs):
         width -= 1
-    chunks = max(1, -(-n_samples // CHUNK_ROWS) // (4 * at_once))
-    while not fits(width, chunks * CHUNK_ROWS):
+    chunks = max(1, -(-n // CHUNK_ROWS) // (4 * at_once))
+    while chunks > 1 and not fits(width, chunks * CHUNK_ROWS, jobs):
         chunks -= 1
-    return ScorePlan(tuple(even_ranges(model.rank, -(-model.rank // width))), chunks * CHUNK_ROWS)
+    rows = tuple((a * BLOCK, min(b * BLOCK, n)) for a, b in even_ranges(-(-n // BLOCK), jobs))
+    return ScorePlan(tuple(even_ranges(r, -(-r // width))), rows, chunks * CHUNK_ROWS)
 
 
 @dataclass(frozen=True)
@@ -200,7 +210,9 @@ class ScoreRun(RankingRun):
         try:
             learned = Learned(str(self.dataset.path), 0, 0.0, model.bias_row)
             w = model.factor("W")
-            projections = [ProjectJob(learned, "project", cut, w, scores) for cut in sizes.cuts]
+            projections = [
+                ProjectJob(learned, "project", cut, w, scores, (rows,)) for cut in sizes.cuts for rows in sizes.rows
+            ]
             projected = yield Phase("project", projections, "projecting the samples", (0.0, _PROJECTED))
             about = str(model.path), str(self.dataset.path)
             jobs: list[ScoreJob] = []

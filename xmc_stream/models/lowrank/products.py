@@ -18,7 +18,7 @@ from xmc_stream.jobs.job import Receipt
 from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
-from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.lines import CACHE_LINE, lanes
 from xmc_stream.kernels.lowrank import add_lines, add_transposed, fold_counts, fold_top_k, multiply, take_positives
 from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into_ranges, multiply_ranges
 from xmc_stream.kernels.metrics import sort_rows
@@ -38,6 +38,7 @@ _RANGE_BITS = 14  # features of a range: 4 MB of a line of 64 columns each
 _RANGES = 256  # about, at most: more are slow to fill
 _HELD_SCORES = 1 << 24  # of rows held out, about, at most: half a second's, at rank 100
 _LEAST_HELD = 1000  # rows, about, whatever that takes
+LEAST_COLUMNS = 48  # of a job, where there are as many: each entry of X takes as long as 32 columns more
 PLACES = 5  # of the ranking of a held-out row that are looked at
 
 Array = NDArray[Any]
@@ -106,12 +107,12 @@ def ranged_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> Ite
         yield ranged(x, X.shape[1], places, values)
 
 
-def held_blocks(X: SparseMatrix, rows: tuple[int, int], row_bytes: int) -> list[Rows]:
-    """The same as `ranged_blocks` gives, all of them at once."""
-    n_features, lines = X.shape[1], lines_of(row_bytes)
-    if not range_bits(n_features):
-        return [X.block(low, min(low + lines, rows[1])) for low in range(*rows, lines)]
-    return [ranged(x, n_features) for (x,) in stream((X,), row_bytes, *rows, lines)]
+def to_hold(block: Block, n_features: int) -> Rows:
+    """A block of a stream, as `ranged_blocks` gives it, in memory of its own."""
+    if range_bits(n_features):
+        return by_ranges(block, n_features)
+    data = None if block.data is None else block.data.copy()
+    return Block(block.start, block.indptr, block.indices.copy(), data)
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,17 @@ class Learned:
         return out
 
 
+def column_ranges(rank: int, width: int) -> tuple[Cut, ...]:
+    """Ranges of so many columns, a job each."""
+    return tuple((first, min(first + width, rank)) for first in range(0, rank, width))
+
+
+def job_width(rank: int, parts: int) -> int:
+    """Columns of a job where that many share them: whole cache lines."""
+    width = -(-rank // parts)
+    return min(rank, lanes(width)) if width > CACHE_LINE else width
+
+
 def csr(block: Block) -> tuple[Array, Array, Array]:
     """indptr, indices and values of a block; of ones where it has none."""
     data = np.ones(len(block.indices), np.float32) if block.data is None else block.data
@@ -188,48 +200,24 @@ def x_bytes(dataset: Dataset) -> int:
 
 
 def held_bytes(dataset: Dataset) -> int:
-    """Of X in memory, as products take it: with its values, or by ranges of features."""
-    X = dataset.X_rows()
-    return 8 * int(X.nnz + X.n_lines + 1)
+    """Of X and Y in memory, as products take them: see `entries_bytes`."""
+    rows = 0, dataset.n_samples
+    return entries_bytes(dataset.X_rows(), rows) + entries_bytes(dataset.Y_rows(), rows)
 
 
-@dataclass(frozen=True)
-class ProjectJob:
-    """A = X W, of a range of columns, for all rows; sums: also Y^T A over the rows that are learned from."""
+def entries_bytes(matrix: SparseMatrix, rows: tuple[int, int]) -> int:
+    """Of rows [first, last) in memory: with their values, or by ranges of features."""
+    begin, end = matrix.entries(*rows)
+    return _of_rows(matrix, end - begin, rows[1] - rows[0])
 
-    learned: Learned
-    name: str
-    cut: Cut
-    source: Dense
-    out: Panels
-    sums: Panels | None = None
 
-    @property
-    def key(self) -> str:
-        """What for, and columns."""
-        return f"{self.name}/{self.cut[0]}-{self.cut[1]}"
+def rows_bytes(matrix: SparseMatrix, block: Block) -> int:
+    """The same, of a block."""
+    return _of_rows(matrix, len(block.indices), block.n)
 
-    def run(self) -> Receipt:
-        """Write; the receipt counts the positives of rows that are learned from."""
-        dataset = self.learned.dataset()
-        X, Y = dataset.X_rows(), dataset.Y_rows()
-        w, width, positives = self.source.take(self.cut), self.cut[1] - self.cut[0], 0
-        total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
-        for x, *ys in blocks(X, *([Y] if self.sums else [])):
-            scores = self.learned.times(x, w)
-            self.out.write(self.cut, x.start, scores[:, :width])
-            held_out = self.learned.kept_out(x.start, x.n)
-            if held_out is not None:
-                scores[held_out] = 0
-            for y in ys:
-                add_transposed(*csr(y), scores, total)
-                lengths = np.diff(y.indptr)
-                positives += int(lengths.sum() if held_out is None else lengths[~held_out].sum())
-        if self.sums is not None:
-            for first in range(0, len(total), BLOCK):
-                self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
-        share = width / self.out.columns
-        return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + Y.bytes_read}
+
+def _of_rows(matrix: SparseMatrix, entries: int, rows: int) -> int:
+    return max(8, matrix.entry_bytes) * entries + 16 * rows  # a block has an item of indptr more than rows
 
 
 def held_out_metrics(learned: Learned, scores: Panels, labels: Dense, criterion: str) -> Receipt:

@@ -1,0 +1,74 @@
+"""Jobs that multiply the rows of X by a factor: A = X W, for products that follow, and to rank labels by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from xmc_stream.jobs.job import Receipt
+from xmc_stream.kernels.lines import aligned_zeros
+from xmc_stream.kernels.lowrank import add_transposed
+from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
+from xmc_stream.models.lowrank.heldrows import NO_HOLDING, Holding, Pair, held_or_read
+from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, blocks, csr
+from xmc_stream.store.matrix import SparseMatrix, stream
+
+Parts = tuple[tuple[int, int], ...]
+
+
+def row_blocks(X: SparseMatrix, Y: SparseMatrix | None, parts: Parts, holding: Holding) -> Iterator[Pair]:
+    """Row blocks of parts of the rows, of which some may be in memory, see `held_or_read`."""
+    for rows in parts:
+        if holding.room:
+            yield from held_or_read(X, Y, rows, ROW_BYTES, holding)
+        else:  # for one product it does not pay to sort them
+            yield from ((x, None) for (x,) in blocks(X, rows=rows))
+
+
+@dataclass(frozen=True)
+class ProjectJob:
+    """A = X W, of a range of columns, for parts of the rows; sums: also Y^T A over the rows that are learned from.
+
+    parts: all rows, where there are sums. holding: what may stay in memory.
+    """
+
+    learned: Learned
+    name: str
+    cut: Cut
+    source: Dense
+    out: Panels
+    parts: Parts
+    holding: Holding = NO_HOLDING
+    sums: Panels | None = None
+
+    @property
+    def key(self) -> str:
+        """What for, columns and the first row."""
+        return f"{self.name}/{self.cut[0]}-{self.cut[1]}/{self.parts[0][0]}"
+
+    def run(self) -> Receipt:
+        """Write; the receipt counts the positives of rows that are learned from."""
+        dataset = self.learned.dataset()
+        X, Y = dataset.X_rows(), dataset.Y_rows() if self.sums else None
+        w, width, positives = self.source.take(self.cut), self.cut[1] - self.cut[0], 0
+        total = aligned_zeros((dataset.n_labels if self.sums else 0, w.shape[1]))
+        for x, labels in row_blocks(X, Y, self.parts, self.holding):
+            scores = self.learned.times(x, w)
+            self.out.write(self.cut, x.start, scores[:, :width])
+            if Y is None:
+                continue
+            held_out = self.learned.kept_out(x.start, x.n)
+            if held_out is not None:
+                scores[held_out] = 0
+            for y in [labels] if labels else (y for (y,) in stream((Y,), ROW_BYTES, x.start, x.start + x.n)):
+                low = y.start - x.start
+                add_transposed(*csr(y), scores[low : low + y.n], total)
+                lengths = np.diff(y.indptr)
+                positives += int((lengths if held_out is None else lengths[~held_out[low : low + y.n]]).sum())
+        if self.sums is not None:
+            for first in range(0, len(total), BLOCK):
+                self.sums.write(self.cut, first, total[first : first + BLOCK, :width])
+        share = width / self.out.columns * sum(last - first for first, last in self.parts) / max(self.out.n, 1)
+        return {"positives": positives, "passes": share, "bytes_read": X.bytes_read + (Y.bytes_read if Y else 0)}
