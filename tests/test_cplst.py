@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_slow_spectra(direct: bool, decay: float, rank: int, tmp_path: Path, mon
     assert abs(fitted.report_["objective"] / true - 1) < 2e-6  # of sums in float32
     objectives = [done["objective"] for done in fitted.report_["history"]]
     assert len(objectives) == fitted.report_["rounds"] < 100
-    assert all(after < before * (1 + 1e-6) for before, after in zip(objectives, objectives[1:], strict=False))
+    assert all(after < before * (1 + 1e-6) for before, after in pairwise(objectives))
 
 
 def test_features_that_are_sums_of_others(tmp_path: Path) -> None:

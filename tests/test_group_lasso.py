@@ -255,19 +255,58 @@ def test_debiasing_solves_for_the_selected_features_without_the_penalty(tmp_path
     from sklearn.linear_model import LogisticRegression
 
     X, Y = data_for("logistic", n=150)
-    ridge, y = 0.01, Y.toarray().argmax(axis=1)
+    ridge, y = 1.5, Y.toarray().argmax(axis=1)
     before, _ = solve(X, Y, tmp_path, loss="logistic", lam=0.03)
-    W, result = solve(X, Y, tmp_path, loss="logistic", lam=0.03, debias=ridge, tol=1e-6, max_passes=5000)
+    W, result = solve(X, Y, tmp_path, loss="logistic", lam=0.03, debias=ridge, tol=1e-5, max_passes=250)
     support = before.any(axis=1)
     assert 0 < support.sum() < len(W)
     assert np.array_equal(W.any(axis=1), support)
     exact = X.toarray().astype(np.float64)[:, support]
-    other = LogisticRegression(C=1 / (len(y) * ridge), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(exact, y)
+    other = LogisticRegression(C=1 / ridge, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(exact, y)
     np.testing.assert_allclose(W[support], other.coef_.T, atol=2e-3)
     stage = result["path"][-1]
     assert stage["debias"] == ridge
-    worth = twin.losses("logistic", exact, Y.toarray() > 0, other.coef_.T) + 0.5 * ridge * (other.coef_**2).sum()
+    worth = (
+        twin.losses("logistic", exact, Y.toarray() > 0, other.coef_.T) + 0.5 * ridge / len(y) * (other.coef_**2).sum()
+    )
     assert stage["objective"] == pytest.approx(worth, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "multiclass", "multitask"])
+@pytest.mark.parametrize("ridge", [1e-2, 1.0])
+def test_debiasing_by_its_defaults_is_a_dense_solver_s_and_helps(loss: str, ridge: float, tmp_path: Path) -> None:
+    """sum_i loss_i + debias/2 ||W||^2 over the kept features, within 1e-4; held-out rows are told better than before."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(900, 30)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    truth = np.zeros((30, 5))
+    truth[:8] = rng.normal(size=(8, 5))
+    y = (X @ truth * 12 + rng.gumbel(size=(900, 5))).argmax(axis=1)
+    train, test = slice(0, 300), slice(300, 900)
+    Y = np.eye(5)[y[train]]
+    at_zero = twin.gradient(loss, X[train].astype(np.float64), Y > 0, np.zeros((30, 5)))
+    lam = 0.35 * float(np.linalg.norm(at_zero, axis=1).max())
+    before, _ = solve(sp.csr_matrix(X[train]), sp.csr_matrix(Y), tmp_path, loss=loss, lam=lam)
+    W, _ = solve(sp.csr_matrix(X[train]), sp.csr_matrix(Y), tmp_path, loss=loss, lam=lam, debias=ridge)
+    kept = before.any(axis=1)
+    assert 3 < kept.sum() < 20
+    assert np.array_equal(W.any(axis=1), kept)
+    exact = X[train].astype(np.float64)[:, kept]
+
+    def worth(w: Any) -> float:
+        return 300 * twin.losses(loss, exact, Y > 0, w) + 0.5 * ridge * float((w**2).sum())
+
+    def both(flat: Any) -> tuple[float, Any]:
+        w = flat.reshape(-1, 5)
+        return worth(w), (300 * twin.gradient(loss, exact, Y > 0, w) + ridge * w).ravel()
+
+    options = {"maxiter": 500, "ftol": 1e-14, "gtol": 1e-6}
+    best = minimize(both, np.zeros(5 * kept.sum()), jac=True, method="L-BFGS-B", options=options).fun
+    assert -1e-7 < worth(W[kept]) / best - 1 < 1e-4
+    if ridge < 1:
+        assert ((X[test] @ W).argmax(axis=1) == y[test]).mean() > ((X[test] @ before).argmax(axis=1) == y[test]).mean()
 
 
 def test_rows_without_labels_count_for_nothing_and_all_negative_in_multitask(tmp_path: Path) -> None:

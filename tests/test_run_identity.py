@@ -63,6 +63,7 @@ CHANGES_ANEW = {
 }  # calibrate: `test_calibrating_again_is_by_the_rows_given`; demo replaces its own files
 
 CSV: Words = ("t.csv", "{out}")
+LISTS: Words = ("l.csv", "{out}", "--label-field", "tags")
 TAGS: Words = ("t.csv", "{out}", "--label-field", "tags")
 
 # (command, option): the call that is made first, and again with the second words behind it.
@@ -108,6 +109,7 @@ CHANGES: dict[tuple[str, str], tuple[Words, Words] | tuple[Words, Words, Words]]
     ("convert", "id_field"): (CSV, ("--id-field", "id")),
     ("convert", "label_field"): (CSV, ("--label-field", "tags")),
     ("convert", "label_delimiter"): (TAGS, ("--label-delimiter", "|")),
+    ("convert", "label_lists"): (LISTS, ("--label-lists",)),
     ("convert", "label_ids"): ((*CSV, "--label-field", "id"), ("--label-ids",)),
     ("convert", "analyzer"): (CSV, ("--analyzer", "char")),
     ("convert", "ngrams"): (CSV, ("--ngrams", "1,2")),
@@ -143,6 +145,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "pairs.txt": "0 0\n1 2\n",
         "ids.txt": "0\n3\n",
         "t.csv": "id,text,more,label,tags\n1,The red Cat,old,p,u|v\n2,red dog dog,new,q,v\n3,a blue fox red,old,p,u\n",
+        "l.csv": "text,tags\nthe red cat,\"['u', 'v']\"\nred dog dog,['w']\n",
         "n.csv": "2,1\nthe red cat,pear\nred dog dog,quince\n",
     }
     for name, text in texts.items():

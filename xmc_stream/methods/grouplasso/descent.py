@@ -35,7 +35,7 @@ from xmc_stream.store.dataset import Dataset
 SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: half a minute, which a kill loses
 MOST_INNER = 10  # sweeps over active features between two over all
 _ENOUGH = 0.1  # these end when one violates so much less than the first of them
-_LONGER, _CLOSER = 20, 100.0  # of debiasing: passes, which are over few features, and what `tol` is divided by
+_LONGER, _CLOSER = 20, 10.0  # of debiasing: passes, which are over few features, and what `tol` is divided by
 _BELOW = 0.3  # or by this share of what ends the stage
 
 

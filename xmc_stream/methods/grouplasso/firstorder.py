@@ -2,9 +2,10 @@
 
     W' = prox(V - g(V) / L, P / L)
 
-FISTA (Beck, Teboulle 2009): V = W + beta (W - W of before); L falls a little, then doubles until the losses are below their quadratic bound,
-or is the constant; V begins anew at W where it points away from the step. SpaRSA (Wright et al. 2009): V = W; L is that of Barzilai
-and Borwein, doubled until F falls enough below the largest of the last few. FOBOS (Duchi, Singer 2009): 1/L = eta / sqrt(t).
+FISTA (Beck, Teboulle 2009): V = W + beta (W - W of before); L falls a little, then doubles until the losses are below their
+quadratic bound, or is the constant; V begins anew at W where it points away from the step. SpaRSA (Wright et al. 2009): V = W;
+L is that of Barzilai and Borwein, doubled until F falls enough below the largest of the last few. FOBOS (Duchi, Singer 2009):
+1/L = eta / sqrt(t).
 """
 
 from __future__ import annotations

@@ -178,7 +178,8 @@ class PPDSparseParameters(Parameters):
         Number(
             "Weight w of what groups of labels say of a label that scores z: the score becomes 1 - (1 - z)^3, or "
             "1 + (z - 1) / 100 where z is above 1, less w mean_r min((1 - z_r)_+, 1.15)^3, with z_r the score of the label's "
-            "group in clustering r of eight. 0: no groups, the score is z. none: 2 where 2,048 labels or more have training rows, else 0.",
+            "group in clustering r of eight. 0: no groups, the score is z. none: 2 where 2,048 labels or more have training "
+            "rows, else 0.",
             none=True,
             unsaid=True,
         ),
