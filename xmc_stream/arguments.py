@@ -6,14 +6,14 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from xmc_stream.errors import InputError
 
 MOST = 2**31 - 1  # of counts: ids and features are int32
 MOST_INT = 2**63 - 1  # that kernels take; seeds too
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def native(value: Any) -> Any:
@@ -21,14 +21,14 @@ def native(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def native_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def native_arguments(function: _Function) -> _Function:
     """A function that is called with the `native` values of its arguments: they may go to JSON, and to kernels."""
 
     @functools.wraps(function)
-    def called(*values: _P.args, **named: _P.kwargs) -> _R:
-        return function(*map(native, values), **{name: native(value) for name, value in named.items()})  # type: ignore[arg-type]
+    def called(*values: Any, **named: Any) -> Any:
+        return function(*map(native, values), **{name: native(value) for name, value in named.items()})
 
-    return called
+    return cast(_Function, called)
 
 
 def whole(name: str, value: Any, of: str, least: int = 1, most: int = MOST) -> int:

@@ -97,7 +97,7 @@ class Whole(Rule):
         """An int, also of NumPy's."""
         if self.none and value is None:
             return None
-        if not isinstance(value, Integral) or isinstance(value, bool) or not self.least <= value <= MOST_INT:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not self.least <= int(value) <= MOST_INT:
             raise ValueError
         return int(value)
 
