@@ -214,7 +214,7 @@ def test_errors_name_arguments_of_python() -> None:
     with pytest.raises(InputError, match=r"^what calibrate holds out has 16 rows: calibration needs 100"):
         xs.PPDSparse(memory_limit=LIMIT).fit(X, Y, calibrate=0.2)
     for name in ("lam", "seed", "normalize"):
-        with pytest.raises(InputError, match=f"The '{name}' parameter of PPDSparse must be"):
+        with pytest.raises(InputError, match=f"The '{name}'( parameter)? of PPDSparse must be"):
             xs.PPDSparse(**{name: "much"}).fit(X, Y)
     with pytest.raises(TypeError, match="sample_weight"):
         xs.LEML().fit(X, Y, sample_weight=np.ones(80))

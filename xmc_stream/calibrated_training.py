@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.arguments import seed_of
 from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger
@@ -44,6 +45,7 @@ def train_calibrated(
     """
     began = time.perf_counter()
     work = path.with_name(f"{path.name}.calibration")
+    seed = seed_of(seed, parameters.label)  # before anything is made
     if method_of(parameters).reads_mask(parameters):
         raise InputError(
             "calibration needs all labels of the rows held out, and with observed=given some are not known"

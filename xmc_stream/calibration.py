@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
 from xmc_stream.jobs.check import checked_reading
@@ -32,6 +33,7 @@ _BLOCK_BYTES = 2**20  # of true labels that are compared at a time
 _PAIR_WORK = 16  # times as much is what is made of them
 
 
+@native_arguments
 def calibrate(
     model: Model | str | Path,
     data: Dataset | str | Path,

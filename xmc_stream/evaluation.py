@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native, native_arguments
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
@@ -39,6 +40,7 @@ _RANK_BYTES = 88  # of a row and rank: label and score as they are read and rank
 _LABEL_BYTES = 48  # of a label: its count and inverse propensity, and what is made on the way
 
 
+@native_arguments
 def evaluate(
     predictions: Model | str | Path,
     data: Dataset | str | Path,
@@ -132,6 +134,8 @@ def evaluate(
         raise InputError("evaluating needs the samples with their true labels: give them as data=")
     path = predictions.path if isinstance(predictions, Model) else as_path(predictions)
     execution = Execution(memory_limit, threads, scheduler, progress)
+    ks = tuple(map(native, ks))
+    propensity = propensity if isinstance(propensity, str) else (native(propensity[0]), native(propensity[1]))
     return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
 
 

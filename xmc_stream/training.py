@@ -220,7 +220,7 @@ def _train(
         elif not method.has_zero(parameters):
             taken[DECISION] = result.get(DECISION) or ledger.get(DECISION) or JUST_THE_BEST
         attributes = {
-            **model_attributes(dataset, parameters.solver, parameters.to_dict(), seed, result),
+            **model_attributes(dataset, parameters.solver, parameters.to_dict(), task.seed, result),
             **start,
             **taken,
             KIND: method.kind_of(parameters),

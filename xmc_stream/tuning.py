@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.environment import environment
 from xmc_stream.engine.ledger import Ledger, check_identity
@@ -55,6 +56,7 @@ _SPLIT = 0.02  # of these, that splitting the rows takes
 _LEARNED = 0.9  # of a setting, that training takes; the rest compares it
 
 
+@native_arguments
 def tune(
     data: Dataset | str | Path,
     solver: str = "ppdsparse",
@@ -99,7 +101,7 @@ def tune(
         best), macro_F1 or macro_F1_present. `evaluate` has their formulas.
     held_out : float in (0, 1), default 0.1
         The share of the rows that no model is trained on: 100 rows at least.
-    seed : int in [0, inf), default 0
+    seed : int in [0, 2**63), default 0
         For the split and all trainings.
     out : str, Path or None, default None
         A file for what is returned, as JSON. The same call then returns it without work, also by another metric.
@@ -230,6 +232,9 @@ def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[st
         raise InputError(
             f"there is nothing to choose: give values of {declared.label}'s parameters, as --grid lam=0.01,0.1"
         )
+    grid = {
+        name: values.tolist() if hasattr(values, "tolist") else values for name, values in grid.items()
+    }  # an array's
     for name, values in grid.items():
         if name in fixed:
             raise InputError(f"{name} is given as one value and in the grid: leave one of them out")
@@ -241,7 +246,7 @@ def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[st
         if setting not in tried.settings:
             tried.settings.append(setting)
             tried.values.append({name: getattr(setting, name) for name in grid})
-    return tried
+    return replace(tried, fixed={name: getattr(tried.settings[0], name) for name in fixed})
 
 
 def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
@@ -293,8 +298,6 @@ class _Tuning:
         """Raise InputError for what would fail later, or tell nothing."""
         if not 0 < self.held_out < 1:
             raise InputError(f"held_out must be between 0 and 1. Got {self.held_out}.")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise InputError(f"seed must be an int, 0 or more. Got {self.seed!r}.")
         self._refuse_few(int(self.held_out * self.dataset.n_samples))
         for setting in self.tried.settings:
             self.method.check(Task(self.dataset, setting, self.seed))

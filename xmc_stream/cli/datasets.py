@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import PATH, STORE, TARGET, checked, common, executed, limited, plain, show
+from xmc_stream.cli.options import PATH, SEED, STORE, TARGET, checked, common, executed, limited, plain, show
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.memory import format_size, peak_resident
@@ -168,7 +168,7 @@ def append(
     show_default=True,
     help="Share of the samples, and of each label's positives, that goes to VALID.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@SEED
 @click.option("--rows", type=PATH, metavar="FILE", help="Instead: the samples of VALID, numbers from 0, one a line.")
 @click.option("--overwrite", is_flag=True, help="Replace TRAIN and VALID if they exist.")
 @checked("DATA")

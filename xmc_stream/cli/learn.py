@@ -13,6 +13,7 @@ import click
 from xmc_stream.cli.data import BESIDE, CSV, FORMAT, delimiter_of
 from xmc_stream.cli.options import (
     PATH,
+    SEED,
     STORE,
     TARGET,
     Solver,
@@ -98,7 +99,7 @@ class _TrainCommand(click.Command):
     "--set", "settings", multiple=True, metavar="NAME=VALUE",
     help="A parameter of the method, e.g. lam=0.01; none and true, false are words. All are listed below.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@SEED
 @click.option("--warm-start", type=STORE, metavar="MODEL", help="Begin from the weights of this model.")
 @click.option(
     "--calibrate", type=click.FloatRange(0, 1, min_open=True, max_open=True), metavar="FRACTION",

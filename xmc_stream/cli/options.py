@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from xmc_stream.arguments import MOST_INT
 from xmc_stream.cli.seen import seen
 from xmc_stream.errors import InputError, in_urls
 from xmc_stream.progress import current
@@ -41,6 +42,9 @@ class _Place(click.Path):
 PATH = _Place()
 STORE = _Place(stores=True)
 TARGET = _Place(made=True)
+SEED = click.option(
+    "--seed", type=click.IntRange(0, MOST_INT), default=0, help="Of all draws.  [default: 0; below 2^63]"
+)
 
 
 def with_options(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

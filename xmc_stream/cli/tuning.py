@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from xmc_stream.cli.options import STORE, TARGET, Solver, checked, common, executed, setting_of, show, value_of
+from xmc_stream.cli.options import SEED, STORE, TARGET, Solver, checked, common, executed, setting_of, show, value_of
 from xmc_stream.errors import InputError
 from xmc_stream.memory import format_size
 
@@ -47,7 +47,7 @@ def _grid(words: tuple[str, ...]) -> dict[str, list[Any]] | None:
     "--held-out", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.1, show_default=True,
     help="Share of the rows that no setting is trained on.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@SEED
 @click.option("--model", type=TARGET, metavar="MODEL", help="Train the best setting on all rows in the end.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT, MODEL, or an unfinished run of another grid.")
 @click.option("--force", is_flag=True, help="Resume on another processor type or package versions.")

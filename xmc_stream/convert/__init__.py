@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, in_python
 from xmc_stream.files import regular
 from xmc_stream.memory import peak_resident
@@ -32,6 +33,7 @@ _NORMALIZE = ("none", "l2")
 _VERSION = 1  # of the work folder of a conversion
 
 
+@native_arguments
 def convert(
     source: Any,
     target: str | Path,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
 
 WORD_PATTERN = r"(?u)\b\w\w+\b"
@@ -106,6 +107,8 @@ class TextOptions:
     hash_features: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, tuple(map(native, value)) if isinstance(value, tuple) else native(value))
         low, high = self.ngrams
         power = self.hash_features or 1
         try:

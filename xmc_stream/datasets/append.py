@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.convert.jobs import ColumnsJob
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.append_check import observed_seal, refuse_unfit, total
@@ -58,6 +59,7 @@ _OWN = (
 )  # fmt: skip
 
 
+@native_arguments
 def append(
     data: str | Path | Dataset,
     new: str | Path | Dataset | Sequence[str | Path | Dataset],

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import google_crc32c
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError, in_urls
@@ -50,6 +51,7 @@ _LAST = "zarr.json"  # what makes it a store
 _OURS = "xmc_stream "  # how the formats of this library begin
 
 
+@native_arguments
 def copy(source: str | Path, target: str | Path, overwrite: bool = False, progress: bool = False) -> dict[str, Any]:
     """Copy a finished dataset, model or predictions to a URL, from a URL, or from folder to folder.
 

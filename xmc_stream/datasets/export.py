@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
 from xmc_stream.engine.ledger import Ledger
@@ -41,6 +42,7 @@ _FIRST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # equal data make equal files
 Values = Iterator[NDArray[Any]]
 
 
+@native_arguments
 def export(
     data: str | Path | Dataset,
     out: str | Path,

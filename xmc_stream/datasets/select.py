@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.listed import listed
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.making import COMMAND, STORE, make
@@ -37,6 +38,7 @@ _WRITERS = 8 * MIB  # buffers of the files that are being written
 _OWN = ("format", "version", "n_features", "nnz_features", SEAL, SELECTED, "conversion")  # attributes not handed on
 
 
+@native_arguments
 def select_features(
     data: str | Path | Dataset,
     out: str | Path,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.datasets.listed import listed
 from xmc_stream.engine.ledger import Ledger
 from xmc_stream.engine.making import COMMAND, STORE, make
@@ -38,6 +39,7 @@ _OWN = ("format", "version", "n_samples", "nnz_features", "nnz_labels", "metadat
 Choose = Callable[[Block], NDArray[np.bool_]]
 
 
+@native_arguments
 def split(
     data: str | Path | Dataset,
     train: str | Path,
@@ -115,8 +117,7 @@ def split(
     train, valid = target_paths([train, valid])
     if not 0 < fraction < 1:
         raise InputError(f"fraction must be between 0 and 1. Got {fraction}.")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed must be 0 or more. Got {seed}.")
+    seed = seed_of(seed, "split")
     places = {path.absolute() for path in (train, valid, dataset.path)}
     if len(places) < 3:
         raise InputError(f"{dataset.path} is split into two other datasets: give three different names")

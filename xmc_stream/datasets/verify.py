@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs, windows
 from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
@@ -52,6 +53,7 @@ _COMPILING = 2.0  # seconds
 _NOTHING = hashlib.sha256().hexdigest()
 
 
+@native_arguments
 def verify(
     path: str | Path | Dataset | Model,
     *,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_consistent_length, validate_data
 
+from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.calibrated_training import train_calibrated
 from xmc_stream.convert import convert
 from xmc_stream.errors import InputError, renaming
@@ -30,7 +30,7 @@ from xmc_stream.training import train
 _EXECUTION = """normalize : {'auto', 'l2'} or None, default 'auto'
     Whether rows are divided by their l2 norm. 'auto': if they do not all have length one; a dataset on disk is left as
     it is, with a warning to the log. 'l2': always. None: never. `predict` does what `fit` did.
-seed : int in [0, inf), default 0
+seed : int in [0, 2**63), default 0
     All random draws come from it. On one type of processor, the same data, parameters and seed give the same model, bit
     for bit.
 memory_limit : str, int or None, default None
@@ -206,6 +206,7 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return self._fit(X, y, model, None, overwrite, force, check, warm_start, cuts, calibrate)
 
+    @native_arguments
     def _fit(
         self, X: Any, y: Any, model: str | Path | None, sample_weight: Any, overwrite: bool, force: bool, check: bool,
         warm_start: Model | str | Path | None, cuts: Cuts | None, calibrate: float,
@@ -256,12 +257,9 @@ class Estimator(Fitted, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _checked(self, cuts: Cuts | None = None) -> tuple[Parameters, Execution]:
         """Parameters of the method, and how it runs. Raises InputError for those that are out of range."""
         parameters = self.parameters()
-        if not isinstance(self.seed, Integral) or isinstance(self.seed, bool) or self.seed < 0:
-            raise InputError(
-                f"The 'seed' parameter of {type(self).__name__} must be an int in [0, inf). Got {self.seed!r} instead."
-            )
+        seed_of(self.seed, type(self).__name__)
         check_normalize(self.normalize, type(self).__name__)
-        return parameters, Execution(self.memory_limit, self.threads, self.scheduler, self.progress, cuts)
+        return parameters, Execution(**self._how(), cuts=cuts)
 
     def _on_disk(self, X: Any, y: Any, scratch: Path, execution: Execution) -> tuple[Dataset, Target]:
         """The rows as a dataset, and how their labels were given."""

@@ -13,6 +13,7 @@ from scipy.special import expit, softmax
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
+from xmc_stream.arguments import native
 from xmc_stream.errors import InputError
 from xmc_stream.estimators.rows import as_rows, is_on_disk, is_text, opened
 from xmc_stream.estimators.targets import Target
@@ -289,7 +290,7 @@ class Fitted:
 
     def _how(self) -> dict[str, Any]:
         """How work is done: keywords of what the package has for models."""
-        return {name: getattr(self, name) for name in ("memory_limit", "threads", "scheduler", "progress")}
+        return {name: native(getattr(self, name)) for name in ("memory_limit", "threads", "scheduler", "progress")}
 
     def _binary(self) -> bool:
         return self._target.one and self.model_.n_labels == 2

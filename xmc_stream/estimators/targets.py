@@ -168,6 +168,7 @@ def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:
     Raises InputError where y is none of what `Estimator.fit` takes.
     """
     y = taken(y)
+    is_sparse: bool = sp.issparse(y)
     if isinstance(y, list) and (array := _array(y)) is not None and _indicates(array):
         y = array
     target: Target
@@ -175,7 +176,7 @@ def encoded(y: Any) -> tuple[sp.csr_matrix, Target]:
         target = Lists(_labels(y))
         if not len(target.classes):
             raise InputError("y has no label in any row: there is nothing to learn")
-    elif sp.issparse(y):
+    elif is_sparse:
         target = Indicator(y.shape[1], y.dtype, dense=False)
     elif y.ndim == 2 and y.shape[1] > 1:
         target = Indicator(y.shape[1], y.dtype, dense=True, signed=_is_signed(y))
@@ -242,7 +243,8 @@ def _positive(y: Any) -> Any:
 
     That is what is not zero in a sparse one, as counts, and in an array of zeros and another number; 1 in one of -1 and 1.
     """
-    if sp.issparse(y):
+    is_sparse: bool = sp.issparse(y)
+    if is_sparse:
         if (y.data < 0).any():
             raise InputError("y is sparse and has values below zero: negatives are left out there, give y > 0")
         if y.shape[1] == 1 and (y.data > 1).any():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from xmc_stream.arguments import seed_of
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.job import Job, Ledger, Loop, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
@@ -32,7 +33,7 @@ class Task:
 
     warm_start: the model to begin from, if there is one. trial: the model is compared with others on held-out rows and
     not kept: a method may leave out what its figures do not need, and so the report may lack what it else has. given: weights
-    of samples and labels, which a run finds at WEIGHTS in its work folder too.
+    of samples and labels, which a run finds at WEIGHTS in its work folder too. Raises InputError for a seed that is none.
     """
 
     dataset: Dataset
@@ -41,6 +42,9 @@ class Task:
     warm_start: Model | None = None
     trial: bool = False
     given: Given | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", seed_of(self.seed, self.parameters.label))
 
     @property
     def start_state(self) -> Path | None:

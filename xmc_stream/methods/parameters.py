@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
+from xmc_stream.arguments import MOST_INT
 from xmc_stream.errors import InputError
 
 _RULE = "rule"
@@ -70,7 +71,10 @@ class Number(Rule):
     def _one(self, value: Any) -> float:
         if not isinstance(value, Real) or isinstance(value, bool):  # also NumPy's, as a grid has them
             raise ValueError
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # of an int
+            raise ValueError from None
         low = number > self.least if self.open_least else number >= self.least
         high = number < self.most if self.open_most else number <= self.most
         if not (low and high):
@@ -86,14 +90,14 @@ class Whole(Rule):
     none: bool = False
 
     def what(self) -> str:
-        """As "int in [1, inf)"."""
-        return f"int in [{self.least}, inf)" + (", or none" if self.none else "")
+        """As "int in [1, 2**63)"."""
+        return f"int in [{self.least}, 2**63)" + (", or none" if self.none else "")
 
     def taken(self, value: Any) -> Any:
         """An int, also of NumPy's."""
         if self.none and value is None:
             return None
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < self.least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not self.least <= int(value) <= MOST_INT:
             raise ValueError
         return int(value)
 
@@ -165,7 +169,9 @@ class Parameters:
         for name, rule in self.rules().items():
             value = getattr(self, name)
             try:
-                object.__setattr__(self, name, rule.taken(value))
+                object.__setattr__(
+                    self, name, rule.taken(value.tolist() if hasattr(value, "tolist") else value)
+                )  # NumPy's
             except ValueError:
                 article = "an " if rule.what().startswith("int") else "a " if rule.what().startswith("float") else ""
                 raise InputError(

@@ -8,12 +8,12 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import MOST_INT, seed_of, whole
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.mips.exact import DenseExact, Exact
 from xmc_stream.mips.lsh import MOST_BITS, SimpleLSH
-from xmc_stream.mips.options import MOST_SEED, whole
 from xmc_stream.mips.oracle import Oracle
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import ClassVectors, DenseVectors, ranked
@@ -74,7 +74,7 @@ class InnerProductIndex:
             raise InputError(f"there is no oracle {oracle!r}: take one of {', '.join([*_SPARSE, *_DENSE])}")
         self.n_ids, self.n_features = whole("n_ids", n_ids, _LABEL), whole("n_features", n_features, _LABEL)
         n_threads = whole("threads", available_threads() if threads is None else threads, _LABEL)
-        seed, limit = whole("seed", seed, _LABEL, 0, MOST_SEED), MemoryLimit.of(memory_limit)
+        seed, limit = seed_of(seed, _LABEL), MemoryLimit.of(memory_limit)
         try:
             self.oracle, self.vectors = self._made(oracle, limit.budget(), seed, n_threads, options)
         except TypeError as error:
@@ -238,7 +238,7 @@ class InnerProductIndex:
         InputError
             An argument is not usable.
         """
-        step, rows = whole("step", step, f"{_LABEL}.query", 0, MOST_SEED), self._rows(X)
+        step, rows = whole("step", step, f"{_LABEL}.query", 0, MOST_INT), self._rows(X)
         n = len(rows) if isinstance(rows, np.ndarray) else len(rows.indptr) - 1
         answers = self.oracle.query(rows, self._excluded(exclude, n), step)
         return answers.classes, answers.scores

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import seed_of, whole
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.domains import ZERO_CLASSES
 from xmc_stream.kernels.innerproducts import Best
 from xmc_stream.kernels.zeroclasses import draw_zero_classes
-from xmc_stream.mips.options import MOST_SEED, whole
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Oracle(ABC):
 
     def __init__(self, n_classes: int, seed: int = 0, threads: int = 1) -> None:
         self.n_classes, self.threads = n_classes, whole("threads", threads, self.words())
-        self.seed = whole("seed", seed, self.words(), 0, MOST_SEED)
+        self.seed = seed_of(seed, self.words())
         self.barred = np.zeros(n_classes, np.bool_)  # zero classes that are no answers
         self.scored = 0  # pairs of row and class that queries scored
 

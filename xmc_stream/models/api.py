@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.models.execution import Execution
 from xmc_stream.models.model import Model, load_model
 from xmc_stream.models.prediction import check_target, predict_to
@@ -14,6 +15,7 @@ from xmc_stream.progress import working
 from xmc_stream.store.places import target_path
 
 
+@native_arguments
 def predict(
     model: Model | str | Path,
     data: Any,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.folders import kept_folder, removed_with
 from xmc_stream.models.decisions import BEST_LABEL, Decision
@@ -148,6 +149,7 @@ class Model(StoredModel, ABC):
         self._owned = folder
         removed_with(self, folder)
 
+    @native_arguments
     def predict_topk(
         self,
         data: Any,
@@ -344,6 +346,7 @@ class Model(StoredModel, ABC):
         """
         raise self._no_selection()
 
+    @native_arguments
     def compact(
         self, path: str | Path, overwrite: bool = False, memory_limit: str | float | None = None, check: bool = True
     ) -> Model:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, StoreError
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.encoding import (
@@ -251,6 +252,7 @@ class Dataset:
             )
         return path
 
+    @native_arguments
     def X_columns(self, max_bytes: int = 2**28) -> SparseMatrix:
         """X by columns. It is made and stored when first asked for.
 
@@ -298,6 +300,7 @@ class Dataset:
             raise self._miscounted("feature_counts")
         return counts
 
+    @native_arguments
     def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
         """l2 norms of some rows of X.
 
@@ -318,6 +321,7 @@ class Dataset:
         norms = open_array(self.path / "statistics/row_norms").read(start, stop)
         return norms.astype(np.float32, copy=False)
 
+    @native_arguments
     def label_counts(self, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
         """Positives of each label, or of some labels.
 
@@ -374,6 +378,7 @@ class Dataset:
         """
         return max((int(counts.max()) for _, counts in self._positives()), default=0)
 
+    @native_arguments
     def positives_of_ranges(self, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Labels with positives, and positives, of each n consecutive labels. The last range may be shorter.
 

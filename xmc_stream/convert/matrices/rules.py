@@ -104,9 +104,9 @@ class Rules:
         if values.dtype.kind == "f" and np.isnan(values).any():
             row = _row(indptr, int(np.argmax(np.isnan(values))), first)
             raise InputError(f"{self.name}: a label in row {row} (from 0) is NaN: labels are zero or not, correct it")
-        if (row := row_with_minus_one(indptr, values)) is not None:
+        if (signed := row_with_minus_one(indptr, values)) is not None:
             raise InputError(
-                f"{self.name}: a label in row {first + row} (from 0) has the value -1: what is not zero is a positive, save "
+                f"{self.name}: a label in row {first + signed} (from 0) has the value -1: what is not zero is a positive, save "
                 "Y > 0"
             )
         if self.n_columns == 1 and (values > 1).any():
