@@ -19,8 +19,7 @@ import xmc_stream as xs
 from xmc_stream.engine.events import read_events
 from xmc_stream.jobs.job import Ledger, Notes, Phase, run_here
 from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.methods.lowrank import leml, ridge
-from xmc_stream.methods.lowrank import parameters
+from xmc_stream.methods.lowrank import leml, parameters, ridge
 from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import CPLSTParameters, LEMLParameters

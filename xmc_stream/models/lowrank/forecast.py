@@ -39,8 +39,14 @@ class ScoreForecaster(RankingForecaster):
             "bytes_streamed": n_bytes,
             "bytes_gathered": 0,
             "peak_parts": score_needs(
-                plan, model, self.k, width, min(sizes.rows_per_job, n), self.of_labels,
-                self.dataset.X_rows().block_bytes(ROW_BYTES), len(sizes.rows),
+                plan,
+                model,
+                self.k,
+                width,
+                min(sizes.rows_per_job, n),
+                self.of_labels,
+                self.dataset.X_rows().block_bytes(ROW_BYTES),
+                len(sizes.rows),
             ),
             "seconds": round(work / _MULTIPLY_ADDS / (plan.threads * plan.processes) + 0.5, 1),
         }
