@@ -156,12 +156,12 @@ CALLS: dict[str, list[dict[str, Any]]] = {
             "threshold": 0.5, "check": True, **RUN,
         },
     ],
-    "export": [{"data": "raw.xmc", "out": "o.txt", "base": 1, "format": "libsvm", **KEPT}],
+    "export": [{"data": "raw.xmc", "out": "o.txt", "base": 1, "check": True, "format": "libsvm", **KEPT}],
     "load_model": [{"path": "m.model"}],
     "open_dataset": [{"path": "d.xmc"}],
     "predict": [{"model": "m.model", "data": "d.xmc", "out": "p.zarr", "k": 2, "overwrite": True, "check": True, **RUN}],
-    "select_features": [{"data": "d.xmc", "out": "o.xmc", "features": "ids.txt", **KEPT}],
-    "split": [{"data": "d.xmc", "train": "a.xmc", "valid": "b.xmc", "fraction": 0.25, "seed": 3, **KEPT}],
+    "select_features": [{"data": "d.xmc", "out": "o.xmc", "features": "ids.txt", "check": True, **KEPT}],
+    "split": [{"data": "d.xmc", "train": "a.xmc", "valid": "b.xmc", "fraction": 0.25, "seed": 3, "check": True, **KEPT}],
     "tune": [
         {
             "data": "d.xmc", "grid": {"lam": [0.01, 0.5]}, "fixed": {"C": 2.0, "max_rounds": 4}, "held_out": 0.5, "seed": 3,
@@ -181,7 +181,7 @@ def row_sparse() -> xs.Model:
 
 METHODS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "Model.predict_topk": (lambda: xs.load_model("m.model"), {"data": data()[0], "k": 2, **RUN}),
-    "Model.compact": (row_sparse, {"path": "o.model", "overwrite": True, "memory_limit": LIMIT}),
+    "Model.compact": (row_sparse, {"path": "o.model", "overwrite": True, "check": True, "memory_limit": LIMIT}),
     "Model.label_counts": (lambda: xs.load_model("m.model"), {"first": 1, "last": 3}),
     "Dataset.label_counts": (lambda: xs.open_dataset("d.xmc"), {"first": 1, "last": 3}),
     "Dataset.row_norms": (lambda: xs.open_dataset("d.xmc"), {"start": 100, "stop": 120}),
