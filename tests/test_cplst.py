@@ -81,7 +81,7 @@ def test_any_limit_and_number_of_threads_gives_the_same_model(
         monkeypatch.setattr(parameters, "MOST_INPUTS", 0)
     digests = {
         xs.CPLST(rank=20, memory_limit=limit, threads=threads).fit(dataset).model_.digest()
-        for limit, threads in (("2GB", 1), ("2GB", 3), ("1GB", 7), ("600MB", 2))
+        for limit, threads in (("2GB", 1), ("2GB", 3), ("3GB", 7), ("1800MB", 2))
     }
     assert len(digests) == 1
 

@@ -163,7 +163,7 @@ def test_decisions_are_the_same_whatever_the_limit_and_no_part_of_the_digest(clf
     X, Y = rows(0, 300, 4)
     data = xs.convert(X, tmp_path / "d.xmc", labels=sp.csr_matrix(Y))
     said = []
-    for limit, threads in ((LIMIT, 1), ("600MB", 2)):
+    for limit, threads in ((LIMIT, 1), ("3GB", 2)):
         clf.set_params(memory_limit=limit, threads=threads)
         clf.fit(data, model=tmp_path / f"{threads}.model")
         said.append((clf.model_.attributes[DECISION], clf.model_.digest()))

@@ -402,6 +402,8 @@ def matrix_case(rng: random.Random, folder: Path, options: dict[str, Any], sound
     for side, width in (("x", N_FEATURES), ("y", N_LABELS)):
         how = rng.choice(["csr", "csr", "csc", "coo", "triple", "npy"])
         arrays = csr_arrays(rng, n, width)
+        if side == "y":  # -1 is no label
+            arrays["data"] = np.abs(arrays["data"])
         if how in ("csc", "coo"):
             plain = {name: array.astype(array.dtype.newbyteorder("=")) for name, array in arrays.items()}
             data = plain["data"].astype(np.float64)

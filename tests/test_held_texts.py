@@ -159,12 +159,12 @@ def test_what_is_no_text_of_the_model_is_refused(words: xs.Model, tmp_path: Path
     with pytest.raises(InputError, match="was not made from text"):
         numbers.predict_topk(["ba"], 1)
     with pytest.raises(InputError, match="was not made from text"):
-        xs.predict(numbers, ["ba"], tmp_path / "p")
+        xs.predict(numbers, ["ba"], tmp_path / "p", 1)
     np.save(tmp_path / "v.npy", np.ones((len(TRAIN), 2)))
     source = text_files.write_jsonl(tmp_path / "train.jsonl", TRAIN)
     train = xs.convert(source, tmp_path / "train.xmc", beside=tmp_path / "v.npy", memory_limit=LIMIT)
     beside = xs.PPDSparse(max_rounds=1, memory_limit=LIMIT).fit(train, model=tmp_path / "m").model_
-    for ask in (lambda: beside.predict_topk(["ba"], 1), lambda: xs.predict(beside, ["ba"], tmp_path / "p")):
+    for ask in (lambda: beside.predict_topk(["ba"], 1), lambda: xs.predict(beside, ["ba"], tmp_path / "p", 1)):
         with pytest.raises(InputError, match="2 features of matrices beside, and 0 are given"):
             ask()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,8 @@ def evaluate(
         raise InputError("evaluating needs the samples with their true labels: give them as data=")
     path = predictions.path if isinstance(predictions, Model) else as_path(predictions)
     execution = Execution(memory_limit, threads, scheduler, progress)
-    ks = tuple(map(native, ks))
+    if isinstance(ks, Iterable):  # else it is refused with what else cannot be
+        ks = tuple(map(native, ks))
     propensity = propensity if isinstance(propensity, str) else (native(propensity[0]), native(propensity[1]))
     return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
 

@@ -263,14 +263,14 @@ class SparseMatrix:
         for (block,) in stream((self,), max_bytes, start, self.n_lines if stop is None else stop):
             yield block
 
-    def block_bytes(self, max_bytes: int) -> int:
-        """Bytes of a block that should have at most max_bytes: of the longest line, where that has more."""
+    def block_bytes(self, max_bytes: int, start: int = 0, stop: int | None = None) -> int:
+        """Bytes of a block of lines [start, stop) that should have at most max_bytes: of the longest, where that has more."""
         most = min(self.nnz, self.bound) if self._ordered else self.nnz
         if 8 + most * self.entry_bytes <= max_bytes:
             return max_bytes
-        return max(
-            max_bytes, 8 + _longest(self.path, str(self.attributes.get("fingerprint")), self.nnz) * self.entry_bytes
-        )
+        lines = start, self.n_lines if stop is None else stop
+        longest = _longest(self.path, str(self.attributes.get("fingerprint")), self.nnz, *lines)
+        return max(max_bytes, 8 + longest * self.entry_bytes)
 
     def beyond(self, max_bytes: int) -> int:
         """Bytes by which the longest line makes a block larger."""
@@ -337,11 +337,10 @@ class SparseMatrix:
 
 
 @lru_cache(64)  # a plan is made for many limits, and each job streams
-def _longest(path: Path, fingerprint: str, nnz: int) -> int:
-    """Entries of the line of a matrix that has most."""
+def _longest(path: Path, fingerprint: str, nnz: int, first: int, last: int) -> int:
+    """Entries of the line of a matrix that has most, of lines [first, last)."""
     matrix = SparseMatrix(path)
-    starts = range(0, matrix.n_lines, _WINDOW)
-    windows = (matrix.ends(start, min(start + _WINDOW, matrix.n_lines)) for start in starts)
+    windows = (matrix.ends(start, min(start + _WINDOW, last)) for start in range(first, last, _WINDOW))
     return max((int(np.diff(ends).max()) for ends in windows), default=0)
 
 
@@ -355,7 +354,7 @@ def stream(
     is worked on, the kernel reads the next one into the page cache.
     """
     bounds = [max_bytes] * len(matrices) if isinstance(max_bytes, int) else max_bytes
-    most = [matrix.block_bytes(bound) for matrix, bound in zip(matrices, bounds, strict=True)]
+    most = [matrix.block_bytes(bound, start, stop) for matrix, bound in zip(matrices, bounds, strict=True)]
     buffers = [
         Buffer(matrix, min(matrix.nnz, m // matrix.entry_bytes)) for matrix, m in zip(matrices, most, strict=True)
     ]
