@@ -68,7 +68,7 @@ def digest(data: Path, folder: Path, p: GroupLassoParameters, threads: list[int]
 
 
 DESCENTS = [
-    GroupLassoParameters(lam=(0.01, 0.003), tol=1e-3, debias=0.01),
+    GroupLassoParameters(lam=(0.01, 0.003), tol=1e-3, max_passes=8, debias=1.0),
     GroupLassoParameters(lam=0.003, loss="logistic", max_passes=8),
     GroupLassoParameters(lam=0.003, loss="multitask", mix=0.3, max_passes=8),
     GroupLassoParameters(lam=0.003, loss="label-ranking", algorithm="bcd-cst", max_passes=8),
