@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from reference.split import validation_rows
 
 import xmc_stream as xs
 from xmc_stream.convert.options import TextOptions
+from xmc_stream.datasets.split import split_once
 from xmc_stream.errors import InputError
 from xmc_stream.kernels.split import choose_rows
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.new_dataset import new_dataset
+from xmc_stream.store.places import LOCK, work_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
@@ -176,3 +179,24 @@ def test_ids_of_rows_go_with_their_rows(tmp_path: Path) -> None:
     ends = tmp_path / "few.xmc" / "row_ids" / "ends" / "c" / "0"
     ends.write_bytes(ends.read_bytes()[:-2] + b"xx")
     assert not xs.verify(chosen.path)["sound"]
+
+
+def test_a_split_that_was_killed_between_its_names_is_done_again(tmp_path: Path) -> None:
+    """As the parts of a tuning: with one part alone, whatever is left in the work folders."""
+    X = sp.csr_matrix(np.repeat(np.eye(3, dtype=np.float32), 10, axis=0))
+    data = xs.convert(X, tmp_path / "d.xmc", labels=X)
+    parts = tmp_path / "in" / "train.xmc", tmp_path / "in" / "valid.xmc"
+
+    def ask() -> bool:
+        return split_once(data, *parts, 0.2, 0, None, True)
+
+    assert (ask(), ask()) == (True, False)
+    whole = [xs.open_dataset(part).fingerprint for part in parts]
+    for one in parts:
+        shutil.rmtree(one)
+        for part in parts:
+            (work_folder(part) / "store").mkdir(parents=True)
+            (work_folder(part) / LOCK).touch()
+        assert ask()
+        assert [xs.open_dataset(part).fingerprint for part in parts] == whole
+        assert sorted(path.name for path in parts[0].parent.iterdir()) == ["train.xmc", "valid.xmc"]

@@ -28,7 +28,7 @@ from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.names import ROW_IDS, WINDOW, WRITER_BYTES, Names, NamesWriter, copy_vocabulary, new_names
 from xmc_stream.store.new_dataset import DatasetWriter, check_target, new_dataset
-from xmc_stream.store.places import target_paths, work_folder
+from xmc_stream.store.places import LOCK, remove_left, target_paths, work_folder
 
 _BLOCK = 16 * MIB  # of X in a block of rows, where the limit allows
 _MAX_TRANSPOSITION = 256 * MIB
@@ -221,18 +221,19 @@ def split_once(
     check: bool,
 ) -> bool:
     """Split a dataset, unless the two parts lie there already; returns whether it was done."""
-    if _is_part(train, dataset, fraction, seed):  # valid has its name before it
+    if all(_is_part(part, dataset, fraction, seed) for part in (train, valid)):
         return False
-    for part in (train, valid):
+    for part in (train, valid):  # a kill may have come between their names
         remove(part)
+        remove_left(work_folder(part) / LOCK)
     train.parent.mkdir(parents=True, exist_ok=True)
     split(dataset, train, valid, fraction=fraction, seed=seed, check=check, memory_limit=memory_limit)
     return True
 
 
-def _is_part(train: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
+def _is_part(part: Path, dataset: Dataset, fraction: float, seed: int) -> bool:
     try:
-        made = open_dataset(train).attributes.get("split", {})
+        made = open_dataset(part).attributes.get("split", {})
     except StoreError:
         return False
     wanted = {"fingerprint": dataset.fingerprint, "fraction": fraction, "seed": seed}

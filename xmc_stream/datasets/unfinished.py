@@ -12,7 +12,7 @@ from xmc_stream.store.places import LOCK, work_folder
 
 _KINDS = {
     **dict.fromkeys(("convert", "append", "split", "select-features"), "dataset"),
-    **dict.fromkeys(("compact", "save", "calibrate"), "model"),
+    **dict.fromkeys(("compact", "save"), "model"),
     "predict": "predictions",
     "export": "file",
 }
