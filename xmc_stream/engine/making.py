@@ -82,11 +82,9 @@ def make(
                 ledgers.append(held.enter_context(Ledger(work / LOCK, identity, renew=True)))
             ledger = ledgers[0]
             result = ledger.get(WHOLE)
-            for target in targets:
-                put_back(target)
-                if result is None:  # another process may have ended since
-                    refuse(target)
             if result is None:
+                for target in targets:  # another process may have ended since
+                    refuse(target)
                 for work in works:
                     if anew or not ledger.resumed:
                         empty(work, work / LOCK)
@@ -175,7 +173,8 @@ def stands(target: Path, identity: Mapping[str, Any]) -> bool:
         return False
     if attributes.get(MARK) != digest_of(identity):
         return False
-    remove_left(work_folder(target) / LOCK)
+    if not _begun(work_folder(target)):  # else it is unfinished work of something else
+        remove_left(work_folder(target) / LOCK)
     put_back(target)
     return True
 
