@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -371,3 +372,11 @@ def test_gathering_random_rows_takes_their_bytes_and_not_the_pages_around(large:
     assert right
     assert row_bytes == 10_000 * ROW * 8
     assert growth < row_bytes + 8 * MB
+
+
+def test_the_least_limit_is_part_of_a_refusal_and_goes_with_it_to_other_processes() -> None:
+    error = pickle.loads(pickle.dumps(MemoryLimitError("it needs more", 1_000_001)))
+    assert (error.args[0], error.least) == ("it needs more", 1_000_001)
+    assert error.in_shell == "it needs more: set --memory-limit to 2MB or more"
+    assert str(error) == "it needs more: set memory_limit to 2MB or more"
+    assert (MemoryLimitError("why").least, MemoryLimitError("why").in_shell) == (None, "why")

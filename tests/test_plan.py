@@ -135,8 +135,7 @@ def test_a_plan_is_said_in_words(small: Path, tmp_path: Path) -> None:
     assert "1 pass over the data in each round" in plan_line(figures)
     assert any(line.startswith("least limit") for line in plan_lines(figures))
     refused = plan_training(Dataset(small), parameters, 0, Execution(10**8, 1))
-    assert refused["why"].count("--memory-limit") == 1
-    assert f"{refused['least_limit'] // 10**6}MB" in refused["why"]
+    assert "--memory-limit" not in refused["why"]  # which `least_limit` says; the command puts them together
     nothing = scipy.sparse.csr_matrix((0, 3), dtype=np.float32)
     empty = xs.convert(nothing, tmp_path / "empty.xmc", labels=nothing)
     with pytest.raises(InputError, match="nothing to learn from"):

@@ -59,7 +59,7 @@ def train_calibrated(
     execution.limit([dataset.path], [path.parent])
     foreseen = plan_training(dataset, parameters, seed, execution, calibrate=fraction)
     if not foreseen["fits"]:
-        raise MemoryLimitError(foreseen["why"])
+        raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
     part, held_out = work / "train.xmc", work / "held.xmc"
     if overwrite:
         remove_work(work / LOCK)

@@ -48,6 +48,11 @@ def in_urls(text: str) -> str:
     return _MIRRORED.sub(r"\1://\2", text) if MIRRORS in text else text
 
 
+def in_megabytes(limit: int) -> str:
+    """A limit of so many bytes as `--memory-limit` takes it; not rounded down."""
+    return f"{-(-limit // 10**6)}MB"
+
+
 class XmcStreamError(Exception):
     """Base of every error raised on purpose by this library.
 
@@ -72,7 +77,24 @@ class StoreError(XmcStreamError, OSError):
 
 
 class MemoryLimitError(MemoryError, XmcStreamError):  # in this order dask's workers can send it
-    """The memory limit cannot work, or was nearly reached; a run that had begun can be resumed."""
+    """The memory limit cannot work, or was nearly reached; a run that had begun can be resumed.
+
+    least: the least limit that works, in bytes, where that is known; the message names it, in whole megabytes.
+    """
+
+    def __init__(self, said: str = "", least: int | None = None) -> None:
+        super().__init__(said, least)
+
+    @property
+    def least(self) -> int | None:
+        """The least limit that works, in bytes; None where it is not known."""
+        return self.args[1] if len(self.args) > 1 else None
+
+    @property
+    def in_shell(self) -> str:
+        """The message, as a command prints it."""
+        said = super().in_shell
+        return said if self.least is None else f"{said}: set --memory-limit to {in_megabytes(self.least)} or more"
 
 
 class ResumeError(XmcStreamError, ValueError):

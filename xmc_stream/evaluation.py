@@ -219,7 +219,7 @@ def plan_comparison(
     try:
         limit.check(needs, COMPARING)
     except MemoryLimitError as error:
-        fits = {"fits": False, "why": error.in_shell}
+        fits = {"fits": False, "why": error.args[0]}
     parts = {"process": resident() + 8 * 2**20, **needs}
     parts["true labels"] = min(parts["true labels"], _PAIR_WORK * n_bytes)
     return {

@@ -296,7 +296,8 @@ class MemoryLimit:
             parts = ", ".join(f"{name} {format_size(size)}" for name, size in here.items() if size)
             raise MemoryLimitError(
                 f"{what} needs {format_size(need)} ({parts}) beside the process itself, and the memory limit of "
-                f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}{proposed(least_limit(works))}"
+                f"{format_size(self.limit)} leaves {format_size(max(budget, 0))}",
+                least_limit(works),
             )
 
 
@@ -317,30 +318,6 @@ def least_limit(works: Callable[[int], bool], too_small: int = 0) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle * _MEGABYTE) else (middle, high)
     return high * _MEGABYTE
-
-
-_PROPOSED = ": set --memory-limit"
-
-
-def in_megabytes(limit: int) -> str:
-    """A limit as `--memory-limit` takes it; not rounded down."""
-    return f"{-(-limit // _MEGABYTE)}MB"
-
-
-def proposed(limit: int | None) -> str:
-    """The end of a refusal, which names the least limit that works; nothing where none does."""
-    return "" if limit is None else f"{_PROPOSED} to {in_megabytes(limit)} or more"
-
-
-def proposed_in(error: MemoryLimitError) -> int | None:
-    """The limit that a refusal names, if it does."""
-    _, found, words = error.in_shell.partition(f"{_PROPOSED} to ")
-    return parse_size(words.removesuffix(" or more")) if found else None
-
-
-def refusal(error: MemoryLimitError, least: int | None) -> str:
-    """Why a limit cannot work, with the least one that does in the place of what the error proposes."""
-    return f"{error.in_shell.partition(_PROPOSED)[0]}{proposed(least)}"
 
 
 class Guard:

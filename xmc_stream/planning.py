@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert import opened_source, taken_over, without_labels
 from xmc_stream.engine.runner import Engine
-from xmc_stream.errors import InputError, MemoryLimitError
+from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
 from xmc_stream.jobs.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.memory import (
     MemoryLimit,
     available_threads,
     format_size,
-    in_megabytes,
     least_limit,
-    proposed_in,
-    refusal,
     resident,
 )
 from xmc_stream.methods.contract import Method, Task
@@ -136,11 +133,10 @@ def least_of_trainings(
     try:
         yield
     except MemoryLimitError as error:
-        named = proposed_in(error)
-        if named is None:
+        if error.least is None:
             raise
         leasts = [plan_training(dataset, setting, seed, execution)["least_limit"] or 0 for setting in settings]
-        raise MemoryLimitError(refusal(error, max(named, *leasts))) from None
+        raise MemoryLimitError(error.args[0], max(error.least, *leasts)) from None
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,7 @@ def _advised(forecasters: Forecasters, plan: MemoryPlan, engine: Engine, workers
     }
     common: Forecast = {"threads": engine.threads, "compiling": round(engine.compiling, 1)}
     if refused is not None or forecaster is None:
-        why = "" if refused is None else refusal(refused, least)
+        why = "" if refused is None else refused.args[0]
         return {"fits": False, "memory_limit": plan.limit, "why": why, **common, **advice}
     if workers is not None:
         common["workers"] = workers
@@ -294,7 +290,7 @@ def plan_conversion(
         try:
             refuse_unless_it_fits(opened, limit, chosen)
         except MemoryLimitError as error:
-            forecast |= {"fits": False, "why": error.in_shell}
+            forecast |= {"fits": False, "why": error.args[0]}
         plan(max(limit.limit, resident_bytes + _PROBE_ROOM))
         seen, x_seen, y_seen, took, whole = _read_a_little(opened.parts())
         part = 1.0 if whole else min(1.0, seen / max(opened.bytes_in - getattr(opened, "bytes_beside", 0), 1)) or 1.0

@@ -152,7 +152,7 @@ def _train(
             with progress.part(0.0, _DECIDED):
                 foreseen = plan_training(dataset, parameters, seed, execution)
                 if not foreseen["fits"]:
-                    raise MemoryLimitError(foreseen["why"])
+                    raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
                 decided = _decided(dataset, work / DECISION, parameters, seed, execution, limit, force, check)
                 ledger.add(DECISION, decided)
         threads = execution.threads or available_threads()

@@ -349,10 +349,11 @@ def plan(context: click.Context, command: str, arguments: tuple[str, ...], worke
 
             show(report, o["as_json"], plan_lines(report))
             return
+        error = MemoryLimitError(report["why"], report["least_limit"])
         if o["as_json"]:
-            show(report, True, [])
+            show({**report, "why": error.in_shell}, True, [])
             sys.exit(1)
-        raise MemoryLimitError(f"{command} does not fit: {report['why']}")
+        raise MemoryLimitError(f"{command} does not fit: {error.args[0]}", error.least)
 
 
 def _planned(command: str, o: dict[str, Any], workers: int | None) -> dict[str, Any]:

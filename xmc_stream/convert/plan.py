@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xmc_stream.convert.pieces import WINDOW
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import MemoryLimit, grown, least_limit, refusal, resident
+from xmc_stream.memory import MemoryLimit, grown, least_limit, resident
 
 if TYPE_CHECKING:
     from xmc_stream.convert.source import Source
@@ -63,7 +63,7 @@ def refuse_unless_it_fits(source: Source, limit: MemoryLimit, plan: ConversionPl
     try:
         limit.check(plan.needs, "convert", plan.budget)
     except MemoryLimitError as error:
-        raise MemoryLimitError(refusal(error, least_of_conversion(source, limit, plan, fewer))) from None
+        raise MemoryLimitError(error.args[0], least_of_conversion(source, limit, plan, fewer)) from None
 
 
 def _plan(source: Source, budget: int, threads: int) -> ConversionPlan:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.memory import MemoryLimit, grown, least_limit, refusal
+from xmc_stream.memory import MemoryLimit, grown, least_limit
 
 MIB = 2**20
 
@@ -156,7 +156,7 @@ def least_named(forecasters: Forecasters, plan: MemoryPlan) -> Iterator[None]:
     try:
         yield
     except MemoryLimitError as error:
-        raise MemoryLimitError(refusal(error, least_that_works(forecasters, plan))) from None
+        raise MemoryLimitError(error.args[0], least_that_works(forecasters, plan)) from None
 
 
 def refuse_unless_it_fits(forecaster: Forecaster, plan: MemoryPlan) -> None:
