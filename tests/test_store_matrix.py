@@ -645,3 +645,11 @@ def test_asking_ahead_leaves_compressed_matrices_alone(tmp_path: Path) -> None:
     matrix.will_need(0, 300)
     assert matrix.bytes_read == 0
     check(matrix.block(0, 300), lines, np.arange(300))
+
+
+def test_a_line_of_more_entries_than_places_ends_in_an_error(tmp_path: Path) -> None:
+    with new_matrix(tmp_path / "m", "csr_matrix", (2, 3)) as writer:
+        writer.append(np.array([100_000, 1]), np.zeros(100_001, np.int32), np.ones(100_001, np.float32))
+    with pytest.raises(StoreError, match=r"line 0 of .* has 100000 entries, and it has 3 places"):
+        for _ in SparseMatrix(tmp_path / "m").blocks(1 << 16):
+            pass

@@ -276,12 +276,18 @@ class SparseMatrix:
         """Bytes by which the longest line makes a block larger."""
         return self.block_bytes(max_bytes) - max_bytes
 
-    def _fitting(self, ends: NDArray[np.int64], at: int, max_bytes: int) -> int:
-        """How many lines behind place `at` of a window of indptr fit into max_bytes."""
+    def _fitting(self, ends: NDArray[np.int64], at: int, max_bytes: int, line: int) -> int:
+        """How many lines behind place `at` of a window of indptr fit into max_bytes. line: number of that line."""
         window = ends[at:]
         cost = window * self.entry_bytes
         cost += 8 * np.arange(len(window)) - cost[0]
-        return int(np.searchsorted(cost, max_bytes, side="right")) - 1
+        n = int(np.searchsorted(cost, max_bytes, side="right")) - 1
+        if n == 0:
+            raise StoreError(
+                f"line {line} of {self.path} has {window[1] - window[0]} entries, and it has {self.bound} places: the store is "
+                "damaged; make it again"
+            )
+        return n
 
     def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """First entry and number of entries of each of the lines (sorted ascending, unique); only their own ends are read."""
@@ -384,7 +390,7 @@ def _cuts(
         while at < high - low:
             n = max_lines or high - low
             for matrix, ends, m in zip(matrices, windows, most, strict=True):
-                n = min(n, matrix._fitting(ends, at, m))
+                n = min(n, matrix._fitting(ends, at, m, low + at))
             yield low + at, [ends[at : at + n + 1] for ends in windows]
             at += n
 
