@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -361,9 +362,9 @@ class Dataset:
             f"{self.path / 'statistics' / name} has counts that cannot be: the store is damaged; make it again"
         )
 
-    @property
+    @cached_property
     def one_label(self) -> bool:
-        """Whether every row has one label."""
+        """Whether every row has one label. It is looked up once: that reads a number a row."""
         Y = self.Y_rows()
         parts = range(0, Y.n_lines, _COUNTS)
         return Y.nnz == Y.n_lines and all((np.diff(Y.ends(n, min(n + _COUNTS, Y.n_lines))) == 1).all() for n in parts)
