@@ -170,7 +170,7 @@ def tune(
     limit = execution.limit([dataset.path], [at])
     asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
-    _refuse_targets(kept, path, overwrite)
+    _refuse_targets(kept, path)
     with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
         if kept is not None and kept.exists() and not overwrite:
             found, resumed = _stored(kept, asked.identity, force), True
@@ -498,7 +498,7 @@ def _targets(out: str | Path | None, model: str | Path | None) -> tuple[Path | N
     return (None if out is None else next(paths), None if model is None else next(paths))
 
 
-def _refuse_targets(out: Path | None, model: Path | None, overwrite: bool) -> None:
+def _refuse_targets(out: Path | None, model: Path | None) -> None:
     """Raise InputError or StoreError where what is found could not be written in the end."""
     for path in (out, model):
         if path is not None:
