@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import lzma
 import os
 from collections.abc import Callable
@@ -294,3 +295,17 @@ def test_keys_of_anndata_are_named(tmp_path: Path) -> None:
     source, _, _ = an_input("anndata", tmp_path)
     with pytest.raises(InputError, match=r"has no kinds \(is 'kind' meant\?\): .*obs/kind"):
         xs.convert(source, tmp_path / "d.xmc", memory_limit="2GB", label_key="kinds")
+
+
+def test_a_line_that_is_no_pair_is_found_before_the_input_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **__: Any) -> None:
+        raise AssertionError("the conversion was begun")
+
+    monkeypatch.setattr(importlib.import_module("xmc_stream.convert.run"), "run_conversion", run)
+    source, given, _ = an_input("libsvm", tmp_path)
+    pairs = tmp_path / "pairs"
+    pairs.write_text("0 1\nx 2\n")
+    with pytest.raises(InputError, match=rf"^{pairs}:2: 'x 2' is not a pair"):
+        xs.convert(source, tmp_path / "d.xmc", observed=pairs, memory_limit="2GB", **given)

@@ -310,3 +310,18 @@ def test_a_limit_too_small_for_the_counts_is_refused_before_the_start(many_label
     assert UNIT < K
     with pytest.raises(MemoryLimitError, match="counts"):
         xs.evaluate(model, xs.open_dataset(data), memory_limit="2GB", threads=400)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        ({"propensity": (0.5, 0.4, 9.0)}, "propensity"), ({"propensity": None}, "propensity"),
+        ({"propensity": ("a", 1)}, "A and B"),
+        ({"threshold": "a"}, "threshold"), ({"threshold": 10**400}, "threshold"), ({"threshold": float("nan")}, "threshold"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_none_end_in_a_line(
+    small: Path, trained: Path, arguments: dict[str, Any], fact: str
+) -> None:
+    with pytest.raises(InputError, match=fact):
+        xs.evaluate(trained, small, small, **arguments)

@@ -63,7 +63,7 @@ def test_a_separator_that_most_labels_hold_is_named(
     assert dataset.attributes[SEPARATOR] == separator
     (record,) = [record for record in caplog.records if "tags" in record.message]
     assert (record.name, record.levelno) == ("xmc_stream", logging.INFO)
-    assert f"label_delimiter {separator!r}" in record.message
+    assert f"TextOptions(label_delimiter=...) {separator!r}" in record.message
     assert "\n" not in record.message
     again = converted(path, label_delimiter=separator)
     assert SEPARATOR not in again.attributes
@@ -210,3 +210,18 @@ def test_what_is_no_list_of_labels_is_refused(text: str, tmp_path: Path) -> None
 def test_labels_are_written_in_one_way() -> None:
     with pytest.raises(InputError, match="label_lists and label_delimiter"):
         TextOptions(label_lists=True, label_delimiter=",")
+
+
+@pytest.mark.parametrize("text", ["['a',\u00a0'b']", "['a\\x00b\x00']", "['a', 'b')", "['a' 'b']"])
+def test_what_only_looks_like_a_list_is_a_bad_row(text: str, tmp_path: Path) -> None:
+    path = written("csv", tmp_path, lambda i: text if i == 3 else "['a', 'b']")
+    with pytest.raises(xs.InputError, match=rf"{path.name}:"):
+        converted(path, label_lists=True)
+
+
+def test_names_of_labels_are_not_worded_as_flags(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written("csv", tmp_path, lambda i: "--force" if i % 2 else "--overwrite")
+    with caplog.at_level(logging.INFO, "xmc_stream"):
+        converted(path)
+    (record,) = [record for record in caplog.records if "tags" in record.message]
+    assert "'--force'" in record.message

@@ -46,12 +46,12 @@ def scalars(value: Any) -> list[Any]:
 
 
 def numpy_of(value: Any) -> Any:
-    """The same, and what holds others."""
+    """The same, numbers as arrays without dimensions, and what holds others."""
     if isinstance(value, tuple | list):
         return type(value)(map(numpy_of, value))
     if isinstance(value, dict):
         return {name: numpy_of(one) for name, one in value.items()}
-    return scalars(value)[0] if isinstance(value, bool | int | float | str) else value
+    return scalars(value)[0 if isinstance(value, str) else -1] if isinstance(value, bool | int | float | str) else value
 
 
 PARAMETERS = [(solver, name) for solver in registry.names() for name in registry.declared(solver).rules()]
@@ -321,3 +321,9 @@ def test_commands_refuse_what_is_no_seed(command: str, seed: str, commands: Any,
         given = [tmp_path / word if "." in word else word for word in ARGUMENTS[command]]
         assert "--seed" in commands(*words, *given, "--seed", seed, fails=True)
     assert {path.name for path in tmp_path.iterdir()} == {"d.xmc"}
+
+
+@pytest.mark.parametrize("several", [(1, 2), [1, 2], [np.int64(1), np.int64(2)], np.array([1, 2])])
+def test_options_of_text_take_several_numbers_in_any_way(several: Any) -> None:
+    ngrams = TextOptions(ngrams=several).ngrams
+    assert (ngrams, json.dumps(ngrams)) == ((1, 2), "[1, 2]")

@@ -168,6 +168,24 @@ def test_a_tuning_learns_before_its_trainings_that_nothing_can_be_written(
     assert tree(place) == before
 
 
+@pytest.mark.parametrize("left", ["a file of the user's", "an empty ledger"])
+def test_a_prediction_is_refused_before_its_rows_are_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """An empty ledger is what a command leaves that is killed as it removes its work folder."""
+
+    def read(*_: Any, **__: Any) -> None:
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr("xmc_stream.models.api.samples", read)
+    (place / "new.txt").write_text("0:1\n")
+    (place / "new.txt.partial").mkdir()
+    (place / "new.txt.partial" / ("thesis" if "user" in left else LOCK)).touch()
+    for overwrite in (False, True) if "user" in left else (False,):
+        with pytest.raises(InputError):
+            xs.predict("m.model", "t.txt", "new.txt", 2, overwrite=overwrite)
+
+
 @pytest.mark.parametrize("command", WRITING)
 def test_one_process_at_a_time_has_a_target(place: Path, commands: Callable[..., Any], command: str) -> None:
     names = NAMES.get(command, ("new",))

@@ -260,10 +260,15 @@ def test_predictions_of_other_programs_are_ranked_by_score(form: str, truth: xs.
     assert (figures["P@1"], figures["R@2"]) == (80.0, 80.0)
 
 
-def test_two_pairs_with_a_tab_between_are_pairs(truth: xs.Dataset, tmp_path: Path) -> None:
+def test_a_pair_before_a_tab_and_one_behind_it_may_be_an_id_and_are_refused(tmp_path: Path) -> None:
+    """As `predict -k 1` writes rows whose ids look like pairs, and others two pairs: one more pair tells which."""
     (tmp_path / "p.txt").write_text("0:0.25\t1:0.5\n" * 5)
-    ((_, labels, _),) = open_predictions(tmp_path / "p.txt", 5).blocks()
-    assert labels.tolist() == [[1, 0]] * 5
+    with pytest.raises(InputError, match=r"p\.txt:1: one pair before a tab"):
+        open_predictions(tmp_path / "p.txt", 5)
+    for more, wanted in (("0:0.25 1:0.5\t2:0.1\n", [1, 0, -1]), ("0:0.25\t1:0.5 2:0.75\n", [1, -1])):
+        (tmp_path / "p.txt").write_text("0:0.25\t1:0.5\n" * 4 + more)
+        ((_, labels, _),) = open_predictions(tmp_path / "p.txt", 5).blocks()
+        assert labels[0].tolist() == wanted
 
 
 @pytest.mark.parametrize("form", FORMS)

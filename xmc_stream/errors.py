@@ -19,6 +19,7 @@ _ARGUMENTS = {
     "--normalize l2": "normalize='l2'", "--quote ''": "quote=''",
     "--id-field": "text=TextOptions(id_field=...)", "--text-field": "text=TextOptions(text_fields=...)",
     "--label-field": "text=TextOptions(label_field=...)",
+    "--label-delimiter": "text=TextOptions(label_delimiter=...)", "--label-lists": "text=TextOptions(label_lists=True)",
 }  # fmt: skip
 # a whole command stays as it is
 _FLAG = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,6 @@ def evaluate(
     execution = Execution(memory_limit, threads, scheduler, progress)
     if isinstance(ks, Iterable):  # else it is refused with what else cannot be
         ks = tuple(map(native, ks))
-    propensity = propensity if isinstance(propensity, str) else (native(propensity[0]), native(propensity[1]))
     return evaluate_with(path, sets[0], sets[1], ks, propensity, execution, filter, threshold, check)
 
 
@@ -152,8 +152,12 @@ def evaluate_with(
     check: bool = True,
 ) -> dict[str, Any]:
     """Compare what lies at a path with the true labels: see `evaluate`."""
-    if threshold is not None and not np.isfinite(threshold):
-        raise InputError(f"threshold must be a finite number. Got {threshold}.")
+    try:
+        finite = threshold is None or math.isfinite(threshold)
+    except (TypeError, OverflowError):
+        finite = False
+    if not finite:
+        raise InputError(f"threshold must be a finite number. Got {threshold!r:.100}.")
     shared = execution.scratch(path, dataset.path) if is_model(path) else None
     limit = execution.limit([path, dataset.path], [shared] if shared else [])
     pair = None if train is None else _propensity(train, dataset, propensity)
@@ -202,7 +206,11 @@ def _propensity(train: Dataset, dataset: Dataset, propensity: tuple[float, float
                 f"propensity {propensity!r} is unknown: give A,B or one of {', '.join(PROPENSITY_PRESETS)}"
             )
         propensity = PROPENSITY_PRESETS[propensity]
-    return propensity
+    try:
+        a, b = map(float, propensity)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"propensity must be A and B, two numbers, or a name. Got {propensity!r:.100}.") from None
+    return a, b
 
 
 def plan_comparison(

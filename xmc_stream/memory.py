@@ -178,7 +178,7 @@ _bounded = threading.Lock()
 def at_most_more(n_bytes: int) -> Iterator[None]:
     """In the block Linux gives this process so many bytes more at most; one thread at a time.
 
-    A library that would take what a damaged file promises then ends with an error of its own.
+    A library that would take what a damaged file promises then ends with an error of its own, at last a ValueError.
     """
     with _bounded:
         if not (held := _told("VmData")):
@@ -189,6 +189,8 @@ def at_most_more(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (bound if before < 0 else min(bound, before), most))
         try:
             yield
+        except MemoryError:
+            raise ValueError(f"it would take more than {format_size(n_bytes)}") from None
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 

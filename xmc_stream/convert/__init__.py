@@ -194,7 +194,7 @@ def convert(
     if not unlabelled and isinstance(source, str | os.PathLike | list | tuple) and LOG.isEnabledFor(logging.INFO):
         from xmc_stream.convert.labels import understood
 
-        LOG.info("%s", in_python(understood(dataset)["said"]))
+        LOG.info("%s", understood(dataset, in_python)["said"])
     return dataset
 
 
@@ -240,6 +240,7 @@ def _convert(
     memory_limit: str | float | None, overwrite: bool, labels: Any, threads: int | None, scheduler: Any, columns: bool,
     observed: str | Path | None, format: str | None, new_labels: bool, options: dict[str, Any],
 ) -> tuple[Dataset, dict[str, Any]]:  # fmt: skip
+    from xmc_stream.convert.formats.pairs import refuse_no_pairs
     from xmc_stream.convert.lines.files import STANDARD_INPUT, file_identity, stamps
     from xmc_stream.convert.matrices.arrays import reading
     from xmc_stream.convert.plan import refuse_unless_it_fits
@@ -288,6 +289,8 @@ def _convert(
         done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
             check_target(target, overwrite)
+            if observed is not None:  # it is stored when all else is done
+                refuse_no_pairs(Path(observed))
             before = {**stamps(opened.files), **before}  # some were found beside others
             with running(opened, limit, threads, scheduler) as (engine, plan):
                 refuse_unless_it_fits(opened, limit, plan, fewer=scheduler is None)
@@ -302,7 +305,6 @@ def _convert(
         bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
     finally:
         opened.close()
-    mask(target)
     dataset = open_dataset(target)
     return dataset, {
         "dataset": str(target),

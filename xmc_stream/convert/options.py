@@ -108,7 +108,8 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            object.__setattr__(self, name, tuple(map(native, value)) if isinstance(value, tuple) else native(value))
+            several = isinstance(value, tuple | list) or getattr(value, "ndim", 0) == 1  # an array of NumPy
+            object.__setattr__(self, name, tuple(map(native, value)) if several else native(value))
         low, high = self.ngrams
         power = self.hash_features or 1
         try:

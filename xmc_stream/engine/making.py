@@ -110,6 +110,11 @@ def make(
         return {**result, "resumed": ledger.resumed}
 
 
+def all_but_named(target: Path) -> bool:
+    """Whether a process was killed when all of `target` was made, but for the name: the same command gives it that."""
+    return WHOLE in _begun(work_folder(target))
+
+
 def _begun(work: Path) -> dict[str, Receipt]:
     """What the ledger of a work folder says, if there is one."""
     return read_ledger(work / LOCK)[0] if is_ours(work) and (work / LOCK).exists() else {}

@@ -25,7 +25,7 @@ from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.inventory import LOGS, SEAL
 from xmc_stream.store.model import KIND
 from xmc_stream.store.names import copy_row_ids
-from xmc_stream.store.places import put_back, target_path, work_folder
+from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
@@ -141,8 +141,11 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
     as_file = is_file(out)
     check_k(model, k)
     if out != STANDARD_OUTPUT:
+        from xmc_stream.engine.making import all_but_named
+
+        refuse_foreign_names(out)
         put_back(out)
-        if not work_folder(out).exists():  # it may be of a run that was killed: `make` looks
+        if not all_but_named(out):
             refuse_to_replace(out, overwrite, as_file)
     return as_file
 

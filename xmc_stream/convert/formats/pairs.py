@@ -62,10 +62,14 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return keys[first]
 
 
-def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> NDArray[np.int64]:
-    """row * n_labels + label of each line."""
-    budget = limit.budget()
-    keys = array("q")
+def refuse_no_pairs(source: Path) -> None:
+    """Raise InputError with file and line for what is no pair, before the sizes of the matrix are known."""
+    for _ in _pairs(source):
+        pass
+
+
+def _pairs(source: Path) -> Iterator[tuple[int, int, int]]:
+    """Number, row and label of each line that is not blank."""
     for number, line in numbered_lines(source, _LONGEST_LINE):
         if not line.strip():
             continue
@@ -73,7 +77,14 @@ def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> ND
         if match is None:
             said = shown(line.rstrip(b"\r\n"))
             raise InputError(f"{source}:{number}: {said} is not a pair 'row label' of numbers from zero: correct it")
-        row, label = int(match[1]), int(match[2])
+        yield number, int(match[1]), int(match[2])
+
+
+def _keys(source: Path, n_samples: int, n_labels: int, limit: MemoryLimit) -> NDArray[np.int64]:
+    """row * n_labels + label of each line."""
+    budget = limit.budget()
+    keys = array("q")
+    for number, row, label in _pairs(source):
         if row >= n_samples or label >= n_labels:
             kind, value, bound = ("row", row, n_samples) if row >= n_samples else ("label", label, n_labels)
             raise InputError(

@@ -243,14 +243,15 @@ class _Text(_Lines):
 def _have_ids(path: Path) -> bool:
     """Whether what stands before the first tab of a line is a row's id. An id may look like a pair, so all lines are asked.
 
-    Raises InputError where some say that it is, and some that tabs separate pairs.
+    Raises InputError where some say that it is, and some that tabs separate pairs; and where none says which.
     """
-    said = {True: 0, False: 0}  # a line that says it
+    said, tabs = {True: 0, False: 0}, 0  # a line that says it, that has a tab
     for number, line in numbered_lines(path, _LONGEST_LINE):
         before, tab, behind = line.strip(b" \r\n").partition(b"\t")
         before, behind = before.strip(), behind.strip()
         if not tab:
             continue
+        tabs = tabs or number
         if not _PAIRS.fullmatch(before) or (b"\t" not in behind and b" " in behind and b" " not in before):
             said[True] = said[True] or number
         elif b"\t" in behind or b" " in before:
@@ -260,6 +261,11 @@ def _have_ids(path: Path) -> bool:
                 f"{path}:{number}: a tab stands behind a row's id in line {said[True]}, and between pairs in line "
                 f"{said[False]}: write all lines alike"
             )
+    if tabs and not any(said.values()):
+        raise InputError(
+            f"{path}:{tabs}: one pair before a tab and one behind it: nothing tells whether the first is a row's id. Write "
+            "blanks between pairs, or give a .jsonl or .npz file"
+        )
     return said[True] > 0
 
 

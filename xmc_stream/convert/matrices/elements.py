@@ -37,9 +37,7 @@ def opened(path: str | Path, name: str = "") -> Iterator[Any]:
             yield root
         except XmcStreamError:
             raise
-        except (
-            OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError, MemoryError,
-        ) as error:  # fmt: skip
+        except (OSError, KeyError, ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
             raise InputError(
                 f"{name} cannot be read as AnnData ({one_line(error)}): write it again with a recent anndata"
             ) from None

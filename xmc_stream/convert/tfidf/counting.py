@@ -212,9 +212,12 @@ def listed(text: str) -> Any:
     with suppress(ValueError, RecursionError):
         if isinstance(found := json.loads(text), list):
             return found
-    if not _LISTED.fullmatch(text):  # Python would join strings that have no comma between them
-        raise BadRowError(f"{shown(text.encode())} is no list of labels, as ['a', 'b'] is one")
-    return ast.literal_eval(f"[{text.strip()[1:-1]}]")
+    inner = text.strip()
+    # Python would join strings that have no comma between them
+    if _LISTED.fullmatch(text) and inner[0] + inner[-1] in ("[]", "()", "{}"):
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(f"[{inner[1:-1]}]")
+    raise BadRowError(f"{shown(text.encode())} is no list of labels, as ['a', 'b'] is one")
 
 
 def id_of(record: Mapping[str, Any], field: str) -> bytes:
