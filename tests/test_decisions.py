@@ -18,6 +18,7 @@ from sklearn.utils import get_tags
 
 import xmc_stream as xs
 from xmc_stream import estimators, training
+from xmc_stream.errors import JobError
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models.decisions import BEST_LABEL, Decision, HeldOut, learn
@@ -176,8 +177,11 @@ def test_decisions_are_the_same_whatever_the_limit_and_no_part_of_the_digest(clf
     assert xs.load_model(tmp_path / "1.model").digest() == said[0][1]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, JobError])
 @pytest.mark.parametrize("last", ["split_once", "finish_model", "predict_to"])
-def test_a_run_that_was_killed_learns_the_same(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_killed_learns_the_same(
+    last: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, Y = rows(0, 300, 4)
     data = xs.convert(X, tmp_path / "d.xmc", labels=sp.csr_matrix(Y))
     clf = xs.GroupLasso(loss="label-ranking", memory_limit=LIMIT)
@@ -186,14 +190,15 @@ def test_a_run_that_was_killed_learns_the_same(last: str, tmp_path: Path, monkey
     def then_killed(of: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **options: Any) -> Any:
             of(*args, **options)
-            raise KeyboardInterrupt
+            raise error("the scheduler is gone")
 
         return run
 
     with monkeypatch.context() as patched:
         patched.setattr(training, last, then_killed(getattr(training, last)))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             clf.fit(data, model=tmp_path / "m")
+    assert list((tmp_path / "m.partial" / DECISION).iterdir())  # what it did is kept
     found = clf.fit(data, model=tmp_path / "m").model_
     assert found.attributes[DECISION] == expected.attributes[DECISION]
     assert found.digest() == expected.digest()

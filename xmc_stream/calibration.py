@@ -123,7 +123,8 @@ def calibrate_with(
     _refuse_unfit(model, seen, dataset)
     model.label_counts(0, 0)  # or there is no point in going on
     k = min(CANDIDATES, model.n_labels)
-    limit.check(calibrating_needs(dataset, dataset.n_samples), CALIBRATING)
+    if execution.scheduler is None:  # else the limit is that of workers
+        limit.check(calibrating_needs(dataset, dataset.n_samples), CALIBRATING)
     with (
         working("calibrate", execution.progress),
         checked_reading(dataset.path, check=check),

@@ -19,7 +19,8 @@ from pathlib import Path
 
 _PREFIX = "xmc_stream-"
 _WAIT = 'trap "" HUP INT TERM; read -r none; rm -rf -- "$1"'  # read ends at the end of file
-_lock = threading.Lock()
+# taken again by a thread that has it where the garbage collector, which runs anywhere, ends a block that was left
+_lock = threading.RLock()
 _roots: dict[tuple[int, str], Path] = {}  # by process and place: a forked process has one of its own
 
 

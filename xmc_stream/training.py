@@ -18,7 +18,7 @@ from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStrea
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
 from xmc_stream.jobs.job import Loop, Notes, Phase
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, least_named
-from xmc_stream.memory import MemoryLimit, available_threads, peak_resident
+from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
@@ -28,10 +28,8 @@ from xmc_stream.models import Execution, Model, load_model, memory_plan
 from xmc_stream.models.decisions import JUST_THE_BEST, LEAST_ROWS, HeldOut
 from xmc_stream.models.prediction import predict_to
 from xmc_stream.planning import (
-    DECIDING,
     TRUE_BYTES,
     decides_by_another,
-    deciding_needs,
     plan_line,
     plan_training,
     with_process,
@@ -153,7 +151,7 @@ def _train(
                 foreseen = plan_training(dataset, parameters, seed, execution)
                 if not foreseen["fits"]:
                     raise MemoryLimitError(foreseen["why"], foreseen["least_limit"])
-                decided = _decided(dataset, work / DECISION, parameters, seed, execution, limit, force, check)
+                decided = _decided(dataset, work / DECISION, parameters, seed, execution, force, check)
                 ledger.add(DECISION, decided)
         threads = execution.threads or available_threads()
         events = work / "events.jsonl"
@@ -234,8 +232,7 @@ def _train(
 
 
 def _decided(
-    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, limit: MemoryLimit, force: bool,
-    check: bool,
+    dataset: Dataset, folder: Path, parameters: Parameters, seed: int, execution: Execution, force: bool, check: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """What a model of the same parameters says of a fifth of the rows, which it has not seen: see `models.decisions`.
 
@@ -254,7 +251,6 @@ def _decided(
     rows, out = open_dataset(others), folder / "predictions"
     held_out, Y = HeldOut(rows.n_samples, rows), rows.Y_rows()
     predict_to(model, rows, out, held_out.k, execution, overwrite=True, check=check)
-    limit.check(deciding_needs(dataset), DECIDING)
     for start, labels, scores in Predictions(out).blocks():
         for y in Y.blocks(TRUE_BYTES, start, start + len(labels)):
             mine = slice(y.start - start, y.start - start + y.n)
@@ -269,7 +265,7 @@ def _refused(ledger: Ledger) -> Iterator[None]:
     try:
         yield
     except XmcStreamError:
-        if not any(ledger.items()):
+        if not any(ledger.items()) and not (ledger.path.parent / DECISION).exists():
             remove_held(ledger.path)
         raise
 

@@ -179,7 +179,8 @@ def tune(
                 least_of_trainings(dataset, tried.settings, seed, execution),
                 bar.part(0.0, 1.0 if model is None else _COMPARED),
             ):
-                limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
+                if scheduler is None:  # else the limit is that of workers
+                    limit.check(comparing_needs(max(asked.ks), dataset, dataset), COMPARING)
                 found, resumed = asked.run(folder, overwrite)
         found["settings"] = [{**one, "parameters": v} for one, v in zip(found["settings"], tried.values, strict=True)]
         best, said = _best(found, metric), found.pop("metric", None)

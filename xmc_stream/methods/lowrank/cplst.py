@@ -159,7 +159,7 @@ class CPLSTRun:
         rights = [NormalJob(learned, f"right/{number}", cut, h, str(scratch / f"right-{cut[0]}.npy")) for cut in cuts]
         if self.ledger.get(name) is None:
             if not self._grams:
-                columns = min(COLUMNS, *(last - first for first, last in cuts))
+                columns = min(COLUMNS, max(last - first for first, last in cuts))
                 ranges = even_ranges(n_inputs, -(-n_inputs // columns))
                 jobs = [
                     NormalJob(learned, "normal", cut, None, str(scratch / f"normal-{cut[0]}.npy")) for cut in ranges

@@ -8,7 +8,7 @@ is not told of a run's end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -56,11 +56,11 @@ class _Share:
     def _made(self, X: SparseMatrix, Y: SparseMatrix | None, rows: Part, row_bytes: int) -> Iterator[Pair]:
         left = self.n_bytes
         for (x,) in stream((X,), row_bytes, *rows, lines_of(row_bytes)):
-            y = None if Y is None else Y.block(x.start, x.start + x.n)
-            left -= rows_bytes(X, x) + (0 if Y is None or y is None else rows_bytes(Y, y))
+            mine = x.start, x.start + x.n
+            left -= rows_bytes(X, x) + (0 if Y is None else entries_bytes(Y, mine))
             if left < 0:
                 return
-            yield to_hold(x, X.shape[1]), y
+            yield to_hold(x, X.shape[1]), None if Y is None else Y.block(*mine)
 
 
 class _Held:
@@ -80,10 +80,10 @@ class _Held:
         return sum(share.n_bytes for share in (*self._parts.values(), *self._leaving))
 
     @contextmanager
-    def using(self, holding: Holding, rows: Part, asked: Callable[[], int]) -> Iterator[_Share]:
+    def using(self, holding: Holding, rows: Part, n_bytes: int) -> Iterator[_Share]:
         """A block in which a job works on a part: its share. What stays is the job's run's.
 
-        asked: says how many bytes to set aside; where there is no room for them, the share has none.
+        n_bytes: to set aside; where there is no room for them, the share has none.
         """
         with self._lock:
             if self._timer is not None:
@@ -93,7 +93,6 @@ class _Held:
                 self._run = holding.run
             share = self._parts.get(rows)
             if share is None:
-                n_bytes = asked()
                 fits = self.taken + n_bytes <= holding.room
                 share = _Share(n_bytes if fits else 0)
                 if fits:
@@ -140,11 +139,8 @@ def held_or_read(
     """
     first = rows[0]
     if holding.room:
-
-        def asked() -> int:
-            return min(holding.part, sum(entries_bytes(matrix, rows) for matrix in (X, Y) if matrix is not None))
-
-        with _held.using(holding, rows, asked) as share:
+        n_bytes = sum(entries_bytes(matrix, rows) for matrix in (X, Y) if matrix is not None)
+        with _held.using(holding, rows, min(holding.part, n_bytes)) as share:
             for x, y in share.filled(X, Y, rows, row_bytes):
                 yield x, y
                 first = x.start + x.n
