@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from helpers import damaged
 from helpers.damage import flip
 from helpers.forked import Forked
+from helpers.spoilt_stores import run_heard
 
 import xmc_stream as xs
 from xmc_stream.cli import main
@@ -147,3 +148,22 @@ def test_a_calibration_does_not_make_a_damaged_model_sound(data: Dataset, tmp_pa
     with pytest.raises(StoreError, match="metadata_sha256"):
         xs.uncalibrate(model)
     assert not xs.verify(tmp_path / "m", memory_limit=LIMIT)["sound"]
+
+
+def test_a_store_without_its_seal_is_refused(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One flipped bit in the name of the seal takes it away."""
+    xs.PPDSparse(memory_limit=LIMIT).fit(data, model=tmp_path / "m")
+    limit = ["--memory-limit", LIMIT]
+    shutil.copytree(data.path, tmp_path / "whole.xmc")
+    monkeypatch.chdir(tmp_path)
+    for store, commands in (
+        (tmp_path / "m", [["info", "m"], ["predict", "m", "whole.xmc", "out.npz", *limit]]),
+        (data.path, [["info", "d.xmc"], ["train", "d.xmc", "out", *limit], ["split", "d.xmc", "out", "out2", *limit]]),
+    ):
+        file = store / "zarr.json"
+        file.write_bytes(file.read_bytes().replace(b"metadata_sha256", b"metadata_sha254"))
+        for command in commands:
+            code, said, _ = run_heard(command)
+            assert code == 1, command
+            assert "metadata_sha256" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.xmc", "m", "whole.xmc"]

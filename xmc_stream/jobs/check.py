@@ -26,7 +26,7 @@ ChunkRange = tuple[str, int, int]  # an array by its place in a store, its chunk
 
 @dataclass(frozen=True)
 class SealJob:
-    """The zarr.json files of a store, which have the checksums of all chunks, against its seal; one without a seal passes."""
+    """The zarr.json files of a store, which have the checksums of all chunks, against its seal."""
 
     store: str
 

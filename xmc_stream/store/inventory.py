@@ -249,19 +249,16 @@ def log_damage(path: Path, sealed: dict[str, str]) -> list[str]:
 def seal_damage(path: Path) -> list[str]:
     """A line where the zarr.json files under `path` are not those that were sealed, or there is no seal."""
     try:
-        return _broken_seal(path, True)
+        return _broken_seal(path)
     except OSError as error:
         return [f"{path / 'zarr.json'} or a zarr.json below it {UNREAD} ({error})"]
 
 
-def _broken_seal(path: Path, must: bool) -> list[str]:
-    """must: there must be a seal. Raises OSError where files cannot be read."""
+def _broken_seal(path: Path) -> list[str]:
+    """See `seal_damage`. Raises OSError where files cannot be read."""
     file = path / "zarr.json"
     try:
-        attributes = read_json(file)["attributes"]
-        if SEAL not in attributes and not must:
-            return []
-        sealed = str(attributes[SEAL])
+        sealed = str(read_json(file)["attributes"][SEAL])
         with open(open_file(file), "rb") as opened:
             own = opened.read().replace(sealed.encode(), BLANK.encode(), 1)
         whole = _metadata_hash(path, own) == sealed
@@ -275,9 +272,9 @@ def _broken_seal(path: Path, must: bool) -> list[str]:
 
 
 def refuse_broken_seal(path: Path) -> None:
-    """Raise StoreError where the zarr.json files under `path` are not those that were sealed, if they were."""
+    """Raise StoreError where the zarr.json files under `path` are not those that were sealed, or there is no seal."""
     try:
-        lines = _broken_seal(path, False)
+        lines = _broken_seal(path)
     except StoreError:
         raise
     except OSError as error:
