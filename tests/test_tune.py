@@ -241,7 +241,7 @@ def test_killed_at_any_point_it_goes_on(
 
 
 def test_finished_settings_are_not_trained_again(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmc_stream import tuning
+    from xmc_stream import trials
 
     trained: list[str] = []
 
@@ -249,20 +249,20 @@ def test_finished_settings_are_not_trained_again(small: Path, tmp_path: Path, mo
         if len(trained) == 1:
             raise StoreError("the disk is full")
         trained.append(path.name)
-        return tuning_train(rows, path, *rest, **named)
+        return train(rows, path, *rest, **named)
 
-    tuning_train = tuning.train
+    train = trials.train
     out = tmp_path / "t.json"
     with monkeypatch.context() as patched:
-        patched.setattr(tuning, "train", stops)
+        patched.setattr(trials, "train", stops)
         with pytest.raises(StoreError):
             xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, **LIMIT)
     assert trained == ["1.model"]
     with monkeypatch.context() as patched:
         patched.setattr(
-            tuning,
+            trials,
             "train",
-            lambda _, path, *rest, **named: (trained.append(path.name), tuning_train(_, path, *rest, **named))[1],
+            lambda _, path, *rest, **named: (trained.append(path.name), train(_, path, *rest, **named))[1],
         )
         report = xs.tune(small, grid={"C": [1.0, 0.5]}, out=out, **LIMIT)
     assert trained == ["1.model", "0.model"]

@@ -18,7 +18,7 @@ from helpers.forked import forked_command
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream import tuning
+from xmc_stream import trials
 from xmc_stream.engine.events import read_events
 from xmc_stream.errors import StoreError
 from xmc_stream.memory import MemoryLimit, return_freed_memory
@@ -79,7 +79,7 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    found, train = Seen(), tuning.train
+    found, train = Seen(), trials.train
 
     def watched(rows: Any, path: Path, parameters: Any, seed: int, execution: Any, *rest: Any, **named: Any) -> Any:
         if path.exists():  # it is compared now
@@ -94,7 +94,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         found.parts.append(1 if execution.part is None else execution.part.of)
         return model, report
 
-    monkeypatch.setattr(tuning, "train", watched)
+    monkeypatch.setattr(trials, "train", watched)
     return found
 
 

@@ -8,52 +8,41 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from xmc_stream.arguments import native_arguments
-from xmc_stream.datasets.split import split_once
-from xmc_stream.engine.environment import environment
-from xmc_stream.engine.ledger import Ledger, check_identity
-from xmc_stream.engine.runner import Engine
-from xmc_stream.errors import InputError, MemoryLimitError, ResumeError
-from xmc_stream.evaluation import COMPARING, comparing_needs, evaluate_with
+from xmc_stream.engine.ledger import check_identity
+from xmc_stream.errors import InputError, ResumeError
+from xmc_stream.evaluation import COMPARING, comparing_needs
 from xmc_stream.files import regular
 from xmc_stream.folders import temporary_folder
-from xmc_stream.memory import available_threads, peak_resident
+from xmc_stream.memory import peak_resident
 from xmc_stream.methods import registry
-from xmc_stream.methods.contract import Method, Step, Task, state_of_trial
-from xmc_stream.methods.parameters import Parameters, spelled
-from xmc_stream.models import Execution, load_model, memory_plan
-from xmc_stream.models.execution import Part, shared
+from xmc_stream.methods.parameters import spelled
+from xmc_stream.models import Execution, load_model
 from xmc_stream.planning import least_of_trainings
-from xmc_stream.progress import LOG, current, working
-from xmc_stream.stop import wanted_while
+from xmc_stream.progress import LOG, working
 from xmc_stream.store.dataset import Dataset, open_dataset
-from xmc_stream.store.encoding import remove, writing
+from xmc_stream.store.encoding import writing
 from xmc_stream.store.places import (
     LEDGER,
     put_back,
     refuse_foreign_names,
     refuse_unwritable,
     remove_left,
-    remove_work,
     target_paths,
 )
 from xmc_stream.training import train
+from xmc_stream.trials import Settings, Trials
 
 RANKED = ("P", "nDCG", "R", "PSP", "PSnDCG")
 OF_LABELS = ("average_auc", "hamming_loss", "macro_F1", "macro_F1_present")
 FALLING = ("hamming_loss",)  # the lower, the better
 _KS = (1, 3, 5)
-_LEAST_ROWS = 100
 _COMPARED = 0.8  # of the whole, that comparing settings takes where the best one is trained on all rows then
-_SPLIT = 0.02  # of these, that splitting the rows takes
-_LEARNED = 0.9  # of a setting, that training takes; the rest compares it
 
 
 @native_arguments
@@ -168,7 +157,7 @@ def tune(
     kept, path = (None if name is None else name.absolute() for name in _targets(out, model))
     at = Path(work) if work is not None else Path(tempfile.gettempdir()) if kept is None else kept.parent
     limit = execution.limit([dataset.path], [at])
-    asked = _Tuning(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
+    asked = Trials(tried, dataset, seed, held_out, _ks(metric, dataset), execution, force, check)
     asked.refuse_unfit()
     _refuse_targets(kept, path)
     with working("tune", execution.progress) as bar, _folder(work, kept) as folder:
@@ -215,16 +204,7 @@ def tune(
     }
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """The settings: parameters of the grid by name, and all of them, checked. fixed: those that are the same in all."""
-
-    fixed: dict[str, Any]
-    values: list[dict[str, Any]]
-    settings: list[Parameters]
-
-
-def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[str, Any]) -> _Tried:
+def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[str, Any]) -> Settings:
     """All combinations of a grid, the first parameter slowest. Raises InputError for one that the method does not take."""
     declared = registry.declared(solver)
     if grid is None:
@@ -241,7 +221,7 @@ def _tried(solver: str, grid: Mapping[str, Sequence[Any]] | None, fixed: dict[st
             raise InputError(f"{name} is given as one value and in the grid: leave one of them out")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"the grid's {name} must be a list of values. Got {values!r}.")
-    tried = _Tried(fixed, [], [])
+    tried = Settings(fixed, [], [])
     for combination in itertools.product(*grid.values()):
         setting = registry.parameters(solver, {**fixed, **dict(zip(grid, combination, strict=True))})
         if setting not in tried.settings:
@@ -262,213 +242,6 @@ def _ks(metric: str, dataset: Dataset) -> tuple[int, ...]:
             f"{metric} asks for more labels than the {dataset.n_labels} of {dataset.path}: take a smaller k"
         )
     return tuple(sorted({*mine, *(k for k in _KS if k <= dataset.n_labels)}))
-
-
-@dataclass(frozen=True)
-class _Tuning:
-    """What is compared, on which rows, and how the work is done."""
-
-    tried: _Tried
-    dataset: Dataset
-    seed: int
-    held_out: float
-    ks: tuple[int, ...]
-    execution: Execution
-    force: bool
-    check: bool
-
-    @property
-    def method(self) -> Method:
-        """Of all settings."""
-        return registry.method_of(self.tried.settings[0])
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on. The metric is not in it."""
-        return {
-            "solver": self.method.name,
-            "settings": [setting.to_dict() for setting in self.tried.settings],
-            "seed": self.seed,
-            "held_out": self.held_out,
-            "data": self.dataset.fingerprint,
-            "ks": list(self.ks),
-            "environment": environment(),
-        }
-
-    def refuse_unfit(self) -> None:
-        """Raise InputError for what would fail later, or tell nothing."""
-        if not 0 < self.held_out < 1:
-            raise InputError(f"held_out must be between 0 and 1. Got {self.held_out}.")
-        self._refuse_few(int(self.held_out * self.dataset.n_samples))
-        for setting in self.tried.settings:
-            self.method.check(Task(self.dataset, setting, self.seed))
-            if self.method.reads_mask(setting):
-                raise InputError(
-                    "tuning needs all labels of the rows held out, and with observed=given some are not known"
-                )
-
-    def _refuse_few(self, n_rows: int) -> None:
-        if n_rows < _LEAST_ROWS:
-            raise InputError(
-                f"{n_rows} rows of {self.dataset.path} would be held out, and fewer than {_LEAST_ROWS} tell nothing: hold "
-                "out a larger share, or tune on a larger set"
-            )
-
-    def run(self, work: Path, overwrite: bool) -> tuple[dict[str, Any], bool]:
-        """Train and evaluate what is not done yet: what was found, and whether an earlier session had begun."""
-        with writing(work, "give the same command again, it goes on"):
-            if overwrite:
-                remove_work(work / LEDGER)
-            return self._run(work)
-
-    def _run(self, work: Path) -> tuple[dict[str, Any], bool]:
-        """As `run`, from where a killed process was."""
-        with Ledger(work / LEDGER, self.identity, self.force) as ledger:
-            part, held = work / "train.xmc", work / "held.xmc"
-            with current().part(0.0, _SPLIT):
-                split_once(self.dataset, part, held, self.held_out, self.seed, self.execution.memory_limit, self.check)
-            rows, others = open_dataset(part), open_dataset(held)
-            self._refuse_few(others.n_samples)
-            with current().part(_SPLIT, 1.0):
-                self._try(self.method.path(self.tried.settings), ledger, rows, others, work)
-            settings = [ledger.get(f"setting/{i}") for i in range(len(self.tried.settings))]
-            return {"n_train": rows.n_samples, "n_held_out": others.n_samples, "settings": settings}, ledger.resumed
-
-    def _try(self, steps: Sequence[Step], ledger: Ledger, rows: Dataset, others: Dataset, work: Path) -> None:
-        """Train and compare all settings that the ledger has no figures of."""
-        todo = [step for step in steps if ledger.get(_key(step)) is None]
-        beside = self._train_beside(todo, len(steps), rows, work)
-        low, took = (0.0, {}) if beside is None else (_LEARNED, beside)
-        for step in todo:
-            number, about = _place(step, todo, len(steps))
-            start = None if step.start is None else load_model(_model(work, step.start))
-            if step.setting not in took:
-                LOG.info("setting %d of %d: %s", number, len(steps), self._words(step))
-            begin, end = (low + (1 - low) * done / len(steps) for done in (number - 1, number))
-            with current().part(begin, end, about):
-                check = self.check and (beside is not None or step is todo[0])
-                found = self._learn(step, rows, others, work, start, check, took.get(step.setting, 0.0))
-            ledger.add(_key(step), found)
-            later = todo[todo.index(step) + 1 :]
-            needed = {of for one in later for of in (one.setting, one.start)}
-            for old in {before.setting for before in steps} - needed:
-                remove(_model(work, old))
-                remove(state_of_trial(_model(work, old)))
-
-    def _train_beside(self, todo: Sequence[Step], n: int, rows: Dataset, work: Path) -> dict[int, float] | None:
-        """Train settings beside each other, as many as threads or workers and the memory limit allow; seconds of each.
-
-        Those that come to need more memory than they have beside others are left out. None: only one at a time is possible.
-        """
-        if not self.method.one_by_one or len(todo) < 2 or any(step.start is not None for step in todo):
-            return None
-        bar, stop, took = current(), Event(), dict[int, float]()
-        with shared(self.execution) as execution:
-            at_once, execution = self._parts(
-                [self.tried.settings[step.setting] for step in todo], execution, rows, work
-            )
-            if at_once < 2:
-                return None
-
-            def learn(step: Step) -> float:
-                number, about = _place(step, todo, n)
-                with wanted_while(lambda: not stop.is_set()), bar.beside(1 / len(todo), about):
-                    LOG.info("setting %d of %d: %s", number, n, self._words(step))
-                    began, path = time.perf_counter(), _model(work, step.setting)
-                    setting = self.tried.settings[step.setting]
-                    train(rows, path, setting, self.seed, execution, force=self.force, check=self.check, trial=True)
-                    remove(state_of_trial(path))
-                    return time.perf_counter() - began
-
-            with bar.part(0.0, _LEARNED), ThreadPoolExecutor(at_once, "xmc-stream-setting") as threads:
-                bar.phase(f"training {at_once} settings beside each other", (1 - len(todo) / n, 1.0))
-                running = {threads.submit(learn, step): step for step in todo}
-                try:
-                    for future in as_completed(running):
-                        step = running[future]
-                        try:
-                            took[step.setting] = future.result()
-                        except MemoryLimitError:
-                            if execution.part is None or execution.part.of == 1:
-                                raise
-                            number, _ = _place(step, todo, n)
-                            LOG.info(
-                                "setting %d of %d needs more memory: it goes on by itself, when others have ended",
-                                number,
-                                n,
-                            )
-                finally:
-                    stop.set()
-        return took
-
-    def _parts(
-        self, settings: Sequence[Parameters], execution: Execution, rows: Dataset, work: Path
-    ) -> tuple[int, Execution]:
-        """How many settings can be trained at once, and how each of them is then."""
-        limit, method = execution.limit([rows.path], [work]), self.method
-        tasks = [Task(rows, setting, self.seed, trial=True) for setting in settings]
-        threads = execution.threads or available_threads()
-        with Engine(limit, threads, execution.scheduler) as engine:
-            resident = max(engine.warm(method.warm_up(task)) for task in tasks)
-            whole = memory_plan(engine, limit, resident, execution.cuts)
-            try:
-                forecasters = [method.forecaster(task, whole, engine.once) for task in tasks]
-            except MemoryLimitError:  # not even one does
-                return 1, execution
-            for at_once in range(min(len(tasks), engine.threads * engine.processes), 1, -1):
-                of = min(at_once, engine.threads)  # a worker may get the jobs of so many
-                mine = threads // at_once if engine.in_process else engine.threads
-                plan = replace(memory_plan(engine, limit, resident, execution.cuts, of), threads=mine)
-                try:
-                    for forecaster in forecasters:
-                        forecaster.check(plan)
-                except MemoryLimitError:
-                    continue
-                return at_once, replace(execution, memory_limit=limit.limit, threads=mine, part=Part(of, resident))
-        return 1, execution
-
-    def _words(self, step: Step) -> str:
-        mine = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.setting].items())
-        if step.start is None:
-            return mine
-        start = " ".join(f"{name}={spelled(value)}" for name, value in self.tried.values[step.start].items())
-        return f"{mine}, from {start}"
-
-    def _learn(
-        self, step: Step, rows: Dataset, others: Dataset, work: Path, start: Any, check: bool, took: float
-    ) -> dict[str, Any]:
-        """One setting: a model of the rows, and its figures on the others. took: seconds, if it is trained."""
-        began, execution, bar = time.perf_counter(), self.execution, current()
-        path = _model(work, step.setting)
-        with bar.part(0.0, _LEARNED):
-            model, about = train(
-                rows, path, self.tried.settings[step.setting], self.seed, execution, force=self.force, check=check,
-                warm_start=start, trial=True,
-            )  # fmt: skip
-        with bar.part(_LEARNED, 1.0):
-            figures = evaluate_with(model.path, others, rows, self.ks, "default", execution, check=check)
-        figures.pop("n_samples")
-        return {
-            "parameters": self.tried.values[step.setting],
-            "figures": figures,
-            **{name: about[name] for name in ("nnz", "model_bytes", "passes", "bytes_streamed", "bytes_gathered")},
-            "seconds": round(took + time.perf_counter() - began, 3),
-            "start": step.start,
-        }
-
-
-def _key(step: Step) -> str:
-    return f"setting/{step.setting}"
-
-
-def _place(step: Step, todo: Sequence[Step], n: int) -> tuple[int, str]:
-    """The number of a step of n, from 1, of which `todo` are left; and words for it."""
-    number = n - len(todo) + todo.index(step) + 1
-    return number, f"setting {number} of {n}, "
-
-
-def _model(work: Path, setting: int) -> Path:
-    return work / f"{setting}.model"
 
 
 def _best(found: Mapping[str, Any], metric: str) -> int:
