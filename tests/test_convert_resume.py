@@ -201,7 +201,7 @@ def test_what_is_read_once_is_never_the_same_again(tmp_path: Path) -> None:
             convert(pipe, target)
 
 
-def test_a_mask_that_a_kill_left_out_is_stored_by_the_same_command(source: Path, tmp_path: Path) -> None:
+def test_a_mask_that_was_removed_is_stored_again_by_the_same_command(source: Path, tmp_path: Path) -> None:
     target, mask = tmp_path / "d.xmc", write(tmp_path / "mask", b"0 0\n1 1\n58 2\n")
     convert(source, target, observed=mask)
     shutil.rmtree(target / "observed")

@@ -301,6 +301,7 @@ def _convert(
                 )
                 peak = max(peak_resident(), engine.peak if engine else 0)
         else:
+            mask(target)  # which somebody may have removed
             peak = peak_resident()
         bytes_in = opened.bytes_in or done["bytes_read"]  # of pipes only reading tells
     finally:
