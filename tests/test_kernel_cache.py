@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,27 @@ def test_nobody_waits_for_one_that_failed_and_lives_on(tmp_path: Path) -> None:
         assert failed.stdout.readline() == b"failed\n"
         subprocess.run([*command, "does not wait"], env=environment, check=True, timeout=50)  # less than the patience
         failed.stdin.close()
+
+
+IMPATIENT = "from xmc_stream.kernels import jit\njit._PATIENCE = 0.5\n" + COMPILE
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_ever_for_one_that_was_stopped_with_the_locks(tmp_path: Path) -> None:
+    environment, command = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, [sys.executable, "-c", IMPATIENT, "int32"]
+    subprocess.run(command, env=environment, check=True)
+    locks, kept = list(tmp_path.rglob("*.lock")), list(tmp_path.rglob("*.nb[ci]"))
+    assert {lock.name for lock in locks} > {"xmc_stream.lock"}
+    assert kept
+    for file in kept:
+        file.unlink()
+    with ExitStack() as held:
+        for lock in locks:
+            fcntl.flock(held.enter_context(lock.open("a")), fcntl.LOCK_EX)
+        subprocess.run(command, env=environment, check=True, timeout=300)
+        assert not list(tmp_path.rglob("*.nbc"))
+    subprocess.run(command, env=environment, check=True)
+    assert list(tmp_path.rglob("*.nbc"))
 
 
 BESIDE = """

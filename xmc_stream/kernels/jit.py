@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -34,6 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PLAIN = os.environ.get("NUMBA_DISABLE_JIT", "0") != "0"
 _options = {"nogil": True, "cache": True, "fastmath": False, "error_model": "numpy"}
+_PATIENCE = 60.0  # seconds that a process waits for another one that compiles or saves: that may be stopped
 _making = threading.RLock()
 _calls: dict[tuple[Kernel, Any], Any] | None = None  # numba's types of calls, where they are listed
 
@@ -197,11 +198,25 @@ def _one_at_a_time(save: Callable[..., None], cache: Any) -> Callable[..., None]
             save(*arguments)
             return
         with lock:
-            with suppress(OSError):  # a file system without such locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            save(*arguments)
+            if _has(lock) is not False:  # else it is not kept, and another process compiles it once more
+                save(*arguments)
 
     return locked
+
+
+def _has(lock: IO[str]) -> bool | None:
+    """Whether this process has the lock of a file, for which it waits a minute; None where the file system has no locks."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:
+            return None
+        else:
+            return True
+    return False
 
 
 class _Turn:
@@ -209,8 +224,6 @@ class _Turn:
 
     Who has a turn waits for none but those of functions that are called by it, so nobody waits in a circle.
     """
-
-    _PATIENCE = 60.0  # seconds: who has the turn may be stopped
 
     def __init__(self, cache: Any, compiled: Any) -> None:
         self._load, self._compile, self._folder = cache.load_overload, compiled.compile, cache.cache_path
@@ -235,20 +248,12 @@ class _Turn:
         return found
 
     def _take(self) -> None:
-        end = time.monotonic() + self._PATIENCE
         try:
             os.makedirs(self._folder, exist_ok=True)
             lock = open(Path(self._folder, self._name), "a")  # noqa: SIM115
         except OSError:  # where nothing can be written nothing is kept
             return
-        while time.monotonic() < end:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.02)
-            except OSError:  # a file system without such locks
-                break
-            else:
-                self._held = lock
-                return
-        lock.close()
+        if _has(lock):
+            self._held = lock
+        else:
+            lock.close()
