@@ -47,7 +47,8 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, value
             continue
         for method, member in inspect.getmembers(value, inspect.isroutine):
-            if not method.startswith("_") and member.__module__.startswith("xmc_stream"):
+            # a property that is kept passes for a routine
+            if not method.startswith("_") and callable(member) and member.__module__.startswith("xmc_stream"):
                 yield f"{name}.{method}", member
 
 

@@ -98,7 +98,8 @@ def test_scorers_of_scikit_learn_have_figures(clf: Any) -> None:
     X, Y = rows(1, True, [])
     scores = clf.decision_function(X)
     for scorer in (label_ranking_average_precision_score, coverage_error, label_ranking_loss, ndcg_score):
-        assert scorer(Y, scores) == pytest.approx(scorer(Y, ranked_last(scores)), rel=1e-9)
+        # of float32 SciPy 1.18 gives ranks in float32
+        assert scorer(Y, scores) == pytest.approx(scorer(Y, ranked_last(scores)), rel=1e-6)
     for average in ("micro", "macro", "samples"):
         found, expected = (roc_auc_score(Y, z, average=average) for z in (scores, ranked_last(scores)))
         assert found == pytest.approx(expected, rel=1e-9)
