@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from helpers.spoilt_stores import run_heard
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.cli.options import STORE
-from xmc_stream.errors import StoreError
+from xmc_stream.errors import InputError, StoreError
 from xmc_stream.jobs.check import checked_reading
+from xmc_stream.methods import registry
+from xmc_stream.models import Execution
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.training import train
 
 TRIALS = 25
 LIMIT = "4GB"  # the process runs many tests
@@ -104,6 +108,47 @@ def test_a_flipped_bit_of_the_data_is_named(data: Dataset, tmp_path: Path) -> No
         with pytest.raises(StoreError, match=f"{CHUNK} fails its checksum"):
             attempt()
         assert not (tmp_path / "out").exists(), name
+
+
+OF_MODELS: dict[str, Callable[[Any], Any]] = {
+    "digest": lambda model: model.digest(),
+    "to_scipy": lambda model: model.to_scipy().toarray(),
+    "factors": lambda model: np.vstack(model.factors()),
+    "bias": lambda model: model.bias(),
+    "selected_features": lambda model: model.selected_features(),
+    "label_counts": lambda model: model.label_counts(0, model.n_labels),
+    "predict_topk": lambda model: np.hstack(model.predict_topk(sp.eye(30, dtype=np.float32, format="csr"), 3)),
+}
+
+
+def said_of(path: Path, name: str) -> str:
+    """What one of these says of a model, as text."""
+    try:
+        return str(np.asarray(OF_MODELS[name](xs.load_model(path))).tolist())
+    except InputError:  # this kind of model has no such thing
+        return ""
+    except StoreError:
+        return "StoreError"
+
+
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [*((name, {}) for name in registry.names()), ("group-lasso", {"loss": "multitask"}), ("ppdsparse", {"guide": 2.0})],
+)
+def test_no_model_gives_what_a_flipped_bit_made_of_it(
+    solver: str, options: dict[str, Any], data: Dataset, tmp_path: Path
+) -> None:
+    path = tmp_path / "m"
+    train(data, path, registry.declared(solver)(**options), 0, Execution(LIMIT, 1))
+    whole = {name: said_of(path, name) for name in OF_MODELS}
+    assert sum(said not in ("", "StoreError") for said in whole.values()) >= 5
+    for file in (file for file in path.rglob("c/*") if file.is_file()):
+        content = file.read_bytes()
+        for at in (0, len(content) // 2, len(content) - 1):
+            flip(file, at)
+            for name in OF_MODELS:
+                assert said_of(path, name) in ("StoreError", whole[name]), (file, at, name)
+        file.write_bytes(content)
 
 
 def test_who_leaves_the_check_out_gets_what_the_damage_makes(data: Dataset, tmp_path: Path) -> None:

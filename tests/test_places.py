@@ -40,6 +40,7 @@ WRITING: dict[str, tuple[str, str]] = {
     "predict": ("m.model d.xmc", "-k 2"),
 }
 IN_PLACE = {"calibrate"}  # it changes a model
+REFUSING = {"split", "select-features", "compact", "export", "predict"}  # a target that stands, also of the same work
 NAMES = {"split": ("new-a", "new-b")}  # else one
 
 
@@ -184,6 +185,22 @@ def test_a_prediction_is_refused_before_its_rows_are_read(
     for overwrite in (False, True) if "user" in left else (False,):
         with pytest.raises(InputError):
             xs.predict("m.model", "t.txt", "new.txt", 2, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("command", WRITING)
+@pytest.mark.parametrize("left", ["folder", "ledger"])
+def test_what_a_kill_left_goes_where_the_target_stands(
+    place: Path, commands: Callable[..., Any], command: str, left: str
+) -> None:
+    names = NAMES.get(command, ("new",))
+    commands(*words(command, *names))
+    before = tree(place)
+    for name in names:  # of a copy of this command, which was killed as it began, or at its end
+        work_folder(place / name).mkdir()
+        if left == "ledger":
+            (work_folder(place / name) / (LEDGER if command in ("train", "tune") else LOCK)).touch()
+    commands(*words(command, *names), fails=command in REFUSING)
+    assert tree(place) == before
 
 
 @pytest.mark.parametrize("command", WRITING)

@@ -13,6 +13,7 @@ import numpy as np
 
 from xmc_stream.datasets.split import split_once
 from xmc_stream.engine.ledger import Ledger, check_identity
+from xmc_stream.engine.making import remove_unbegun
 from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
 from xmc_stream.jobs.check import check_jobs, check_state_jobs
@@ -133,6 +134,8 @@ def _train(
                 before = {**finished.attributes["identity"], "calibrate": held_out}
                 now = {**identity, "calibrate": None if held_out is None else calibrate}
                 check_identity(path / LEDGER, before, now, force=True)
+                if not (work / DECISION).exists():
+                    remove_unbegun(work / LEDGER)
                 return finished, _report(method, finished, limit.limit, began, finished.attributes["run"], True)
     if overwrite:
         remove_work(work / LEDGER)

@@ -245,7 +245,7 @@ def _convert(
     from xmc_stream.convert.matrices.arrays import reading
     from xmc_stream.convert.plan import refuse_unless_it_fits
     from xmc_stream.convert.run import run_conversion, running
-    from xmc_stream.engine.making import MARK, digest_of, made_before
+    from xmc_stream.engine.making import MARK, digest_of, made_before, refuse_all
     from xmc_stream.engine.runner import limit_of
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.encoding import folder_bytes
@@ -288,7 +288,7 @@ def _convert(
         }  # fmt: skip
         done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
-            check_target(target, overwrite)
+            refuse_all([target], lambda path: check_target(path, overwrite))
             if observed is not None:  # it is stored when all else is done
                 refuse_no_pairs(Path(observed))
             before = {**stamps(opened.files), **before}  # some were found beside others

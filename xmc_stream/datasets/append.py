@@ -23,7 +23,7 @@ from xmc_stream.datasets.append_jobs import (
     ObservedJob,
     added_names,
 )
-from xmc_stream.engine.making import COMMAND, MARK, digest_of, made_before, make, stands
+from xmc_stream.engine.making import COMMAND, MARK, digest_of, made_before, make, refuse_all, stands
 from xmc_stream.errors import InputError
 from xmc_stream.jobs.check import checked_reading, while_reading
 from xmc_stream.jobs.job import Job, Loop, Phase, Receipt
@@ -184,7 +184,7 @@ def append_report(
     with working("append", progress):
         done = made_before(target, identity) or (None if overwrite else _finished(target, identity))
         if done is None:
-            check_target(target, overwrite)
+            refuse_all([target], lambda path: check_target(path, overwrite))
             for dataset in sets[1:]:
                 refuse_unfit(sets[0], dataset)
             n_labels = sum(dataset.n_labels for dataset in sets)  # at most

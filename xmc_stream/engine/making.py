@@ -67,14 +67,7 @@ def make(
         put_back(target)
         _refuse_other_command(work_folder(target), identity)
     if not _whole(works[0], identity):
-        try:
-            for target in targets:
-                refuse(target)
-        except InputError:
-            for work in works:  # what was killed as it removed its work folder
-                if anew or not _begun(work):
-                    remove_left(work / LOCK)
-            raise
+        refuse_all(targets, refuse, _command(identity) if anew else None)
     with ExitStack() as held, _written(targets[0], works[0]):
         ledgers: list[Ledger] = []
         try:
@@ -110,6 +103,34 @@ def make(
         return {**result, "resumed": ledger.resumed}
 
 
+def refuse_all(targets: Sequence[Path], refuse: Callable[[Path], None], anew: str | None = None) -> None:
+    """Call `refuse` of each target. Where it raises, what a kill left beside is removed, if nothing goes on from there.
+
+    anew: a command that never goes on, whatever its work folders hold.
+    """
+    try:
+        for target in targets:
+            refuse(target)
+    except InputError:
+        for work in map(work_folder, targets):
+            if anew is not None and _command(_begun(work).get(IDENTITY, {COMMAND: anew})) == anew:
+                remove_left(work / LOCK)
+            remove_unbegun(work / LOCK)
+        raise
+
+
+def remove_unbegun(file: Path) -> None:
+    """Remove a work folder, by its ledger, that a kill left before a job was done or after all was removed."""
+    with suppress(StoreError):  # of a damaged one nobody knows
+        if is_ours(file.parent) and not (file.exists() and len(read_ledger(file)[0]) > 1):
+            remove_left(file)
+
+
+def _command(identity: Mapping[str, Any]) -> str:
+    command: str = identity.get(COMMAND, "convert")
+    return command
+
+
 def all_but_named(target: Path) -> bool:
     """Whether a process was killed when all of `target` was made, but for the name: the same command gives it that."""
     return WHOLE in _begun(work_folder(target))
@@ -123,8 +144,8 @@ def _begun(work: Path) -> dict[str, Receipt]:
 def _refuse_other_command(work: Path, identity: Mapping[str, Any]) -> None:
     """Raise InputError where a work folder is of another command, which may go on from there."""
     begun = _begun(work)
-    command = begun.get(IDENTITY, identity).get(COMMAND, "convert")
-    if command != identity.get(COMMAND, "convert") and len(begun) > 1:
+    command = _command(begun.get(IDENTITY, identity))
+    if command != _command(identity) and len(begun) > 1:
         raise InputError(
             f"{work} is of a {command} command that has not ended: let it go on, remove the folder, or give another name"
         )

@@ -241,12 +241,15 @@ class Model(StoredModel, ABC):
         Raises
         ------
         StoreError
-            The weights are damaged.
+            The model is damaged: what is read is compared with its checksums.
         """
+        from xmc_stream.jobs.check import checked_reading
+
         digest = hashlib.sha256(json.dumps(self.made_of(), sort_keys=True).encode())
-        if self.calibrated:
-            digest.update(self.label_counts(0, self.n_labels).astype("<i8").data)
-        self._hash_weights(digest.update)
+        with checked_reading(self.path):
+            if self.calibrated:
+                digest.update(self.label_counts(0, self.n_labels).astype("<i8").data)
+            self._hash_weights(digest.update)
         return digest.hexdigest()
 
     def bias(self) -> NDArray[np.float32]:

@@ -28,6 +28,7 @@ from xmc_stream.store.names import copy_row_ids
 from xmc_stream.store.places import put_back, refuse_foreign_names, target_path
 from xmc_stream.store.predictions import Predictions, begin_predictions, finish_predictions, refuse_to_replace
 
+_COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def predict_to(
         return result
 
     identity = {
-        COMMAND: "predict", "model": model.attributes.get(SEAL), "data": dataset.attributes.get(SEAL), "k": k,
+        COMMAND: _COMMAND, "model": model.attributes.get(SEAL), "data": dataset.attributes.get(SEAL), "k": k,
         "filter": None if filter is None else file_identity(Path(filter)), "as": out.suffix,
     }  # fmt: skip
     with working("predict", execution.progress), checked_reading(dataset.path, check=check):
@@ -141,12 +142,12 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
     as_file = is_file(out)
     check_k(model, k)
     if out != STANDARD_OUTPUT:
-        from xmc_stream.engine.making import all_but_named
+        from xmc_stream.engine.making import all_but_named, refuse_all
 
         refuse_foreign_names(out)
         put_back(out)
         if not all_but_named(out):
-            refuse_to_replace(out, overwrite, as_file)
+            refuse_all([out], lambda path: refuse_to_replace(path, overwrite, as_file), _COMMAND)
     return as_file
 
 

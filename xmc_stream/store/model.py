@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.store.chunks import open_array
+from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import ArrayWriter, fsync_tree, publish, remove_unfinished
 from xmc_stream.store.inventory import LOGS, change_sealed, log_hashes, seal
@@ -166,13 +166,9 @@ class StoredModel:
         StoreError
             The model does not have them, or they are damaged.
         """
-        path = self.path / LABEL_COUNTS
         if not self.has_label_counts:
             raise StoreError(f"{self.path} has no {LABEL_COUNTS}: an older xmc_stream wrote it; train it again")
-        array = open_array(path)
-        if array.size != self.n_labels or array.dtype != np.int64:
-            raise StoreError(f"{path} is not a number for each of {self.n_labels} labels: it is damaged; train again")
-        return array.read(first, last)
+        return read_small(self.path, LABEL_COUNTS, self.n_labels, np.int64, slice(first, last))
 
     def verify_label_counts(self) -> int:
         """Compare the label counts with their checksums, where the model has them.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, common_model_jobs
+from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.models.decisions import Decision
@@ -91,10 +91,11 @@ class LinearModel(LinearWeights, Model):
         import scipy.sparse
 
         units = []
-        for first, last in self.units:
-            block = self.classes(first, last)
-            triple = (block.values, block.indices, block.indptr)
-            units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
+        with checked_reading(self.path):
+            for first, last in self.units:
+                block = self.classes(first, last)
+                triple = (block.values, block.indices, block.indptr)
+                units.append(scipy.sparse.csc_matrix(triple, shape=(self.n_features, last - first)))
         return scipy.sparse.csc_matrix(scipy.sparse.hstack(units, format="csc"))
 
     def warm_up(self, evaluate: bool = False) -> Job:

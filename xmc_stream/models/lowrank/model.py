@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import common_model_jobs
+from xmc_stream.jobs.check import checked_reading, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.decisions import Decision
@@ -59,8 +59,9 @@ class LowRankModel(LowRankFactors, Model):
 
         W has a last row for the bias, if there is one.
         """
-        w, h = self.factor("W"), self.factor("H")
-        return w.read(0, w.n), h.read(0, h.n)
+        with checked_reading(self.path):
+            w, h = self.factor("W"), self.factor("H")
+            return w.read(0, w.n), h.read(0, h.n)
 
     def warm_up(self, evaluate: bool = False) -> Job:
         """Predict, and evaluate, a few rows by small factors."""

@@ -29,7 +29,6 @@ def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: 
     """Write it: see `Model.compact`."""
     from xmc_stream.engine.making import COMMAND, STORE, make
 
-    refuse_model(path, model.path, overwrite)
     needs = {
         "selected features": 5 * 8 * model.n_selected,
         "rows": 2 * 4 * max(WINDOW, model.n_labels),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.check import array_jobs, common_model_jobs
+from xmc_stream.jobs.check import array_jobs, checked_reading, common_model_jobs
 from xmc_stream.jobs.job import Job, Phase, Receipt
 from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.decisions import Decision
@@ -58,11 +58,12 @@ class RowSparseModel(RowSparseWeights, Model):
         """All weights that are not zero, in memory: scipy.sparse.csc_matrix (D x K, float32)."""
         import scipy.sparse
 
-        arrays = self.weight_arrays()
-        data, indices, indptr = (
-            np.concatenate([np.zeros(0, dtype), *windows])
-            for windows, dtype in ((arrays.data, np.float32), (arrays.indices, np.int64), (arrays.indptr, np.int64))
-        )
+        with checked_reading(self.path):
+            arrays = self.weight_arrays()
+            data, indices, indptr = (
+                np.concatenate([np.zeros(0, dtype), *windows])
+                for windows, dtype in ((arrays.data, np.float32), (arrays.indices, np.int64), (arrays.indptr, np.int64))
+            )
         return scipy.sparse.csc_matrix((data, indices, indptr), shape=self.shape)
 
     def warm_up(self, evaluate: bool = False) -> Job:
