@@ -24,6 +24,7 @@ from xmc_stream.jobs.check import checked_reading
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
 from xmc_stream.store.dataset import Dataset
+from xmc_stream.store.inventory import files_of_store
 from xmc_stream.training import train
 
 TRIALS = 25
@@ -193,6 +194,30 @@ def test_a_calibration_does_not_make_a_damaged_model_sound(data: Dataset, tmp_pa
     with pytest.raises(StoreError, match="metadata_sha256"):
         xs.uncalibrate(model)
     assert not xs.verify(tmp_path / "m", memory_limit=LIMIT)["sound"]
+
+
+def test_no_copy_is_made_of_a_damaged_dataset(data: Dataset, tmp_path: Path) -> None:
+    data.X_columns()
+    data.with_observed(sp.csr_matrix(np.ones((240, 6), np.float32)))
+    assert {"X/columns/zarr.json", "observed/zarr.json"} <= set(files_of_store(data.path))
+    xs.copy(data.path, tmp_path / "copy")
+    for name in sorted(files_of_store(data.path)):
+        file = data.path / name
+        content = file.read_bytes()
+        for spoilt in (
+            None,
+            content[:-1],
+            bytes([content[0] ^ 8]) + content[1:],
+            content[:-1] + bytes([content[-1] ^ 1]),
+        ):
+            file.unlink()
+            if spoilt is not None:
+                file.write_bytes(spoilt)
+            with pytest.raises(StoreError):
+                xs.copy(data.path, tmp_path / "other")
+            assert not (tmp_path / "other").exists(), name
+            shutil.rmtree(tmp_path / "other.partial", ignore_errors=True)  # a copy takes nothing again that is there
+            file.write_bytes(content)
 
 
 def test_a_store_without_its_seal_is_refused(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

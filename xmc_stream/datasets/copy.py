@@ -30,7 +30,7 @@ from xmc_stream.memory import peak_resident
 from xmc_stream.progress import current, working
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import writing
-from xmc_stream.store.inventory import files_of_store, refuse_broken_seal, take_inventory
+from xmc_stream.store.inventory import APART, files_of_store, refuse_broken_seal, take_inventory
 from xmc_stream.store.nodes import attributes_of
 from xmc_stream.store.places import LOCK, put_back, remove_left, target_path, work_folder
 from xmc_stream.store.remote import (
@@ -198,7 +198,8 @@ def _looked_at(path: Path) -> tuple[dict[str, int], dict[str, str]]:
         whole = False
     if not whole:
         raise StoreError(f"{path} is no finished dataset or model: check the name")
-    refuse_broken_seal(path)
+    for part in (path, *(path / name for name in APART if (path / name).exists())):
+        refuse_broken_seal(part)
     inventory = take_inventory(path)
     for line in inventory.damage:
         raise StoreError(f"{line}: the store is damaged; make it again")

@@ -13,13 +13,12 @@ from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.comparing import Comparing, compare_while_reading, comparing
 from xmc_stream.store.dataset import Dataset
-from xmc_stream.store.inventory import refuse_broken_seal, seal_damage, take_inventory
+from xmc_stream.store.inventory import APART, refuse_broken_seal, seal_damage, take_inventory
 from xmc_stream.store.model import LABEL_COUNTS, StoredModel
 from xmc_stream.store.packs import pack_damage
 from xmc_stream.store.selection import SELECTED
 
 CHECKED_BYTES = 2**28  # by a job
-_APART = ("X/columns", "observed")  # made later than a dataset, and sealed apart
 
 ChunkRange = tuple[str, int, int]  # an array by its place in a store, its chunks [first, last)
 
@@ -67,7 +66,7 @@ class CheckJob:
 
 def check_jobs(dataset: Dataset, observed: bool = False) -> list[SealJob | CheckJob]:
     """Jobs for all chunks that training reads, of arrays whose chunk files are plain. observed: the mask is read too."""
-    apart = _APART[: 1 if observed else 2]
+    apart = APART[: 1 if observed else 2]
     seals = [SealJob(str(dataset.path)), *([SealJob(str(dataset.path / "observed"))] if observed else [])]
     return [*seals, *array_jobs(dataset.path, plain_arrays(dataset.path), apart)]
 

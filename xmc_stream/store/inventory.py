@@ -30,10 +30,10 @@ from xmc_stream.store.remote import local_path, open_file, size_of
 SEAL = "metadata_sha256"
 UNREAD = "cannot be read"  # in a line of damage that may pass
 BLANK = "0" * 64  # what the seal is while the hash is taken
-_APART = ("X/columns", "observed")  # made later than the dataset they lie in: stores with seals of their own
+APART = ("X/columns", "observed")  # made later than the dataset they lie in: stores with seals of their own
 _SEALING = "zarr.sealed.partial"
 # what is being made in a finished store, or what a process left that was killed at it: no part of the store
-_UNDER_WAY = (*(f"{name}.{kind}/" for name in _APART for kind in ("partial", "replaced")), _SEALING)
+_UNDER_WAY = (*(f"{name}.{kind}/" for name in APART for kind in ("partial", "replaced")), _SEALING)
 _LOGS = {"events.jsonl", "ledger.jsonl"}  # what a run that made a model wrote down: no part of what the model is
 LOGS = "logs_sha256"
 _CHECKSUM_BYTES = 4
@@ -287,7 +287,7 @@ def _metadata_hash(path: Path, own: bytes) -> str:
     """own: the content of the outermost file, with a blank seal."""
     digest = hashlib.sha256()
     for name in sorted(files_of_store(path)):
-        if _is_description(name) and not name.startswith(_APART):
+        if _is_description(name) and not name.startswith(APART):
             size = len(own) if name == "zarr.json" else (path / name).stat().st_size
             digest.update(f"{name} {size}\n".encode())
             with io.BytesIO(own) if name == "zarr.json" else open(open_file(path / name), "rb") as file:
