@@ -22,6 +22,7 @@ from xmc_stream.errors import JobError
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models.decisions import BEST_LABEL, Decision, HeldOut, learn
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.model import DECISION
 
 K = 12
@@ -173,6 +174,7 @@ def test_decisions_are_the_same_whatever_the_limit_and_no_part_of_the_digest(clf
     about = json.loads(file.read_bytes())
     del about["attributes"][DECISION]  # as earlier versions wrote models
     file.write_text(json.dumps(about))
+    seal(tmp_path / "1.model")
     assert xs.load_model(tmp_path / "1.model").decision == Decision(0.0)
     assert xs.load_model(tmp_path / "1.model").digest() == said[0][1]
 

@@ -22,6 +22,7 @@ from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.weights import Unit, new_unit, plain_units, starts_of, unit_path
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, new_matrix, new_store
+from xmc_stream.store.inventory import seal
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.model import begin_model, finish_model
 from xmc_stream.store.new_dataset import new_dataset
@@ -412,6 +413,7 @@ def test_a_digest_is_of_weights_and_parameters_and_not_of_layout_or_ledger(tmp_p
     ) as writer:
         writer.append(np.diff(part.indptr), part.indices, part.data)
     (model.path / "ledger.jsonl").write_text("another run\n")
+    seal(model.path)
     assert model.unit_weights(model.units[0]).indices.n_chunks == 2
     assert LinearModel(model.path).digest() == expected
 
@@ -448,6 +450,7 @@ def test_a_digest_changes_with_one_bit_of_a_weight_and_with_each_thing_it_is_of(
     assert changed(nothing) == digests[0]
     for change in ({"params": {"lam": 0.02}}, {"seed": 4}, {"solver": "dismec"}):
         zarr.open_group(tmp_path / "m").update_attributes(change)
+        seal(tmp_path / "m")
         digests.append(LinearModel(tmp_path / "m").digest())
     assert len(set(digests)) == len(digests)
 

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from xmc_stream.engine.ledger import Ledger
     from xmc_stream.jobs.job import Receipt
 
+_COMMAND = "compact"
 # of the training: a compact model is not its outcome, and no training goes on from it
 _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
 
 
 def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
     """Write it: see `Model.compact`."""
-    from xmc_stream.engine.making import COMMAND, STORE, make
+    from xmc_stream.engine.making import COMMAND, STORE, make, refuse_all
 
+    def refuse(path: Path) -> None:
+        refuse_model(path, model.path, overwrite)
+
+    refuse_all([path], refuse, _COMMAND)
     needs = {
         "selected features": 5 * 8 * model.n_selected,
         "rows": 2 * 4 * max(WINDOW, model.n_labels),
@@ -40,8 +45,7 @@ def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: 
         _write(model, work / "model", work / STORE)
         return {}
 
-    identity = {COMMAND: "compact", "model": model.attributes.get(SEAL)}
-    make(path, identity, write, lambda path: refuse_model(path, model.path, overwrite), anew=True)
+    make(path, {COMMAND: _COMMAND, "model": model.attributes.get(SEAL)}, write, refuse, anew=True)
 
 
 def _write(model: RowSparseWeights, work: Path, path: Path) -> None:
