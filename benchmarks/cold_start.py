@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from xmc_stream.engine.events import read_events
+from xmc_stream.runtime.events import read_events
 
 HEAVY = ("numpy", "numba", "dask", "distributed", "zarr")
 

@@ -38,7 +38,7 @@ from lightning_fits import LIGHTNING, Lightning, environment
 from watch import Watched, watch
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
+from xmc_stream.runtime.events import read_events
 
 HERE = Path(__file__).resolve().parent
 SETS = "20news_bydate,news20,rcv1_multiclass_sub,mnist,letter"

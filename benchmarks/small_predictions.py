@@ -18,9 +18,9 @@ import scipy.sparse
 from commands import machine
 
 import xmc_stream as xs
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution
 from xmc_stream.models.prediction import predict_topk
+from xmc_stream.runtime.plan import Cuts
 
 
 def milliseconds(call: Callable[[], Any], times: int) -> float:

@@ -24,8 +24,6 @@ from helpers.problems import LIMIT, dense_weights, rare_labels
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.job import Loop, Notes, run_here
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.lanecd import descend_lanes
 from xmc_stream.methods.contract import Task
 from xmc_stream.methods.ppdsparse import all_rows, solve
@@ -41,6 +39,8 @@ from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models.linear.tiles import tile_bytes
 from xmc_stream.models.linear.units import cut_units
+from xmc_stream.runtime.job import Loop, Notes, run_here
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model
 

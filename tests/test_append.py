@@ -477,8 +477,8 @@ def test_new_labels_need_a_training_set_and_labels(tmp_path: Path) -> None:
 
 
 def test_info_knows_a_grown_set_and_one_that_is_not_finished(tmp_path: Path, commands: Callable[..., Any]) -> None:
-    from xmc_stream.engine.ledger import Ledger
-    from xmc_stream.engine.making import COMMAND
+    from xmc_stream.runtime.ledger import Ledger
+    from xmc_stream.runtime.making import COMMAND
 
     X, Y = some()
     a, b = (converted(tmp_path / f"{name}.xmc", X, Y) for name in "ab")

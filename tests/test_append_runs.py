@@ -22,8 +22,8 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream.datasets.append import append_report
-from xmc_stream.engine import making
-from xmc_stream.engine.ledger import Ledger
+from xmc_stream.runtime import making
+from xmc_stream.runtime.ledger import Ledger
 
 LIMIT = {"memory_limit": "2GB"}
 N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))

@@ -17,7 +17,7 @@ from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.plan import Cuts
+from xmc_stream.runtime.plan import Cuts
 
 CUT, DELTA, MIN_VALUE = {"cut": 0.3}, {"delta": 3.0}, {"min_value": 0.15}
 BOTH = {**DELTA, **MIN_VALUE}

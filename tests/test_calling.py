@@ -20,11 +20,11 @@ from helpers.commands import cli_command, environment
 
 import xmc_stream as xs
 from xmc_stream import memory
-from xmc_stream.engine import cluster as of_cluster
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import COMMAND
 from xmc_stream.errors import in_python
 from xmc_stream.memory import MemoryLimit, least_bound
+from xmc_stream.runtime import cluster as of_cluster
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import COMMAND
 from xmc_stream.store.predictions import Predictions
 
 KEYWORDS = ("memory_limit", "threads", "scheduler", "progress")

@@ -24,9 +24,9 @@ from helpers.clusters import Worker, cluster, pid_of
 from helpers.commands import cli_command, environment, wait_until
 
 import xmc_stream as xs
-from xmc_stream.engine import cluster as of_cluster
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.runner import limit_of
+from xmc_stream.runtime import cluster as of_cluster
+from xmc_stream.runtime.engine import limit_of
+from xmc_stream.runtime.events import read_events
 
 FINE = Worker()
 _RO = ("-o", "remount,bind,ro")

@@ -12,8 +12,8 @@ from helpers.clusters import Worker, cluster
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
 from xmc_stream.methods.registry import declared, names
+from xmc_stream.runtime.events import read_events
 
 # small parameters; of some methods several ways that are different work
 TRAININGS: list[tuple[str, dict[str, Any]]] = [

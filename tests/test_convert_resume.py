@@ -20,8 +20,8 @@ from xmc_stream.convert import convert, convert_report
 from xmc_stream.convert.jobs import PartJob
 from xmc_stream.convert.plan import plan_writing
 from xmc_stream.datasets.split import split
-from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, ResumeError, StoreError
+from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.store.dataset import open_dataset
 
 PART = 500
@@ -32,8 +32,8 @@ CHILD = """
 import os, resource, signal, sys
 from xmc_stream.convert import convert
 from xmc_stream.convert.lines import files as text
-from xmc_stream.engine import making
-from xmc_stream.engine.ledger import Ledger
+from xmc_stream.runtime import making
+from xmc_stream.runtime.ledger import Ledger
 source, target, part, when, key = sys.argv[1:]
 text._PART = int(part)
 add = Ledger.add

@@ -20,9 +20,9 @@ import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.cli.options import STORE
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs.check import checked_reading
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
+from xmc_stream.runtime.check import checked_reading
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import files_of_store
 from xmc_stream.training import train

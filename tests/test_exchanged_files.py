@@ -15,8 +15,8 @@ import scipy.sparse as sp
 import xmc_stream as xs
 from xmc_stream.datasets.verify import StoreCheck
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.check import check_jobs
-from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.runtime.check import check_jobs
+from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.inventory import SEAL, seal, take_inventory
 from xmc_stream.store.nodes import CRCS

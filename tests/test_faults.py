@@ -29,10 +29,10 @@ from helpers.trainings import SETTINGS, kill_when, words
 
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
-from xmc_stream.engine.events import EventLog, read_events
-from xmc_stream.engine.ledger import Ledger, read_ledger
-from xmc_stream.engine.summary import describe_unfinished, summarise_events, unfinished_run
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.runtime.events import EventLog, read_events
+from xmc_stream.runtime.ledger import Ledger, read_ledger
+from xmc_stream.runtime.summary import describe_unfinished, summarise_events, unfinished_run
 
 pytestmark = needs_compiler
 # on the noise below a kernel does not end within minutes, in the second round
@@ -194,8 +194,8 @@ def test_sigint_keeps_what_is_done_and_the_same_command_goes_on(small: Path, tmp
 FIT = """
 import os, signal, sys, threading, time
 import xmc_stream as xs
-from xmc_stream.engine import runner, work
-from xmc_stream.engine.events import read_events
+from xmc_stream.runtime import engine as runner, work
+from xmc_stream.runtime.events import read_events
 from pathlib import Path
 data, folder = sys.argv[1], Path(sys.argv[2])
 runner._GRACE = 0.1

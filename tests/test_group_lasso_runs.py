@@ -17,17 +17,17 @@ from helpers.problems import tight
 
 import xmc_stream as xs
 from xmc_stream.cli import main
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import JobError, MemoryLimitError
-from xmc_stream.jobs.job import Receipt, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.grouplasso import descent, firstorder
 from xmc_stream.methods.grouplasso.descent import SegmentJob
 from xmc_stream.methods.grouplasso.firstorder import StepsJob
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan, GradientPlan, plan_descent, plan_gradient
 from xmc_stream.methods.grouplasso.run import GroupLassoRun
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Receipt, run_here
+from xmc_stream.runtime.plan import MIB, MemoryPlan
+from xmc_stream.runtime.summary import describe_unfinished
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import KIND, begin_model, finish_model, model_attributes
 

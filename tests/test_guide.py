@@ -21,8 +21,6 @@ from reference import guide as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import MemoryLimitError, StoreError
-from xmc_stream.jobs.job import Notes
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.groups import add_to_labels, shares_of_sides, signs_of_group
@@ -36,6 +34,8 @@ from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.model import LinearModel
+from xmc_stream.runtime.job import Notes
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.training import train as train_model
 
 WEIGHT = 2.0

@@ -18,8 +18,8 @@ from helpers.row_sparse import weights, written
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.models import Execution, held
+from xmc_stream.runtime.plan import Cuts
 
 HERE, ENGINE = Execution(LIMIT, 1), Execution(LIMIT, 2, cuts=Cuts(rows=700, classes=20))
 KINDS = ("linear", "guided", "calibrated", "dense rows", "low-rank", "row-sparse")
@@ -177,7 +177,7 @@ model, X, limit = xs.load_model(sys.argv[1]), sp.load_npz(sys.argv[2]), int(sys.
 for _ in range(3):
     model.predict_topk(X, 5, memory_limit=limit, threads=1)
 from xmc_stream.models import held
-print(json.dumps([peak_resident(), "xmc_stream.engine.runner" in sys.modules, len(held._kept)]))
+print(json.dumps([peak_resident(), "xmc_stream.runtime.engine" in sys.modules, len(held._kept)]))
 """
 
 

@@ -19,7 +19,6 @@ from reference import implied as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.implied import Implied, lift
 from xmc_stream.kernels.ranking import Ranking
@@ -28,6 +27,7 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.implied import ImpliedLabels
 from xmc_stream.models.linear.model import LinearModel
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.matrix import SparseMatrix
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.training import train as train_model

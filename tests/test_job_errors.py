@@ -9,8 +9,8 @@ _SCRIPT = """
 from dataclasses import dataclass
 
 from xmc_stream import errors
-from xmc_stream.engine.runner import Engine
-from xmc_stream.jobs.job import Notes, Phase
+from xmc_stream.runtime.engine import Engine
+from xmc_stream.runtime.job import Notes, Phase
 from xmc_stream.memory import MemoryLimit
 
 

@@ -193,7 +193,7 @@ def test_a_first_training_compiles_elsewhere(small: Path, tmp_path: Path) -> Non
 WARM_UP = """
 import os
 import numpy as np
-from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.runtime.loading import WarmUp
 from xmc_stream.kernels.csr import count_indices
 
 class Counting(WarmUp):
@@ -367,7 +367,7 @@ import sys
 if "NUMBA_FIRST" in os.environ:
     import numba
 from calling import halves, wholes
-from xmc_stream.jobs.warm import WarmUp
+from xmc_stream.runtime.loading import WarmUp
 from xmc_stream.kernels import machine
 from xmc_stream.kernels.jit import kernel
 

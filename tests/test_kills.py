@@ -17,7 +17,7 @@ from helpers.compiler import needs_compiler
 from helpers.tools import ROOT
 
 import xmc_stream as xs
-from xmc_stream.engine.ledger import Ledger
+from xmc_stream.runtime.ledger import Ledger
 
 N_KILLS = int(os.environ.get("XMC_STREAM_KILLS", "3"))
 SHAPE = "--samples 1500 --features 800 --labels 1100 --features-per-sample 30 --test-samples 5000".split()

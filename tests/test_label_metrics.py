@@ -27,7 +27,6 @@ from sklearn.metrics import f1_score, hamming_loss, roc_auc_score
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.calibration import NOT_CALIBRATED
 from xmc_stream.kernels.guide import NO_GROUPS, no_terms
@@ -38,6 +37,7 @@ from xmc_stream.metrics import LabelMetrics, auc_units, average_auc
 from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import new_unit, plain_units, unit_path
+from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.model import UNIT, begin_model, finish_model
 from xmc_stream.store.new_dataset import new_dataset
 

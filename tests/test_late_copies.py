@@ -24,8 +24,8 @@ from xmc_stream.convert.options import TextOptions
 from xmc_stream.convert.plan import plan_memory
 from xmc_stream.convert.run import ConversionRun
 from xmc_stream.datasets.append import _Sets
-from xmc_stream.engine.making import make
-from xmc_stream.jobs.job import Job, Loop, Receipt
+from xmc_stream.runtime.job import Job, Loop, Receipt
+from xmc_stream.runtime.making import make
 from xmc_stream.stop import StoppedError, wanted_while
 
 LIMIT: dict[str, Any] = {"memory_limit": "2GB"}

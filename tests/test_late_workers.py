@@ -23,14 +23,14 @@ from helpers.commands import start, wait_until
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream.engine import cluster as of_cluster
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.runner import Engine
-from xmc_stream.engine.work import Failed
-from xmc_stream.engine.workers import Terms, environment_here, misfit
 from xmc_stream.errors import JobError
-from xmc_stream.jobs.job import Loop, Notes, Phase, Receipt
 from xmc_stream.memory import MemoryLimit
+from xmc_stream.runtime import cluster as of_cluster
+from xmc_stream.runtime.engine import Engine
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
+from xmc_stream.runtime.work import Failed
+from xmc_stream.runtime.workers import Terms, environment_here, misfit
 
 SLOW: dict[str, Any] = {"loss": "hinge", "C": 1e3, "tol": 1e-5, "max_rounds": 2, "last_epochs": 600}
 

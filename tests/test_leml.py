@@ -13,7 +13,6 @@ from reference import lowrank as twin
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Notes, run_here
 from xmc_stream.methods.lowrank.losses import WStep, _Pairs
 from xmc_stream.methods.lowrank.newton import run_alone, trust_region
 from xmc_stream.methods.lowrank.parameters import LOSSES, LEMLParameters
@@ -22,6 +21,7 @@ from xmc_stream.methods.lowrank.solver import loss_curvatures, loss_slopes, loss
 from xmc_stream.models.lowrank.factors import Factor, new_factors
 from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.runtime.job import Notes, run_here
 
 LIMIT = "4GB"  # bounds the whole process of the tests
 

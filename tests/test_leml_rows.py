@@ -16,9 +16,6 @@ from helpers.cuts import CutError
 from helpers.forked import Forked
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
-from xmc_stream.jobs.job import Ledger, Notes, Phase, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.lowrank import leml, parameters, ridge
 from xmc_stream.methods.lowrank.cplst import CPLSTRun
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, plan_lowrank
@@ -28,6 +25,9 @@ from xmc_stream.models.lowrank import products as of_products
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import LARGE_ROW_BYTES, ROW_BYTES, Learned, lines_of, range_bits
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Ledger, Notes, Phase, run_here
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 

@@ -17,15 +17,15 @@ from helpers.cuts import CutError, CutLedger
 from helpers.forked import forked_command
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.summary import describe_unfinished
 from xmc_stream.errors import InputError, JobError, MemoryLimitError
-from xmc_stream.jobs.job import Receipt, run_here
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.lowrank.leml import LEMLRun, LowRankPlan, lowrank_needs, most_passes, plan_lowrank
 from xmc_stream.methods.lowrank.parameters import LEMLParameters
 from xmc_stream.methods.pdsparse.passes import SegmentJob
 from xmc_stream.models.lowrank.projection import ProjectJob
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Receipt, run_here
+from xmc_stream.runtime.plan import MemoryPlan
+from xmc_stream.runtime.summary import describe_unfinished
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 

@@ -20,7 +20,7 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.svm import LinearSVC
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import check_jobs
+from xmc_stream.runtime.check import check_jobs
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes
 from xmc_stream.store.new_dataset import new_dataset

@@ -10,9 +10,9 @@ import scipy.sparse as sp
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.plan import plan_pass
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 
 LIMIT = "8GB"  # whatever is refused under it is not refused for want of memory
 

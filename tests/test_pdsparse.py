@@ -22,12 +22,7 @@ from reference import frank_wolfe as twin
 
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.check import CheckStateJob
-from xmc_stream.jobs.job import Notes, Receipt, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.dual import held_out
 from xmc_stream.kernels.tables import bytes_used
 from xmc_stream.methods.pdsparse.method import segments_again
@@ -37,6 +32,11 @@ from xmc_stream.methods.pdsparse.plan import PassPlan
 from xmc_stream.methods.pdsparse.rows import Data
 from xmc_stream.methods.pdsparse.run import PDSparseRun
 from xmc_stream.methods.pdsparse.state import stored_tables
+from xmc_stream.runtime.check import CheckStateJob
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.job import Notes, Receipt, run_here
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import begin_model, finish_model, model_attributes
 from xmc_stream.training import RUN_FORMAT

@@ -20,9 +20,9 @@ from helpers.tools import ROOT
 import xmc_stream as xs
 from xmc_stream.cli import main
 from xmc_stream.cli.options import TARGET
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import STORE, make
 from xmc_stream.errors import InputError, ResumeError, StoreError
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import STORE, make
 from xmc_stream.store import encoding, places
 from xmc_stream.store.places import LEDGER, LOCK, claimed, put_back, replace, work_folder
 
@@ -390,7 +390,7 @@ def test_a_copy_reads_what_is_there(place: Path) -> None:
 
 
 def test_a_copy_that_ended_as_it_was_made_durable_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmc_stream.engine import making
+    from xmc_stream.runtime import making
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -411,7 +411,7 @@ def test_replacing_makes_the_new_store_durable_before_its_name(place: Path, monk
     order: list[str] = []
     real = encoding.replace
     monkeypatch.setattr(encoding, "replace", lambda work, path: (order.append("name"), real(work, path)))
-    monkeypatch.setattr("xmc_stream.engine.making.fsync_tree", lambda *_: order.append("durable"))
+    monkeypatch.setattr("xmc_stream.runtime.making.fsync_tree", lambda *_: order.append("durable"))
     xs.export("d.xmc", "new.npz")
     assert order == ["durable", "durable", "name", "name"]
 

@@ -15,9 +15,7 @@ import pytest
 import scipy.sparse
 
 import xmc_stream as xs
-from xmc_stream.engine.ledger import read_ledger
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse.forecast import PPDSparseForecaster, _spread
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import (
@@ -34,6 +32,8 @@ from xmc_stream.models import Execution
 from xmc_stream.models.linear.tiles import TileRange
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.planning import plan_line, plan_lines, plan_training
+from xmc_stream.runtime.ledger import read_ledger
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 
 Cli = Callable[..., Any]

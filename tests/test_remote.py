@@ -26,7 +26,7 @@ pytest.importorskip("moto")
 from helpers.s3 import BUCKET, S3, SECRET, aws, nobody, s3_server, upload
 
 import xmc_stream as xs
-from xmc_stream.engine import cluster as of_cluster
+from xmc_stream.runtime import cluster as of_cluster
 from xmc_stream.store import remote
 from xmc_stream.store.remote import as_path, open_file, size_of
 

@@ -13,8 +13,8 @@ from helpers.forked import forked_command
 from helpers.trainings import kill_when, train, words
 
 import xmc_stream as xs
-from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import ResumeError, StoreError
+from xmc_stream.runtime.ledger import Ledger
 
 
 @pytest.fixture(scope="module")

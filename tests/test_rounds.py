@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from sklearn.svm import LinearSVC
 
 import xmc_stream as xs
-from xmc_stream.jobs.plan import Cuts
+from xmc_stream.runtime.plan import Cuts
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from helpers.commands import said_at_last, start, wait_until
 from helpers.tools import load_tool
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
+from xmc_stream.runtime.events import read_events
 
 # a client tries for so long to reach a scheduler that is gone; by default for 30 seconds
 SOON = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
@@ -62,10 +62,10 @@ def test_training_goes_on_with_the_next_scheduler(data: Path, tmp_path: Path) ->
 ENGINE = """
 import os, signal, sys, time
 from pathlib import Path
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.runner import Engine
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.engine import Engine
 from xmc_stream.errors import XmcStreamError
-from xmc_stream.jobs.job import Notes, Phase
+from xmc_stream.runtime.job import Notes, Phase
 from xmc_stream.memory import MemoryLimit
 
 class Job:

@@ -14,11 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xmc_stream as xs
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.ledger import read_ledger
-from xmc_stream.engine.summary import summarise_events
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs.plan import Cuts, MemoryPlan
 from xmc_stream.methods.ppdsparse import shares as cutting
 from xmc_stream.methods.ppdsparse import solver
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
@@ -27,6 +23,10 @@ from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.methods.ppdsparse.shares import JoinJob, Share, cut_shares, solve_plan, whole_units
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.events import read_events
+from xmc_stream.runtime.ledger import read_ledger
+from xmc_stream.runtime.plan import Cuts, MemoryPlan
+from xmc_stream.runtime.summary import summarise_events
 from xmc_stream.store.dataset import Dataset
 
 FIGURES = (

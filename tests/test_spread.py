@@ -11,11 +11,11 @@ import scipy.sparse as sp
 from helpers.problems import tight
 
 import xmc_stream as xs
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.scale import settled, spread
 from xmc_stream.methods.ppdsparse.start import weights_of_terms
 from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.runtime.plan import Cuts
 
 
 def dense(n: int, d: int, noise: float) -> tuple[np.ndarray, np.ndarray]:

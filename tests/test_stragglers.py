@@ -19,9 +19,9 @@ from helpers.clusters import Worker, cluster, link, pid_of
 from helpers.commands import wait_until
 
 import xmc_stream as xs
-from xmc_stream.engine import cluster as of_cluster
-from xmc_stream.engine.events import read_events
-from xmc_stream.engine.runner import limit_of
+from xmc_stream.runtime import cluster as of_cluster
+from xmc_stream.runtime.engine import limit_of
+from xmc_stream.runtime.events import read_events
 from xmc_stream.stop import wanted_while
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.encoding import ArrayWriter, new_store

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xmc_stream as xs
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.methods.ppdsparse import active_rows, spill
 from xmc_stream.methods.ppdsparse import plan as solve_plan
 from xmc_stream.methods.ppdsparse import solver as ppdsparse
 from xmc_stream.methods.ppdsparse.plan import StreamRoom
+from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.new_dataset import new_dataset
 
 N, D, K = 3000, 60, 7

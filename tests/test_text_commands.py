@@ -132,7 +132,7 @@ def test_a_killed_conversion_goes_on_to_the_same_dataset(tmp_path: Path) -> None
         "    end = time.monotonic() + 60\n"
         "    while (store.parent / 'pieces').exists() and time.monotonic() < end: time.sleep(0.01)\n"
         "    os._exit(9)\n"
-        "if sys.argv[3] == 'publish': importlib.import_module('xmc_stream.engine.making').publish = late\n"
+        "if sys.argv[3] == 'publish': importlib.import_module('xmc_stream.runtime.making').publish = late\n"
         "xs.convert(sys.argv[1], sys.argv[2], memory_limit='2GB')\n"
     )
     for job in ("Merge", "ChooseFeatures", "ChooseLabels", "Weigh", "publish", "none"):

@@ -11,7 +11,7 @@ import pytest
 from xmc_stream.convert.tfidf import merging, vocabulary
 from xmc_stream.convert.tfidf.table import WordTable, terms_of
 from xmc_stream.convert.tfidf.vocabulary import SortedRun, write_sorted_run
-from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.runtime.job import Notes, run_here
 
 LETTERS = ["a", "b", "z", "é", "日", "𝄞"]
 

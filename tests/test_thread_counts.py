@@ -11,11 +11,11 @@ import pytest
 import scipy.sparse as sp
 
 import xmc_stream as xs
-from xmc_stream.jobs.plan import jobs_worth
 from xmc_stream.methods import registry
 from xmc_stream.models import Execution
 from xmc_stream.models.lowrank.heldrows import let_go
 from xmc_stream.planning import plan_training
+from xmc_stream.runtime.plan import jobs_worth
 from xmc_stream.store.predictions import Predictions
 from xmc_stream.training import train
 
@@ -63,7 +63,7 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "large":
         monkeypatch.setattr("xmc_stream.methods.lowrank.leml._SMALL", 0)
         monkeypatch.setattr("xmc_stream.methods.grouplasso.plan._SMALL", 0)
-        monkeypatch.setattr("xmc_stream.jobs.plan._BEGINNING", 0)
+        monkeypatch.setattr("xmc_stream.runtime.plan._BEGINNING", 0)
     let_go()
     return str(request.param)
 

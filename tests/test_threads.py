@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from xmc_stream.engine.runner import Engine
-from xmc_stream.engine.threads import Threads
-from xmc_stream.engine.work import Done, Failed
 from xmc_stream.errors import InputError, JobError
-from xmc_stream.jobs.job import Loop, Notes, Phase, Receipt
 from xmc_stream.memory import MemoryLimit
+from xmc_stream.runtime.engine import Engine
+from xmc_stream.runtime.job import Loop, Notes, Phase, Receipt
+from xmc_stream.runtime.threads import Threads
+from xmc_stream.runtime.work import Done, Failed
 from xmc_stream.stop import stop_if_unwanted
 
 

@@ -19,7 +19,6 @@ from helpers.tools import load_tool
 
 import xmc_stream as xs
 from xmc_stream import trials
-from xmc_stream.engine.events import read_events
 from xmc_stream.errors import StoreError
 from xmc_stream.memory import MemoryLimit, return_freed_memory
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
@@ -27,6 +26,7 @@ from xmc_stream.methods.pdsparse.passes import SegmentJob, _sessions, drop_sessi
 from xmc_stream.methods.pdsparse.plan import PassPlan, pass_needs
 from xmc_stream.methods.pdsparse.rows import Data
 from xmc_stream.progress import Progress
+from xmc_stream.runtime.events import read_events
 
 GRID = {"lam": [0.01, 0.03, 0.1]}
 FIXED = {"C": 0.3, "max_passes": 2}

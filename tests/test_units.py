@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 import xmc_stream as xs
 from xmc_stream.datasets.verify import verify
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Job, Notes, run_here
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.run import PPDSparseRun
 from xmc_stream.models.linear import units
@@ -25,6 +23,8 @@ from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.tiles import TileSizes, tile_width
 from xmc_stream.models.linear.units import cut_units, units_of_run
 from xmc_stream.models.linear.weights import plain_units
+from xmc_stream.runtime.job import Job, Notes, run_here
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT, begin_model
 from xmc_stream.store.new_dataset import new_dataset

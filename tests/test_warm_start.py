@@ -17,10 +17,10 @@ from sklearn.svm import LinearSVC
 import xmc_stream as xs
 from xmc_stream.datasets.split import split
 from xmc_stream.errors import InputError, ResumeError
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.balance import start_alpha, start_scores
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.penalty import ONCE, Ramp
+from xmc_stream.runtime.plan import Cuts
 
 
 @pytest.mark.parametrize("ramp", [Ramp(0.7, np.inf, 2.1, np.inf), Ramp(7.0, 0.7, 21.0, 2.1)])

@@ -15,12 +15,12 @@ from helpers.trainings import kill_when, train
 
 import xmc_stream as xs
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.plan import Cuts
 from xmc_stream.kernels.balance import start_alpha
 from xmc_stream.kernels.penalty import ONCE, Ramp
 from xmc_stream.methods.ppdsparse import solver
 from xmc_stream.models.linear.guide import Guide
 from xmc_stream.models.linear.weights import LinearWeights
+from xmc_stream.runtime.plan import Cuts
 from xmc_stream.store.dataset import Dataset
 
 EXACT = {**TIGHT, "tol": 1e-4, "added": 200, "lam": 0.02, "memory_limit": "2GB"}

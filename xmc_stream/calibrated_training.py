@@ -9,13 +9,13 @@ from typing import Any
 from xmc_stream.arguments import seed_of
 from xmc_stream.calibration import calibrate_with, refuse_few
 from xmc_stream.datasets.split import split_once
-from xmc_stream.engine.ledger import Ledger
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.registry import method_of
 from xmc_stream.models import Execution, Model
 from xmc_stream.planning import plan_training
 from xmc_stream.progress import working
+from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import CALIBRATION, FRACTION

@@ -12,13 +12,13 @@ import scipy.sparse
 from xmc_stream.arguments import native_arguments
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
-from xmc_stream.jobs.check import checked_reading
-from xmc_stream.jobs.plan import refuse_unless_it_fits
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models import Execution, Model, checked, load_model, planned
 from xmc_stream.models.calibration import CANDIDATES, Candidates
 from xmc_stream.models.calibration import calibrate as learn
 from xmc_stream.progress import working
+from xmc_stream.runtime.check import checked_reading
+from xmc_stream.runtime.plan import refuse_unless_it_fits
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import stream
 from xmc_stream.store.model import FRACTION
@@ -211,8 +211,8 @@ def _predict_raw(
     model: Model, dataset: Dataset, k: int, out: Path, limit: MemoryLimit, execution: Execution, check: bool
 ) -> None:
     """The best k labels of all rows, by the scores before calibration; on one thread where there is no room for more."""
-    from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
+    from xmc_stream.runtime.job import Notes
 
     for threads in dict.fromkeys((execution.threads, 1)):
         with planned(replace(execution, threads=threads), limit, ToDisk(model.warm_up())) as (engine, plan):

@@ -14,8 +14,6 @@ from xmc_stream.arguments import native, native_arguments
 from xmc_stream.convert.formats.predicted import Rankings, open_predictions
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.folders import temporary_folder
-from xmc_stream.jobs.check import checked_reading
-from xmc_stream.jobs.plan import Forecaster, Together, refuse_unless_it_fits
 from xmc_stream.memory import MemoryLimit, grown, least_limit, resident
 from xmc_stream.metrics import (
     PROPENSITY_PRESETS,
@@ -27,6 +25,8 @@ from xmc_stream.metrics import (
 from xmc_stream.models import Execution, Model, checked, load_model, planned, stored_filter
 from xmc_stream.models.decisions import Decision
 from xmc_stream.progress import current, working
+from xmc_stream.runtime.check import checked_reading
+from xmc_stream.runtime.plan import Forecaster, Together, refuse_unless_it_fits
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.matrix import SparseMatrix, stream, stream_bytes
 from xmc_stream.store.model import is_model
@@ -266,8 +266,8 @@ def _predict(
     threshold: float | None, folder: Path, check: bool,
 ) -> tuple[Path, dict[str, Any]]:  # fmt: skip
     """Predictions of a model, in `folder`, and the metrics that need every score."""
-    from xmc_stream.jobs.job import Notes
     from xmc_stream.models.runs import ToDisk
+    from xmc_stream.runtime.job import Notes
 
     model, store = load_model(path), folder / "predictions"
     if not 1 <= k <= model.n_labels:

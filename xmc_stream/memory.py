@@ -1,7 +1,7 @@
 """The memory limit: sizes in words, what a process may plan with, and the guard that watches it.
 
 This module covers: parsing "512MB", measuring what the process already holds, refusing a plan that cannot work, and
-sampling resident memory while a run goes on. It does not allocate and does not cut work: memory plans do (`jobs.plan`).
+sampling resident memory while a run goes on. It does not allocate and does not cut work: memory plans do (`runtime.plan`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmc_stream.convert import opened_source, taken_over, without_labels
-from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError, in_megabytes
-from xmc_stream.jobs.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.memory import (
     MemoryLimit,
     available_threads,
@@ -33,6 +31,8 @@ from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
 from xmc_stream.models.ranking import RESULT_BYTES
 from xmc_stream.models.written import file_needs
 from xmc_stream.progress import current, duration
+from xmc_stream.runtime.engine import Engine
+from xmc_stream.runtime.plan import MIB, Forecaster, Forecasters, MemoryPlan, Needs, Together, least_that_works
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.predictions import CHUNK_ROWS
 

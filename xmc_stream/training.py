@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.datasets.split import split_once
-from xmc_stream.engine.ledger import Ledger, check_identity
-from xmc_stream.engine.making import remove_unbegun
-from xmc_stream.engine.runner import UNKEPT, Engine, environment_of, wait_for_interrupted
 from xmc_stream.errors import InputError, MemoryLimitError, StoreError, XmcStreamError
-from xmc_stream.jobs.check import check_jobs, check_state_jobs
-from xmc_stream.jobs.job import Loop, Notes, Phase
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan, least_named
 from xmc_stream.memory import available_threads, peak_resident
 from xmc_stream.methods.contract import WEIGHTS, Method, Task, state_of_trial
 from xmc_stream.methods.parameters import Parameters
@@ -36,6 +30,12 @@ from xmc_stream.planning import (
     with_process,
 )
 from xmc_stream.progress import LOG, Progress, working
+from xmc_stream.runtime.check import check_jobs, check_state_jobs
+from xmc_stream.runtime.engine import UNKEPT, Engine, environment_of, wait_for_interrupted
+from xmc_stream.runtime.job import Loop, Notes, Phase
+from xmc_stream.runtime.ledger import Ledger, check_identity
+from xmc_stream.runtime.making import remove_unbegun
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan, least_named
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import folder_bytes, remove, remove_tree, writing
 from xmc_stream.store.model import (

@@ -11,9 +11,6 @@ from threading import Event
 from typing import Any
 
 from xmc_stream.datasets.split import split_once
-from xmc_stream.engine.environment import environment
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.runner import Engine
 from xmc_stream.errors import InputError, MemoryLimitError
 from xmc_stream.evaluation import evaluate_with
 from xmc_stream.memory import available_threads
@@ -23,6 +20,9 @@ from xmc_stream.methods.parameters import Parameters, spelled
 from xmc_stream.models import Execution, load_model, memory_plan
 from xmc_stream.models.execution import Part, shared
 from xmc_stream.progress import LOG, current
+from xmc_stream.runtime.engine import Engine
+from xmc_stream.runtime.environment import environment
+from xmc_stream.runtime.ledger import Ledger
 from xmc_stream.stop import wanted_while
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove, writing

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.arguments import native_arguments
-from xmc_stream.engine.ledger import check_identity
 from xmc_stream.errors import InputError, ResumeError
 from xmc_stream.evaluation import COMPARING, comparing_needs
 from xmc_stream.files import regular
@@ -25,6 +24,7 @@ from xmc_stream.methods.parameters import spelled
 from xmc_stream.models import Execution, load_model
 from xmc_stream.planning import least_of_trainings
 from xmc_stream.progress import LOG, working
+from xmc_stream.runtime.ledger import check_identity
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.places import (

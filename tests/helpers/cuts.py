@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from xmc_stream.jobs.job import Notes, Receipt
+from xmc_stream.runtime.job import Notes, Receipt
 
 
 class CutError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from xmc_stream.datasets.verify import StoreCheck
-from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.runtime.job import Notes, run_here
 from xmc_stream.store.inventory import take_inventory
 
 

@@ -7,7 +7,7 @@ import pytest  # noqa: F401 (a child loads the main module of the process that s
 import xmc_stream.cli
 import xmc_stream.convert.tfidf.records
 import xmc_stream.datasets.verify
-import xmc_stream.engine.runner
+import xmc_stream.runtime.engine
 import xmc_stream.training  # noqa: F401
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.warm import PPDSparseWarmUp

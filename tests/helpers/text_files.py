@@ -14,7 +14,7 @@ import scipy.sparse
 
 from xmc_stream.convert.pieces import Piece, PieceWriter
 from xmc_stream.convert.source import PartRead, Settled
-from xmc_stream.jobs.job import Notes, run_here
+from xmc_stream.runtime.job import Notes, run_here
 
 SYLLABLES = "ba be bi bo bu da de di do du ka ke ki ko ku la le li lo lu ma me mi mo mu ñe ß ž 日 本 𐐷x".split()
 

@@ -65,8 +65,8 @@ def info(path: Path, digest: bool, as_json: bool, debug: bool) -> None:
     """
     from xmc_stream.datasets.summary import summarise
     from xmc_stream.datasets.unfinished import unfinished
-    from xmc_stream.jobs.check import checked_reading
     from xmc_stream.models import describe, load_model
+    from xmc_stream.runtime.check import checked_reading
     from xmc_stream.store.dataset import open_dataset
     from xmc_stream.store.encoding import folder_bytes
     from xmc_stream.store.inventory import LOGS, SEAL, log_damage, refuse_broken_seal

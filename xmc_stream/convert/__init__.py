@@ -245,8 +245,8 @@ def _convert(
     from xmc_stream.convert.matrices.arrays import reading
     from xmc_stream.convert.plan import refuse_unless_it_fits
     from xmc_stream.convert.run import run_conversion, running
-    from xmc_stream.engine.making import MARK, digest_of, made_before, refuse_all
-    from xmc_stream.engine.runner import limit_of
+    from xmc_stream.runtime.engine import limit_of
+    from xmc_stream.runtime.making import MARK, digest_of, made_before, refuse_all
     from xmc_stream.store.dataset import Dataset, open_dataset
     from xmc_stream.store.encoding import folder_bytes
     from xmc_stream.store.model import StoredModel
@@ -439,7 +439,7 @@ def _paths(given: Any, what: str, advice: str = "give files for both, or matrice
 
 def _finished(target: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """What is said of a dataset that came of the same conversion."""
-    from xmc_stream.engine.making import stands
+    from xmc_stream.runtime.making import stands
     from xmc_stream.store.dataset import Dataset
 
     if not stands(target, identity):

@@ -15,19 +15,19 @@ from xmc_stream.convert.options import Like
 from xmc_stream.convert.pieces import DamagedPieceError, Piece
 from xmc_stream.convert.plan import ConversionPlan, plan_memory, plan_writing
 from xmc_stream.convert.source import PartRead, Settled, Source
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import make
 from xmc_stream.errors import InputError, MemoryLimitError
-from xmc_stream.jobs.job import Job, Loop, Phase, Receipt, run_here
-from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import MemoryLimit, available_threads, format_size
 from xmc_stream.progress import current
+from xmc_stream.runtime.job import Job, Loop, Phase, Receipt, run_here
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.loading import loading
+from xmc_stream.runtime.making import make
 from xmc_stream.store import assembly
 from xmc_stream.store.names import copy_names
 from xmc_stream.store.new_dataset import check_target
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.runner import Engine
+    from xmc_stream.runtime.engine import Engine
 
 _READ, _SETTLED, _LABELS, _WRITTEN = 0.6, 0.7, 0.75, 0.95  # of a conversion: where each step ends
 _COMPILING = 5.0  # seconds
@@ -156,7 +156,7 @@ def running(
     if scheduler is None:
         threads = threads_for(source, threads)
         if threads > 1:
-            from xmc_stream.engine.runner import Engine
+            from xmc_stream.runtime.engine import Engine
         with loading(f"convert {type(source).__name__}", _COMPILING):
             load.run()
         plan = plan_memory(source, limit.budget(), threads)
@@ -166,7 +166,7 @@ def running(
             with Engine(limit, plan.threads) as engine:
                 yield engine, plan
     else:
-        from xmc_stream.engine.runner import Engine
+        from xmc_stream.runtime.engine import Engine
 
         with Engine(limit, threads or 1, scheduler) as engine:
             if source.alone:

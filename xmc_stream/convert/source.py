@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from xmc_stream.convert.pieces import Piece
 from xmc_stream.convert.rows import Rows
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 
 class Part(Protocol):

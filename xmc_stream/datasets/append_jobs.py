@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Receipt
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.assembly import new_array, work_of
 from xmc_stream.store.chunks import open_array, read_small
 from xmc_stream.store.dataset import Dataset, write_observed

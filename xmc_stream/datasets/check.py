@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, even_ranges
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array
 from xmc_stream.store.inventory import ArrayFiles
 from xmc_stream.store.matrix import SparseMatrix

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 import google_crc32c
 
 from xmc_stream.arguments import native_arguments
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError, in_urls
 from xmc_stream.folders import temporary_folder
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.memory import peak_resident
 from xmc_stream.progress import current, working
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import COMMAND, STORE, make
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.encoding import writing
 from xmc_stream.store.inventory import APART, files_of_store, refuse_broken_seal, take_inventory

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.check import windows
 from xmc_stream.datasets.text import STANDARD_OUTPUT, text_bytes, text_writer
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import checked_reading
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import CAP, SHIFT, SLOPE, TOP
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, compare, load_model
 from xmc_stream.progress import current, working
+from xmc_stream.runtime.check import checked_reading
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import COMMAND, STORE, make
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.inventory import SEAL

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.listed import listed
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import checked_reading
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit
 from xmc_stream.models.model import Model, compare
 from xmc_stream.progress import working
+from xmc_stream.runtime.check import checked_reading
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import COMMAND, STORE, make
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import compare_arrays
 from xmc_stream.store.dataset import FORMAT, VERSION, Dataset, open_dataset
 from xmc_stream.store.encoding import ArrayWriter, MatrixWriter, index_dtype

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from xmc_stream.arguments import native_arguments, seed_of
 from xmc_stream.datasets.listed import listed
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.making import COMMAND, STORE, make
 from xmc_stream.errors import InputError, StoreError
-from xmc_stream.jobs.check import checked_reading
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.memory import MemoryLimit, peak_resident
 from xmc_stream.progress import working
+from xmc_stream.runtime.check import checked_reading
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.making import COMMAND, STORE, make
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset, open_dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.inventory import SEAL

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.ledger import IDENTITY, read_ledger
-from xmc_stream.engine.making import COMMAND
-from xmc_stream.engine.summary import describe_unfinished, unfinished_run
+from xmc_stream.runtime.ledger import IDENTITY, read_ledger
+from xmc_stream.runtime.making import COMMAND
+from xmc_stream.runtime.summary import describe_unfinished, unfinished_run
 from xmc_stream.store.places import LOCK, work_folder
 
 _KINDS = {
@@ -29,7 +29,7 @@ def unfinished(path: Path) -> dict[str, Any] | None:
     if work := unfinished_run(path):
         return describe_unfinished(work)
     work = path if path.name.endswith(".partial") else work_folder(path)
-    if (work / LOCK).is_file():  # see `engine.making`
+    if (work / LOCK).is_file():  # see `runtime.making`
         receipts, running = read_ledger(work / LOCK)
         command = receipts.get(IDENTITY, {}).get(COMMAND, "convert")
         again = "it goes on" if command in _GOES_ON else "it begins anew"

@@ -26,13 +26,13 @@ from xmc_stream.arguments import native_arguments
 from xmc_stream.datasets.check import JOB_BYTES, MOST, files_jobs, index_counts_sum, lines_jobs, windows
 from xmc_stream.datasets.unfinished import unfinished
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Notes, Phase, Receipt
-from xmc_stream.jobs.warm import loading
 from xmc_stream.memory import peak_resident
 from xmc_stream.models import Execution, planned
 from xmc_stream.models.calibration import Calibration
 from xmc_stream.models.model import Model, load_model
 from xmc_stream.progress import working
+from xmc_stream.runtime.job import Notes, Phase, Receipt
+from xmc_stream.runtime.loading import loading
 from xmc_stream.store.chunks import open_array
 from xmc_stream.store.dataset import FORMAT as DATASET
 from xmc_stream.store.dataset import Dataset

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Protocol
 
 from xmc_stream.arguments import seed_of
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Job, Ledger, Loop, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.parameters import Parameters
 from xmc_stream.methods.weights import Given
 from xmc_stream.models.model import Model
+from xmc_stream.runtime.job import Job, Ledger, Loop, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 
 Forecast = dict[str, Any]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.lowrank import fold_counts, fold_top_k, take_positives
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import LabelMetrics, among, auc_units, average_auc, leave_out_labels
 from xmc_stream.models.decisions import Decision
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.stop import work_name
 from xmc_stream.store.matrix import Block
 

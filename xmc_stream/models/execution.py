@@ -14,9 +14,9 @@ from xmc_stream.memory import MemoryLimit, available_threads
 from xmc_stream.store.remote import is_mirrored
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.runner import Engine
-    from xmc_stream.jobs.job import Job
-    from xmc_stream.jobs.plan import Cuts, MemoryPlan
+    from xmc_stream.runtime.engine import Engine
+    from xmc_stream.runtime.job import Job
+    from xmc_stream.runtime.plan import Cuts, MemoryPlan
 
 
 class Part(NamedTuple):
@@ -83,7 +83,7 @@ class Execution:
             memory_limit is not understood, or threads is below 1. No scheduler answers, or a worker does not fit: it has
             other versions, another processor, too little memory, or does not see what it has to read or write.
         """
-        from xmc_stream.engine.runner import limit_of
+        from xmc_stream.runtime.engine import limit_of
 
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be 1 or more. Got {self.threads}.")
@@ -120,7 +120,7 @@ def memory_plan(
     engine: Engine, limit: MemoryLimit, resident_bytes: int, cuts: Cuts | None = None, parts: int = 1
 ) -> MemoryPlan:
     """What jobs may hold when libraries and kernels hold so many bytes. parts: trainings that share a process."""
-    from xmc_stream.jobs.plan import Cuts, MemoryPlan
+    from xmc_stream.runtime.plan import Cuts, MemoryPlan
 
     budget = limit.budget(resident_bytes) // parts
     return MemoryPlan(limit.limit, budget, engine.threads, engine.processes, cuts or Cuts(), parts, resident_bytes)
@@ -132,7 +132,7 @@ def shared(execution: Execution) -> Iterator[Execution]:
     if execution.scheduler is None:
         yield execution
         return
-    from xmc_stream.engine.cluster import one_client
+    from xmc_stream.runtime.cluster import one_client
 
     with one_client(execution.scheduler) as client:
         yield replace(execution, scheduler=client)
@@ -141,7 +141,7 @@ def shared(execution: Execution) -> Iterator[Execution]:
 @contextmanager
 def planned(execution: Execution, limit: MemoryLimit, warm: Job) -> Iterator[tuple[Engine, MemoryPlan]]:
     """An engine whose processes have loaded what `warm` loads, and the plan of the memory that is left."""
-    from xmc_stream.engine.runner import Engine
+    from xmc_stream.runtime.engine import Engine
 
     threads = execution.threads or available_threads()
     with Engine(limit, threads, execution.scheduler) as engine:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xmc_stream.engine.summary import unfinished_run
 from xmc_stream.errors import InputError
+from xmc_stream.runtime.summary import unfinished_run
 from xmc_stream.store.inventory import SEAL
 from xmc_stream.store.model import is_model
 from xmc_stream.store.nodes import attributes_of
@@ -16,8 +16,8 @@ from xmc_stream.store.places import target_path
 from xmc_stream.store.remote import copy_file
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.ledger import Ledger
-    from xmc_stream.jobs.job import Receipt
+    from xmc_stream.runtime.job import Receipt
+    from xmc_stream.runtime.ledger import Ledger
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def copy_model(source: Path, path: Path, overwrite: bool) -> None:
     """Copy the files of a model. Raises InputError where something stands at `path`, StoreError where it cannot be written."""
-    from xmc_stream.engine.making import COMMAND, STORE, make
+    from xmc_stream.runtime.making import COMMAND, STORE, make
 
     def write(work: Path, ledger: Ledger) -> Receipt:
         shutil.copytree(source, work / STORE, copy_function=copy_file)

@@ -25,8 +25,8 @@ from xmc_stream.store.nodes import from_here, understood
 if TYPE_CHECKING:
     import scipy.sparse
 
-    from xmc_stream.jobs.job import Job, Loop, Phase, Receipt
-    from xmc_stream.jobs.plan import Forecaster, MemoryPlan
+    from xmc_stream.runtime.job import Job, Loop, Phase, Receipt
+    from xmc_stream.runtime.plan import Forecaster, MemoryPlan
     from xmc_stream.store.dataset import Dataset
     from xmc_stream.store.matrix import Block, SparseMatrix
 
@@ -243,7 +243,7 @@ class Model(StoredModel, ABC):
         StoreError
             The model is damaged: what is read is compared with its checksums.
         """
-        from xmc_stream.jobs.check import checked_reading
+        from xmc_stream.runtime.check import checked_reading
 
         digest = hashlib.sha256(json.dumps(self.made_of(), sort_keys=True).encode())
         with checked_reading(self.path):

@@ -32,16 +32,16 @@ _COMMAND = "predict"
 _CHECKED = 0.05  # of a prediction, that comparing the model with its checksums takes
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.ledger import Ledger
-    from xmc_stream.jobs.job import Loop, Receipt
     from xmc_stream.models.model import Model
+    from xmc_stream.runtime.job import Loop, Receipt
+    from xmc_stream.runtime.ledger import Ledger
 
 
 def predict_topk(
     model: Model, data: Any, k: int, execution: Execution | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k best classes of each sample, in memory: see `Model.predict_topk`."""
-    from xmc_stream.jobs.check import checked_reading
+    from xmc_stream.runtime.check import checked_reading
 
     execution = execution or Execution()
     if isinstance(data, str | Path):
@@ -77,11 +77,11 @@ def predict_to(
 ) -> dict[str, Any]:
     """Write the k best classes of each sample to disk: see `api.predict`."""
     from xmc_stream.convert.lines.files import file_identity
-    from xmc_stream.engine.making import COMMAND, STORE, make
-    from xmc_stream.jobs.check import checked_reading
-    from xmc_stream.jobs.job import Notes
-    from xmc_stream.jobs.plan import Together, refuse_unless_it_fits
     from xmc_stream.models.runs import ToDisk
+    from xmc_stream.runtime.check import checked_reading
+    from xmc_stream.runtime.job import Notes
+    from xmc_stream.runtime.making import COMMAND, STORE, make
+    from xmc_stream.runtime.plan import Together, refuse_unless_it_fits
 
     began = time.perf_counter()
     as_file = check_target(model, out, k, overwrite)
@@ -142,7 +142,7 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
     as_file = is_file(out)
     check_k(model, k)
     if out != STANDARD_OUTPUT:
-        from xmc_stream.engine.making import all_but_named, refuse_all
+        from xmc_stream.runtime.making import all_but_named, refuse_all
 
         refuse_foreign_names(out)
         put_back(out)
@@ -153,8 +153,8 @@ def check_target(model: Model, out: Path, k: int, overwrite: bool) -> bool:
 
 def checked(model: Model, loop: Loop, check: bool) -> Loop:
     """A loop, behind the comparison of the model with its checksums; its jobs compare the data as they read them."""
-    from xmc_stream.jobs.check import while_reading
-    from xmc_stream.jobs.job import Phase
+    from xmc_stream.runtime.check import while_reading
+    from xmc_stream.runtime.job import Phase
 
     if not check:
         return (yield from loop)
@@ -182,7 +182,7 @@ def stored_filter(
 
 def describe(model: Model) -> dict[str, Any]:
     """Sizes and report of a model, for `info`; run: what its event log says in sum (see `summarise_events`), and totals."""
-    from xmc_stream.engine.summary import summarise_events
+    from xmc_stream.runtime.summary import summarise_events
 
     n_bytes = folder_bytes(model.path)
     hidden = ("tiles", "units", "identity", KIND, LOGS, SEAL)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.jobs.job import Job, Receipt
-from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.models.counts import COUNT_BYTES
 from xmc_stream.models.decisions import BEST_LABEL, Decision
 from xmc_stream.models.ranking import check_features, check_labels
+from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import StoredModel
 from xmc_stream.store.predictions import load_library

@@ -16,7 +16,7 @@ from xmc_stream.store.names import WINDOW, Names
 from xmc_stream.store.predictions import Predictions
 
 if TYPE_CHECKING:
-    from xmc_stream.jobs.plan import Needs
+    from xmc_stream.runtime.plan import Needs
     from xmc_stream.store.dataset import Dataset
 
 STANDARD_OUTPUT = Path("-")

@@ -26,7 +26,7 @@ from xmc_stream.convert.messages import meant, one_line
 from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import ROW_IDS
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"

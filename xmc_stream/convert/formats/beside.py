@@ -25,7 +25,7 @@ from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError
 from xmc_stream.files import regular
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names, new_vectorizer, open_names, open_vectorizer
 

@@ -21,7 +21,7 @@ from xmc_stream.convert.lines.part import LinesPart, attributes_of
 from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 _NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _LABELS = re.compile(_NUMBER + rb"(?:," + _NUMBER + rb")*")

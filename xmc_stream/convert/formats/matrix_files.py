@@ -24,7 +24,7 @@ from xmc_stream.convert.options import Like, Options
 from xmc_stream.convert.source import PartRead, Settled
 from xmc_stream.errors import InputError
 from xmc_stream.files import regular
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 _TEXT_ROOM = 2**25  # bytes that reading a text of labels takes
 

@@ -11,7 +11,7 @@ from typing import Any
 from xmc_stream.convert.lines.files import Buffers, TextRange, file_identity
 from xmc_stream.convert.source import PartRead, Settled, Source
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import new_names
 
 _FIELDS = ("title", "name", "label", "text")  # of an object, as in lbl.json of the Extreme Classification Repository

@@ -27,7 +27,7 @@ from xmc_stream.convert.messages import shown
 from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 _POSITIVES = 17 / 4  # bytes that taking out zeros makes of a byte of labels: a flag, a sum and an index an entry
 _HEADER = re.compile(rb"[ \t]*(\d{1,15})[ \t]+(\d{1,15})(?:[ \t]+(\d{1,15}))?[ \t]*\r?\n?")

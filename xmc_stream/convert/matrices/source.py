@@ -14,7 +14,7 @@ from xmc_stream.convert.options import Like, Options, of_labels
 from xmc_stream.convert.rows import Rows
 from xmc_stream.convert.source import Part, PartRead, Settled
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from xmc_stream.convert.pieces import work_folder
 from xmc_stream.convert.tfidf.table import Terms, WordTable
 from xmc_stream.convert.tfidf.vocabulary import COLUMNS, WINDOW, WINDOW_BYTES, SortedRun, SortedRunWriter, look_up
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Phase, Receipt
+from xmc_stream.runtime.job import Phase, Receipt
 
 MERGED = 24  # runs merged at a time, which bounds the open files and the memory
 MERGE_BYTES = MERGED * (3 * WINDOW_BYTES + 160 * WINDOW) + 2**22

@@ -37,8 +37,8 @@ from xmc_stream.convert.tfidf.vocabulary import (
 )
 from xmc_stream.convert.tfidf.weigh import WEIGH_BYTES, Weigh, WeighHashed
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.kernels.places import BLANK, HARD, SOUND
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.names import ROW_IDS, NamedIds, ascend, open_names
 
 _TOKENS = 2**17  # of rows that are counted together

@@ -10,7 +10,7 @@ from typing import Any
 
 from xmc_stream.convert.tfidf.block import Block
 from xmc_stream.convert.tfidf.counting import id_of
-from xmc_stream.jobs.job import Receipt
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.names import WRITER_BYTES, Names, new_names
 
 _BATCH_BYTES = 2**18  # of ids that are written together

@@ -14,7 +14,7 @@ from xmc_stream.convert.pieces import WINDOW, Piece, PieceRows, PieceWriter, wor
 from xmc_stream.convert.tfidf.merging import Maps, chosen
 from xmc_stream.convert.tfidf.vectorizer import idf_weights, weighted
 from xmc_stream.convert.tfidf.vocabulary import SortedRun
-from xmc_stream.jobs.job import Receipt
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.encoding import index_dtype
 from xmc_stream.store.names import new_vectorizer, open_vectorizer
 

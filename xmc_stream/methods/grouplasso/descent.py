@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.grouplasso.arrays import FewLines, InFile, InMemory, Matrix
 from xmc_stream.methods.grouplasso.columns import Columns, Targets
 from xmc_stream.methods.grouplasso.extrapolation import LEAST, MOST_VALUES, Extrapolation
@@ -30,6 +29,7 @@ from xmc_stream.methods.grouplasso.state import (
     write_state,
 )
 from xmc_stream.models.rowsparse.rows import ROWS, new_rows
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 
 SEGMENT_WORK = 1 << 34  # entries times lines' width of a segment, about: half a minute, which a kill loses

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.kernels.grouplasso import BACK, KEPT, LARGEST, LINEAR, PENALTY, SQUARE, VIOLATION
 from xmc_stream.methods.grouplasso.arrays import InFile
 from xmc_stream.methods.grouplasso.descent import Segment
@@ -34,6 +33,7 @@ from xmc_stream.methods.grouplasso.gradient import (
 from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, is_small, step_work, width_of
 from xmc_stream.methods.grouplasso.solver import problem_of
 from xmc_stream.methods.grouplasso.state import State, write_state
+from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 
 STEPS_WORK = 1 << 34  # entries times lines' width of a segment's steps, about

@@ -16,8 +16,6 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.grouplasso import N_SUMS, Problem, step_rows
 from xmc_stream.kernels.lines import aligned_zeros
@@ -27,6 +25,8 @@ from xmc_stream.methods.grouplasso.columns import Columns
 from xmc_stream.methods.grouplasso.descent import Data, Stage
 from xmc_stream.methods.grouplasso.plan import GradientPlan, feature_run, row_run, width_of
 from xmc_stream.methods.grouplasso.solver import problem_of
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Job, Ledger, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import gradient_parts, parts_of, plan_descent, plan_gradient, width_of
 from xmc_stream.methods.grouplasso.run import GroupLassoRun, stages_of
 from xmc_stream.methods.grouplasso.state import state_path
 from xmc_stream.methods.grouplasso.warm import GroupLassoWarmUp
+from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 
 _ROWS = 1 << 16  # whose labels are counted at a time

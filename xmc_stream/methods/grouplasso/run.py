@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import SealJob, array_jobs
-from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.grouplasso import LEAST_CURVATURE
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.grouplasso.descent import ColumnsJob, Data, ModelJob, SegmentJob, Stage
@@ -23,6 +20,9 @@ from xmc_stream.methods.grouplasso.gradient import SigmaJob
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import plan_descent, plan_gradient
 from xmc_stream.methods.grouplasso.solver import problem_of
+from xmc_stream.runtime.check import SealJob, array_jobs
+from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.places import make_folder

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.methods.grouplasso.descent import Data, SegmentJob, Stage
 from xmc_stream.methods.grouplasso.parameters import GroupLassoParameters
 from xmc_stream.methods.grouplasso.plan import DescentPlan
 from xmc_stream.methods.grouplasso.run import GroupLassoRun
 from xmc_stream.methods.grouplasso.solver import order_of
+from xmc_stream.runtime.job import Notes, run_here
+from xmc_stream.runtime.loading import WarmUp, a_few_rows
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.model import begin_model
 
 

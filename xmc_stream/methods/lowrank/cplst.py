@@ -16,8 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.lowrank.leml import plan_lowrank
 from xmc_stream.methods.lowrank.normal import COLUMNS, NormalJob, NormalSolveJob
@@ -28,6 +26,8 @@ from xmc_stream.models.lowrank.factors import FACTORS, Dense, Factor, Panels, Si
 from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import LINES, Learned
 from xmc_stream.models.lowrank.projection import ProjectJob
+from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.kernels.lines import CACHE_LINE, aligned_zeros, lanes
 from xmc_stream.kernels.lowrank import add_transposed
 from xmc_stream.methods.contract import WRITING
@@ -46,6 +44,8 @@ from xmc_stream.models.lowrank.products import (
     times,
 )
 from xmc_stream.models.lowrank.projection import ProjectJob
+from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import stream

@@ -16,7 +16,6 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.methods.lowrank.known_pairs import LOSS_UNIT, AllPairs, GivenPairs, dense_labels, given, loss_units
 from xmc_stream.methods.lowrank.newton import run_alone, trust_region
@@ -27,6 +26,7 @@ from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, new_fa
 from xmc_stream.models.lowrank.heldrows import Holding
 from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, Learned, held_out_metrics
 from xmc_stream.models.lowrank.projection import Parts, ProjectJob, row_blocks
+from xmc_stream.runtime.job import Job, Notes, Phase, Receipt, run_here
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.lowrank.solver import solve_gram
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, new_factors
 from xmc_stream.models.lowrank.products import Learned, blocks, csr, times
+from xmc_stream.runtime.job import Receipt
 
 _LEAST = (
     1e-12  # is added to the diagonal of X^T X, which is scaled to ones: features may be the same, or sums of others

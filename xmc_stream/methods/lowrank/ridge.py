@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Ledger, Phase, Receipt
-from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.kernels.lines import aligned_zeros
 from xmc_stream.kernels.lowrank import add_column_dots, descend, turn
 from xmc_stream.methods.lowrank.solver import Array, Progress, solve_columns
@@ -32,6 +30,8 @@ from xmc_stream.models.lowrank.products import (
     lines_of,
     times,
 )
+from xmc_stream.runtime.job import Ledger, Phase, Receipt
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.matrix import Block, SparseMatrix, stream

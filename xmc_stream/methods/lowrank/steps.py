@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import even_ranges
 from xmc_stream.methods.lowrank.solver import column_dots, first_labels, solve_gram
 from xmc_stream.models.lowrank.factors import Dense, Factor, Panels, SideBySide, new_factors
 from xmc_stream.models.lowrank.products import (
@@ -26,6 +24,8 @@ from xmc_stream.models.lowrank.products import (
     Learned,
     held_out_metrics,
 )
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.model import UNIT
 
 _GRAMS = 16  # parts of A^T A, at most

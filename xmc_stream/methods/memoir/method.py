@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Job, Ledger, Notes, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import most_vectors, plan_steps, resolved, shares, steps_needs
@@ -21,6 +19,8 @@ from xmc_stream.methods.memoir.warm import MEMOIRWarmUp
 from xmc_stream.models.linear.weights import finalise_key
 from xmc_stream.models.lowrank.factors import FACTORS
 from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.runtime.job import Job, Ledger, Notes, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 
 # nanoseconds of a draw, and more for each class (`benchmarks/memoir.py growth`)
 _SEARCH_NS = {"exact": (70e3, 2.0), "sw-graph": (200e3, 1.0), "simple-lsh": (15e3, 0.6)}

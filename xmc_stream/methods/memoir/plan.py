@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.memoir.draws import AHEAD, BLOCK, row_type
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.state import ENTRIES
@@ -17,6 +16,7 @@ from xmc_stream.mips.lsh import SimpleLSH
 from xmc_stream.mips.smallworld import SmallWorld
 from xmc_stream.mips.vectors import CLASS_BYTES, ENTRY_BYTES
 from xmc_stream.models.decisions import LEARNED_BYTES
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 
 HELD_OUT = 5000  # rows that are held out, at most

@@ -16,8 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.domains import FIRST_FACTORS
 from xmc_stream.kernels.lines import aligned_zeros, lanes
 from xmc_stream.models.lowrank.factors import Cut, Dense, Factor, Panels, SideBySide, new_factors
@@ -34,6 +32,8 @@ from xmc_stream.models.lowrank.products import (
     x_bytes,
 )
 from xmc_stream.models.lowrank.projection import ProjectJob, row_blocks
+from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.places import make_folder
 

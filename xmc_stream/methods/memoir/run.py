@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.jobs.job import Job, Ledger, Loop, Phase
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.plan import plan_steps, resolved, shares
@@ -21,6 +19,8 @@ from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import starts_of, unit_path
 from xmc_stream.models.lowrank.factors import FACTORS
 from xmc_stream.models.lowrank.products import Learned
+from xmc_stream.runtime.job import Job, Ledger, Loop, Phase
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import DECISION
 from xmc_stream.store.places import make_folder

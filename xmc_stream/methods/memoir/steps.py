@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
 from xmc_stream.errors import JobError
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.lowrank import fold_top_k
@@ -34,6 +33,7 @@ from xmc_stream.models.linear.weights import Unit, new_unit
 from xmc_stream.models.lowrank.factors import Factor, Panels, new_factors
 from xmc_stream.models.lowrank.heldrows import let_go
 from xmc_stream.models.ranking import filter_pairs, no_predictions
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.stop import stop_if_unwanted
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.lowrank import fold_top_k
 from xmc_stream.methods.memoir.parameters import MEMOIRParameters
 from xmc_stream.methods.memoir.run import MEMOIRRun
 from xmc_stream.models.ranking import filter_pairs, no_predictions
+from xmc_stream.runtime.job import Notes, run_here
+from xmc_stream.runtime.loading import WarmUp, a_few_rows
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.model import begin_model
 
 

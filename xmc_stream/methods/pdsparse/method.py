@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.jobs.job import Job, Ledger, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.methods.contract import Forecast, Method, Redo, Task
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import PassProbe
@@ -17,6 +15,8 @@ from xmc_stream.methods.pdsparse.plan import MOST_FORESEEN, PassPlan, most_table
 from xmc_stream.methods.pdsparse.run import PDSparseRun, most_passes
 from xmc_stream.methods.pdsparse.warm import PDSparseWarmUp
 from xmc_stream.models.linear.weights import finalise_key
+from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 
 
 @dataclass

@@ -20,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError, StoreError
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.dual import group_rows, pack, rank_rows, sum_losses
 from xmc_stream.kernels.order import GROUP
@@ -37,6 +35,8 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.decisions import HeldOut
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import Unit, new_unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import SCRATCH_CHUNK_BYTES, MatrixWriter, new_store, remove
 from xmc_stream.store.matrix import SparseMatrix

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.order import GROUP
 from xmc_stream.kernels.tables import most_bytes_of
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.solver import PLACES, strip_bits
 from xmc_stream.methods.pdsparse.state import SEGMENT_BYTES
 from xmc_stream.models.decisions import LEARNED_BYTES, labels_ranked
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 

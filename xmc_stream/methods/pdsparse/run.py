@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.contract import WRITING
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.passes import ObjectiveJob, SegmentJob, UnitJob, WeightsJob, drop_session
@@ -22,6 +20,8 @@ from xmc_stream.methods.pdsparse.rows import Data, Which
 from xmc_stream.methods.pdsparse.solver import more_labels, n_groups
 from xmc_stream.models.linear.units import tiles_of, units_of_run
 from xmc_stream.models.linear.weights import starts_of, unit_path
+from xmc_stream.runtime.job import Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import remove
 from xmc_stream.store.model import DECISION

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmc_stream.jobs.job import Notes, run_here
-from xmc_stream.jobs.plan import MIB, MemoryPlan
-from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.methods.pdsparse.parameters import PDSparseParameters
 from xmc_stream.methods.pdsparse.run import PDSparseRun
+from xmc_stream.runtime.job import Notes, run_here
+from xmc_stream.runtime.loading import WarmUp, a_few_rows
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.model import begin_model
 
 

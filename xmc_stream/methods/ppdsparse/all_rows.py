@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import CSR, CSRBlock, Labels, PatternBlock
 from xmc_stream.kernels.dcd import Steps, row_squares
 from xmc_stream.kernels.lanecd import (
@@ -30,6 +29,7 @@ from xmc_stream.kernels.penalty import Times
 from xmc_stream.kernels.vectors import LANES
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.solver import has_dense_rows, penalty_of, start_sizes
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 _LEAST = 1 << 17  # pairs of a row and a class: with fewer, a training is little but its start

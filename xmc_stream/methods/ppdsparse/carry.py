@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.sizes import search_sizes, search_tiles
 from xmc_stream.methods.ppdsparse.solver import added_sizes
 from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, UnitState, new_unit_state
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 

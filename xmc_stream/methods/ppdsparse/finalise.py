@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, EMPTY, INSIDE, KEPT, LOSS, OUTSIDE, STATUS, UnitState
@@ -20,6 +18,8 @@ from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import HALF_LEAST, Unit, half_holds, new_unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 
 _Weights = tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float32]]

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.kernels.vectors import LANES
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.groups import group_needs, groups_read, groups_run_beside, groups_work, guide_weight
@@ -43,6 +41,8 @@ from xmc_stream.methods.weights import Given
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, tile_width, widest
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import LinearWeights, Unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
 from xmc_stream.kernels.domains import LABEL_GROUPS
@@ -35,6 +33,8 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import half_holds
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream

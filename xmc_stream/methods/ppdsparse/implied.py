@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.implied import first_others, intersect
 from xmc_stream.methods.ppdsparse.groups import guide_weight
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.models.linear.implied import IMPLIED
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import new_matrix
 from xmc_stream.store.matrix import Block

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.lowrank import multiply
 from xmc_stream.methods.ppdsparse.groups import CLUSTERINGS, GROUPS, N_GROUPS, group_needs
@@ -21,6 +19,8 @@ from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.guide import GUIDE, Guide, GuideSizes, write_guide
 from xmc_stream.models.linear.tiles import TileSizes
 from xmc_stream.models.linear.weights import LinearWeights, half_holds
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix
 

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.dcd import dual_terms, take_weights
 from xmc_stream.kernels.order import RowOrder
@@ -26,6 +25,7 @@ from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import BIAS, DUAL, INSIDE, KEPT, UnitStateWriter
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS, StreamSolver, Weights
 from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.matrix import Block, Buffer, SparseMatrix
 
 _STEP = MIB // 8  # active rows whose weights are read at a time

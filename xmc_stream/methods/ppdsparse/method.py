@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Job, Ledger, Receipt
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.denserows import in_fours
 from xmc_stream.methods.contract import Forecast, Method, Redo, Step, Task
 from xmc_stream.methods.ppdsparse.all_rows import takes_all_rows
@@ -34,6 +32,8 @@ from xmc_stream.models.linear.implied import IMPLIED
 from xmc_stream.models.linear.model import LinearModel
 from xmc_stream.models.linear.units import cut_units
 from xmc_stream.models.linear.weights import finalise_key
+from xmc_stream.runtime.job import Job, Ledger, Receipt
+from xmc_stream.runtime.plan import MemoryPlan
 
 _NEAR = 0.05  # a mean gap over the objective from which on a default run has not gone as far as it should
 

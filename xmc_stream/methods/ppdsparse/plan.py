@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.order import GROUP, RowOrder
 from xmc_stream.kernels.search import BINS, SPARE
 from xmc_stream.methods.ppdsparse.solver import ROW_BYTES
 from xmc_stream.methods.ppdsparse.streaming import BUFFERS
 from xmc_stream.models.linear.tiles import TileRange, widest
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import stream_bytes
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_before, drop_idle, mark, marked_rows, rank, set_signs, start_sets
 from xmc_stream.kernels.blocks import CSR, ActiveSets, Labels
 from xmc_stream.kernels.dcd import new_scratch
@@ -28,6 +26,8 @@ from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan
 from xmc_stream.methods.ppdsparse.solver import Solver, has_dense_rows, row_order, start_sizes
 from xmc_stream.models.linear.tiles import make_tile, tile_bytes
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import SparseMatrix, stream
 from xmc_stream.store.model import UNIT

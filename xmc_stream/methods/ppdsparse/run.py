@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from xmc_stream.jobs.job import Job, Ledger, Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.methods.contract import WEIGHTS, WRITING
 from xmc_stream.methods.ppdsparse.candidates import CandidateFile
 from xmc_stream.methods.ppdsparse.carry import CarryJob
@@ -63,6 +61,8 @@ from xmc_stream.models.linear.weights import (
     unit_path,
 )
 from xmc_stream.progress import LOG
+from xmc_stream.runtime.job import Job, Ledger, Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import HALVES, UNIT
 from xmc_stream.store.places import make_folder

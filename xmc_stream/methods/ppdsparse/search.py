@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.kernels.active import count_below
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
@@ -40,6 +38,8 @@ from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.linear.tiles import make_tile, tile_width
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MemoryPlan
 from xmc_stream.store.chunks import ChunkedArray, clip_ranges, open_array
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import LineWriter

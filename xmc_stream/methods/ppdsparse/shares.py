@@ -18,8 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from xmc_stream.errors import MemoryLimitError
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.methods.ppdsparse.all_rows import all_rows_bytes
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import SolvePlan, plan_solve
@@ -28,6 +26,8 @@ from xmc_stream.methods.ppdsparse.solver import row_order, start_sizes
 from xmc_stream.methods.ppdsparse.state import DONE, INSIDE, OPEN, ROOM, STATUS, WRITER_BYTES, UnitState, new_unit_state
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.answers import last_answer_kept
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT

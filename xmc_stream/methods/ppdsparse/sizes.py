@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.plan import held_rows
 from xmc_stream.methods.ppdsparse.search import fewer_weights
 from xmc_stream.models.linear.tiles import EIGHTH, TileRange, TileSizes
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.job import Receipt
 from xmc_stream.store.dataset import Dataset
 
 

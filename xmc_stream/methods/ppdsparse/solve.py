@@ -11,8 +11,6 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.active import (
     count_before,
     drop_idle,
@@ -67,6 +65,8 @@ from xmc_stream.methods.ppdsparse.statistics import SURE, close_classes, set_kno
 from xmc_stream.methods.ppdsparse.streaming import Weights
 from xmc_stream.methods.ppdsparse.weights import LossWeights, RowWeights
 from xmc_stream.models.cache import drop_tiles
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.stop import work_name
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, Buffer

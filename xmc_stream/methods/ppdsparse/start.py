@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.active import start_sets
 from xmc_stream.methods.ppdsparse.parameters import PPDSparseParameters
 from xmc_stream.methods.ppdsparse.sizes import search_sizes, search_tiles
@@ -25,6 +23,8 @@ from xmc_stream.methods.ppdsparse.state import BIAS, FRESH, INSIDE, ROOM, new_un
 from xmc_stream.methods.ppdsparse.statistics import SURE, set_known
 from xmc_stream.models.cache import drop_tiles
 from xmc_stream.models.linear.weights import LinearWeights, Unit
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import LABEL_COUNTS

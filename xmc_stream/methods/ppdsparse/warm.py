@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from xmc_stream.jobs.job import Notes, run_here
-from xmc_stream.jobs.plan import MIB, Cuts, MemoryPlan
-from xmc_stream.jobs.warm import WarmUp, a_few_rows
 from xmc_stream.kernels.blocks import ActiveSets
 from xmc_stream.kernels.order import RowOrder
 from xmc_stream.methods.ppdsparse.active_rows import rows_on_disk
@@ -23,6 +20,9 @@ from xmc_stream.methods.ppdsparse.spill import SpilledRows
 from xmc_stream.methods.ppdsparse.state import new_unit_state
 from xmc_stream.methods.ppdsparse.weights import LossWeights
 from xmc_stream.models.linear.weights import Unit
+from xmc_stream.runtime.job import Notes, run_here
+from xmc_stream.runtime.loading import WarmUp, a_few_rows
+from xmc_stream.runtime.plan import MIB, Cuts, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block
 from xmc_stream.store.model import begin_model, finish_model, model_attributes

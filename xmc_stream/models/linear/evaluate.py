@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Loop, Phase, Receipt
 from xmc_stream.kernels.blocks import CSR, Labels
 from xmc_stream.kernels.csr import count_indices
 from xmc_stream.kernels.metrics import TrueScores, count_above, score_positives, sort_rows
@@ -27,6 +26,7 @@ from xmc_stream.models.linear.predict import PredictPlan, PredictRun, classes_of
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.ranking import check_labels, filter_matrix, filter_pairs, no_predictions
 from xmc_stream.models.runs import PREDICTING, least_block
+from xmc_stream.runtime.job import Loop, Phase, Receipt
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import write_predictions

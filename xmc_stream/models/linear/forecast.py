@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.jobs.job import Job, Receipt
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.linear.predict import (
     PredictPlan,
     PredictProbe,
@@ -18,6 +16,8 @@ from xmc_stream.models.linear.predict import (
 )
 from xmc_stream.models.linear.weights import LinearWeights
 from xmc_stream.models.runs import RankingForecaster, least_block
+from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.plan import MemoryPlan
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Phase, Receipt
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.guide import NO_GROUPS, group_terms, no_terms
 from xmc_stream.kernels.scores import Tile
@@ -24,6 +23,7 @@ from xmc_stream.models.cache import shared_cache
 from xmc_stream.models.linear.tiles import make_tile
 from xmc_stream.models.linear.weights import LinearWeights, new_unit
 from xmc_stream.models.model import Checker
+from xmc_stream.runtime.job import Phase, Receipt
 from xmc_stream.store.chunks import read_small
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.nodes import understood

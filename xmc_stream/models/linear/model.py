@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
-from xmc_stream.jobs.job import Job, Phase, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.linear.guide import GUIDE, Guide
 from xmc_stream.models.linear.implied import IMPLIED, ImpliedLabels
 from xmc_stream.models.linear.weights import LinearWeights, unit_path
 from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.runtime.check import CHECKED_BYTES, array_jobs, checked_reading, common_model_jobs
+from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan, even_ranges
 from xmc_stream.store.chunks import plain_arrays
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT

@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import StoreError
-from xmc_stream.jobs.job import Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import UNSEEN
 from xmc_stream.kernels.denserows import chunk_bytes
@@ -46,6 +44,8 @@ from xmc_stream.models.runs import (
     RankingJob,
     least_block,
 )
+from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream, stream_bytes
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions

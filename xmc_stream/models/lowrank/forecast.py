@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xmc_stream.jobs.plan import MemoryPlan
 from xmc_stream.models.lowrank.factors import LowRankFactors
 from xmc_stream.models.lowrank.predict import ScorePlan, plan_scores, score_needs
 from xmc_stream.models.lowrank.products import ROW_BYTES
 from xmc_stream.models.runs import RankingForecaster
+from xmc_stream.runtime.plan import MemoryPlan
 
 # in a second, of dense products on one thread: a guess, for a time that is said to be about so long
 _MULTIPLY_ADDS = 5e9

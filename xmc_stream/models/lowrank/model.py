@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.errors import InputError
-from xmc_stream.jobs.check import checked_reading, common_model_jobs
-from xmc_stream.jobs.job import Job, Phase, Receipt
-from xmc_stream.jobs.plan import Forecaster, MemoryPlan
 from xmc_stream.models.decisions import Decision
 from xmc_stream.models.lowrank.factors import FACTORS, LowRankFactors
 from xmc_stream.models.lowrank.forecast import ScoreForecaster
 from xmc_stream.models.lowrank.predict import HeldFactors, ScoreRun, held_needs
 from xmc_stream.models.lowrank.warm import ScoreWarmUp
 from xmc_stream.models.model import Checker, Model, WeightArrays
+from xmc_stream.runtime.check import checked_reading, common_model_jobs
+from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.runtime.plan import Forecaster, MemoryPlan
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.model import UNIT
 

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmc_stream.blas import one_blas_thread
-from xmc_stream.jobs.job import Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lines import lanes
@@ -26,6 +24,8 @@ from xmc_stream.models.lowrank.products import BLOCK, ROW_BYTES, ROW_LINES, Lear
 from xmc_stream.models.lowrank.projection import ProjectJob
 from xmc_stream.models.ranking import RESULT_BYTES, filter_matrix, filter_pairs, no_predictions, rescaling_of
 from xmc_stream.models.runs import HELD_ROWS, PREDICTING, CountingJob, CutIntoJobs, RankingJob, RankingRun
+from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges, jobs_worth
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions

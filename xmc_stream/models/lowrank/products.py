@@ -14,8 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Receipt
-from xmc_stream.jobs.plan import MIB
 from xmc_stream.kernels.blocks import Labels
 from xmc_stream.kernels.dual import HELD_OUT, held_out
 from xmc_stream.kernels.lines import CACHE_LINE, lanes
@@ -24,6 +22,8 @@ from xmc_stream.kernels.lowrankranges import Ranges, add_transposed_ranges, into
 from xmc_stream.kernels.metrics import sort_rows
 from xmc_stream.metrics import auc_units
 from xmc_stream.models.lowrank.factors import Cut, Dense, Panels
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.plan import MIB
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, SparseMatrix, stream
 

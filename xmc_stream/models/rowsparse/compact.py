@@ -18,8 +18,8 @@ from xmc_stream.store.remote import copy_file
 from xmc_stream.store.selection import SELECTED, n_converted, write_selection
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.ledger import Ledger
-    from xmc_stream.jobs.job import Receipt
+    from xmc_stream.runtime.job import Receipt
+    from xmc_stream.runtime.ledger import Ledger
 
 _COMMAND = "compact"
 # of the training: a compact model is not its outcome, and no training goes on from it
@@ -28,7 +28,7 @@ _LEFT_OUT = ("format", "version", "identity", LOGS, SEAL, SELECTED)
 
 def compact(model: RowSparseWeights, path: Path, overwrite: bool, memory_limit: str | float | None) -> None:
     """Write it: see `Model.compact`."""
-    from xmc_stream.engine.making import COMMAND, STORE, make, refuse_all
+    from xmc_stream.runtime.making import COMMAND, STORE, make, refuse_all
 
     def refuse(path: Path) -> None:
         refuse_model(path, model.path, overwrite)

@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from xmc_stream.jobs.job import Loop, Phase, Receipt
-from xmc_stream.jobs.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.kernels.blocks import CSR
 from xmc_stream.kernels.calibration import calibrate_rows
 from xmc_stream.kernels.lowrank import fold_top_k
@@ -34,6 +32,8 @@ from xmc_stream.models.runs import (
     RankingRun,
     least_block,
 )
+from xmc_stream.runtime.job import Loop, Phase, Receipt
+from xmc_stream.runtime.plan import MIB, MemoryPlan, even_ranges
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.matrix import Block, stream
 from xmc_stream.store.predictions import CHUNK_ROWS, write_predictions

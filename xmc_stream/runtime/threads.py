@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from xmc_stream.engine.work import Done, Failed, do, do_while, receipt_of, under_way
-from xmc_stream.jobs.job import Job, Receipt
+from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.work import Done, Failed, do, do_while, receipt_of, under_way
 from xmc_stream.stop import stop_if_unwanted
 
 _LOOK = 0.1  # seconds from one look for whether this thread is wanted to the next

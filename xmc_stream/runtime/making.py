@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.ledger import IDENTITY, Ledger, read_ledger
 from xmc_stream.errors import NO_ROOM, InputError, JobError, ResumeError, StoreError, XmcStreamError
-from xmc_stream.jobs.job import Receipt
+from xmc_stream.runtime.job import Receipt
+from xmc_stream.runtime.ledger import IDENTITY, Ledger, read_ledger
 from xmc_stream.store.dataset import Dataset
 from xmc_stream.store.encoding import fsync_tree, publish, remove_tree
 from xmc_stream.store.places import (

@@ -20,8 +20,12 @@ import distributed
 from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
-from xmc_stream.engine.work import Done, Failed, do_while, receipt_of, under_way
-from xmc_stream.engine.workers import (
+from xmc_stream.errors import InputError, JobError
+from xmc_stream.memory import MemoryLimit
+from xmc_stream.progress import LOG
+from xmc_stream.runtime.job import Job, Receipt
+from xmc_stream.runtime.work import Done, Failed, do_while, receipt_of, under_way
+from xmc_stream.runtime.workers import (
     About,
     Folders,
     Terms,
@@ -33,10 +37,6 @@ from xmc_stream.engine.workers import (
     misfit,
     refuse_unfit,
 )
-from xmc_stream.errors import InputError, JobError
-from xmc_stream.jobs.job import Job, Receipt
-from xmc_stream.memory import MemoryLimit
-from xmc_stream.progress import LOG
 from xmc_stream.stop import stop_if_unwanted
 
 # they tell at length of a scheduler that is gone, and we in a line

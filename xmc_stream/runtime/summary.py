@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from xmc_stream.engine.events import MOST, read_events
-from xmc_stream.engine.ledger import IDENTITY, read_ledger
+from xmc_stream.runtime.events import MOST, read_events
+from xmc_stream.runtime.ledger import IDENTITY, read_ledger
 
 
 def summarise_events(path: Path) -> dict[str, Any]:

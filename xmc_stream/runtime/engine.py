@@ -16,19 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from xmc_stream.engine.environment import environment
-from xmc_stream.engine.events import EventLog
-from xmc_stream.engine.ledger import Ledger
-from xmc_stream.engine.threads import Threads
-from xmc_stream.engine.work import Done, receipt_of
 from xmc_stream.errors import NO_ROOM, JobError, XmcStreamError
-from xmc_stream.jobs.job import Job, Phase, Receipt
-from xmc_stream.jobs.job import Ledger as Notebook
 from xmc_stream.memory import Guard, MemoryLimit, make_room, peak_resident, return_freed_memory
 from xmc_stream.progress import current
+from xmc_stream.runtime.environment import environment
+from xmc_stream.runtime.events import EventLog
+from xmc_stream.runtime.job import Job, Phase, Receipt
+from xmc_stream.runtime.job import Ledger as Notebook
+from xmc_stream.runtime.ledger import Ledger
+from xmc_stream.runtime.threads import Threads
+from xmc_stream.runtime.work import Done, receipt_of
 
 if TYPE_CHECKING:
-    from xmc_stream.engine.cluster import Cluster
+    from xmc_stream.runtime.cluster import Cluster
 
 UNKEPT = "unkept"  # in a receipt: sums over jobs right before it whose receipts are not kept
 _SUMS = ("passes", "bytes_read", "bytes_gathered")
@@ -54,7 +54,7 @@ def limit_of(
     """
     if scheduler is None:
         return MemoryLimit.kept(size)
-    from xmc_stream.engine.cluster import settled_limit
+    from xmc_stream.runtime.cluster import settled_limit
 
     return settled_limit(scheduler, size, reads, writes)
 
@@ -63,7 +63,7 @@ def environment_of(scheduler: Any) -> Mapping[str, str]:
     """What the last bits of a run depend on: of this process or, with a scheduler, with the processor of its workers."""
     if scheduler is None:
         return environment()
-    from xmc_stream.engine import cluster
+    from xmc_stream.runtime import cluster
 
     told = cluster.environment_of(scheduler)
     return {name: told[name] for name in environment()}
@@ -104,7 +104,7 @@ class Engine:
         if self._scheduler is None:
             self._workers = Threads(self.threads, self._name)
         else:  # who has no cluster does not load dask, which takes a quarter of a second and 25 MB
-            from xmc_stream.engine.cluster import Cluster
+            from xmc_stream.runtime.cluster import Cluster
 
             self._workers = Cluster(self._scheduler, self._name, lambda: self._goes_on, self.limit)
             self.threads, self.processes = self._workers.threads, self._workers.processes

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xmc_stream.jobs.job import Job, Loop, Receipt
-from xmc_stream.jobs.plan import even_ranges
+from xmc_stream.runtime.job import Job, Loop, Receipt
+from xmc_stream.runtime.plan import even_ranges
 from xmc_stream.store.chunks import ChunkedArray, open_array, plain_arrays
 from xmc_stream.store.comparing import Comparing, compare_while_reading, comparing
 from xmc_stream.store.dataset import Dataset
